@@ -1,0 +1,51 @@
+"""Weft: transformers, all of the textbook from one set of parts; lawful, visible, complete, fast.
+
+Rooms load when first used, so `import weft` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from weft import figures, foundation, models, parts
+    from weft.foundation.errors import WeftError
+    from weft.models.build import build, read_spec
+    from weft.models.presets import preset, presets
+
+_HOMES = {
+    "WeftError": "weft.foundation.errors",
+    "build": "weft.models.build",
+    "preset": "weft.models.presets",
+    "presets": "weft.models.presets",
+    "read_spec": "weft.models.build",
+}
+_ROOMS = ("figures", "foundation", "models", "parts")
+
+__all__ = [
+    "WeftError",
+    "__version__",
+    "build",
+    "figures",
+    "foundation",
+    "models",
+    "parts",
+    "preset",
+    "presets",
+    "read_spec",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"weft.{name}")
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

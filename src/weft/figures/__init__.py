@@ -1,0 +1,1 @@
+"""Figures: drawing from plain arrays and labels; knows no model."""

@@ -1,0 +1,54 @@
+"""Device and numerics policy: which device, which type is fast there, and what stays in float32 or wider."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+
+
+def pick_device(name: str | None = None) -> torch.device:
+    """The device asked for, or the best one present: CUDA, then MPS, then the CPU."""
+    if name is not None and name != "auto":
+        try:
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise WeftError(f"no device {name!r} on this machine: use cpu, or leave --device out") from error
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return frozenset(next((line for line in file if line.startswith("flags")), "").split())
+    except OSError:
+        return frozenset()
+
+
+def bf16_is_fast(device: torch.device) -> bool:
+    """Whether bf16 matrix products are faster than float32 ones; without units for it they can be 500x slower."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        return bool(_cpu_flags() & {"amx_bf16", "avx512_bf16"})
+    return False
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which softmax, routers, losses and norms' statistics are computed: float32, or float64 as given."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(x: Tensor) -> Tensor:
+    """`x` in float32 or wider; returned as it is where it is wide already."""
+    return x.to(wide(x.dtype))

@@ -1,0 +1,135 @@
+"""Spec machinery: frozen, validated, versioned descriptions that round trip through JSON and TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from weft.foundation.errors import SpecError
+
+Tree = dict[str, Any]
+
+
+class Spec(BaseModel):
+    """A frozen, validated description. `replace` gives a changed copy; bad fields raise one clear sentence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise SpecError(explain(error, type(self).__name__)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """A changed copy: `spec.replace(layers=2)`; nested fields by dots, `spec.replace(**{"mixer.heads": 2})`."""
+        tree = self.to_tree()
+        for path, value in changes.items():
+            set_path(tree, path, value.to_tree() if isinstance(value, Spec) else value)
+        return type(self).from_tree(tree)
+
+    def to_tree(self) -> Tree:
+        """Plain dicts, lists and numbers."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Self:
+        """The inverse of `to_tree`."""
+        return cls(**tree)
+
+    def to_json(self) -> str:
+        """JSON text."""
+        return json.dumps(self.to_tree(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`."""
+        try:
+            tree = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise SpecError(f"this spec is not JSON ({error}): check the file or write it with to_json()") from None
+        return cls.from_tree(expect_table(tree))
+
+    def to_toml(self) -> str:
+        """TOML text; fields that are None are left out, because TOML has no null."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        """The inverse of `to_toml`."""
+        try:
+            tree = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"this spec is not TOML ({error}): check the file or write it with to_toml()") from None
+        return cls.from_tree(tree)
+
+
+class VersionedSpec(Spec):
+    """A spec that is written to disk: it carries its version, and older trees are migrated step by step."""
+
+    VERSION: ClassVar[int] = 1
+    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {}
+    version: int = 1
+
+    @classmethod
+    def from_tree(cls, tree: Mapping[str, Any]) -> Self:
+        """Read a tree of this or an older version."""
+        return cls(**cls.migrate(dict(tree)))
+
+    @classmethod
+    def migrate(cls, tree: Tree) -> Tree:
+        """Bring a tree up to this version; refuse one from the future."""
+        version = tree.get("version", 1)
+        if not isinstance(version, int) or version < 1:
+            raise SpecError(f"the spec's version is {version!r}, but versions are whole numbers from 1")
+        if version > cls.VERSION:
+            raise SpecError(f"the spec is of version {version}, but this Weft reads up to {cls.VERSION}: upgrade Weft")
+        for step in range(version, cls.VERSION):
+            tree = cls.MIGRATIONS[step](tree)
+        return {**tree, "version": cls.VERSION}
+
+
+def expect_table(tree: Any) -> Tree:
+    """Refuse JSON that is not an object."""
+    if not isinstance(tree, dict):
+        raise SpecError(f"a spec is a table of fields, but this is a {type(tree).__name__}")
+    return tree
+
+
+def set_path(tree: Tree, path: str, value: Any) -> None:
+    """Set `a.b.c` in nested dicts and lists; an unknown step names itself."""
+    *parents, last = path.split(".")
+    place: Any = tree
+    for depth, step in enumerate(parents):
+        if isinstance(place, list) and len(place) == 1 and not step.isdigit():
+            place = place[0]
+        try:
+            place = place[int(step)] if isinstance(place, list) else place[step]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise SpecError(f"there is no field {'.'.join(parents[: depth + 1])!r} to set {path!r} in") from None
+    if isinstance(place, list) and len(place) == 1 and not last.isdigit():
+        place = place[0]
+    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
+        place[int(last)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise SpecError(f"{path!r} cannot be set: {'.'.join(parents) or path!r} is not a table of fields")
+
+
+def explain(error: ValidationError, name: str) -> str:
+    """A validation error as one sentence that names the field, the value and what is allowed."""
+    first = error.errors()[0]
+    field = ".".join(str(step) for step in first["loc"]) or "the spec"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if first["type"] == "extra_forbidden":
+        return f"{name} has no field {field!r}: see the fields that it has with {name}.model_fields"
+    if first["type"] == "missing":
+        return f"{name} needs the field {field!r}: give it a value"
+    given = "" if first["type"] == "value_error" and not first["loc"] else f" (got {first['input']!r:.80})"
+    return f"{name}.{field}: {message}{given}" if first["loc"] else f"{name}: {message}"

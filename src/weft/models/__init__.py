@@ -1,0 +1,1 @@
+"""Models: every classic model, assembled from parts by a frozen, validated, versioned spec."""

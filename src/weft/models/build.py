@@ -1,0 +1,60 @@
+"""From a name or a spec to a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from weft.foundation.errors import SpecError
+from weft.foundation.seeds import generator
+from weft.foundation.spec import VersionedSpec, expect_table
+from weft.models.decoder import DecoderSpec
+from weft.models.encoder import EncoderSpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.image_text import ImageTextSpec
+from weft.models.presets import preset
+from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
+from weft.models.series import SeriesSpec
+from weft.models.vision import VisionSpec
+from weft.parts.initialisation import initialise
+
+AnySpec = (
+    DecoderSpec | EncoderSpec | EncoderDecoderSpec | VisionSpec | ImageTextSpec | SeriesSpec | RecurrentSeq2SeqSpec
+)
+ModelSpec = Annotated[AnySpec, Field(discriminator="family")]
+FAMILIES: dict[str, type[VersionedSpec]] = {kind.model_fields["family"].default: kind for kind in get_args(AnySpec)}
+
+
+def read_spec(source: str | Mapping[str, Any]) -> AnySpec:
+    """A spec of any family from JSON text or a tree; `family` says which."""
+    try:
+        tree = expect_table(json.loads(source)) if isinstance(source, str) else dict(source)
+    except json.JSONDecodeError as error:
+        raise SpecError(f"this spec is not JSON ({error}): check the file") from None
+    family = tree.get("family")
+    if family not in FAMILIES:
+        raise SpecError(f"family {family!r} is unknown: choose one of {', '.join(FAMILIES)}")
+    return FAMILIES[family].from_tree(tree)  # type: ignore[return-value]
+
+
+def build(
+    model: str | AnySpec,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """A model from a preset's name or a spec, initialised from `seed` alone; device "meta" builds without memory."""
+    spec = preset(model) if isinstance(model, str) else model
+    if torch.device(device).type == "meta":
+        with torch.device("meta"):
+            return spec.build().to(dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = spec.build()
+    initialise(module, spec.initialisation.build(), generator(seed, "weights"))
+    return module.to(device=device, dtype=dtype)

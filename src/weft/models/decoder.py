@@ -1,0 +1,92 @@
+"""Decoder: a language model. Embedding [C, D], masked blocks, projection [D, C].
+
+p(c | s_1, s_2, ...) for every next symbol at once, trained by masking; its mixer may be attention, linear attention,
+recurrence or convolution, so the RNN language model is one of its presets.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from weft.models.output import Declaration, Output
+from weft.models.specs import HeadSpec, TiedHeadSpec
+from weft.models.stacks import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.parts.embeddings import SequenceInput, TokenEmbedding
+from weft.parts.masks import Mask
+from weft.parts.notes import Notes
+from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.stack import Stack
+from weft.parts.state import State
+
+
+class DecoderSpec(BodySpec):
+    """A language model over `vocabulary` tokens and texts of up to `length`."""
+
+    CAUSAL: ClassVar[bool] = True
+
+    family: Literal["decoder"] = "decoder"
+    vocabulary: PositiveInt = 256
+    length: PositiveInt = 256
+    embedding_scale: float = 1.0
+    head: HeadSpec = TiedHeadSpec()
+
+    def build(self) -> Decoder:
+        """The model, with torch's own random weights; `weft.build` initialises it."""
+        own = self.width - self.positions.own_width()
+        embedding = TokenEmbedding(self.vocabulary, own, self.embedding_scale)
+        position = self.positions.build_input(self.length, self.width)
+        entry = SequenceInput(position, dropout=self.dropout)
+        stack = self.build_stack(seen_by(causal=True))
+        return Decoder(self, embedding, entry, stack, self.head.build(self.width, self.vocabulary, embedding))
+
+    def declares(self) -> Declaration:
+        """Causal, cached, and what the body adds."""
+        return self.declare(self.family, length=self.length, vocabulary=self.vocabulary)
+
+    def _positions_fit(self) -> Self | None:
+        super()._positions_fit()
+        if self.positions.own_width() and self.head.kind == "tied":
+            raise ValueError("positions.join concatenate makes the embedding narrower than width: use head.kind linear")
+        return None
+
+
+class Decoder(nn.Module):
+    """`model(tokens)` trains; with `state` the same call prefills and decodes."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        embedding: TokenEmbedding,
+        input: SequenceInput,
+        stack: Stack,
+        head: LanguageHead | TiedHead,
+    ) -> None:
+        super().__init__()
+        self.spec, self.embedding, self.input, self.stack, self.head = spec, embedding, input, stack, head
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        state: State | None = None,
+    ) -> Output:
+        """[B, T] -> hidden [B, T, D], logits [B, T, C]. `mask`: padding, documents, or a boolean [B, T] of real tokens."""
+        expect_tokens(tokens)
+        mask = as_mask(mask)
+        places = arrange_call(tokens, positions, mask, state)
+        notes = Notes(places.real)
+        x = self.input(self.embedding(tokens), places)
+        hidden = self.stack(x, places, mask, state, notes=notes)
+        return Output(hidden, self.head, state, notes.summary())
+
+    def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
+        """An empty state: growing, or refusing more than `capacity` tokens."""
+        return self.stack.make_state(batch, self.head.weight.device, capacity)
+
+    def declares(self) -> Declaration:
+        """What this model promises."""
+        return self.spec.declares()

@@ -1,0 +1,152 @@
+"""Encoder: every token sees every other; one answer a sequence (class token, mean, last) or one a token.
+
+Over tokens (BERT) or over numeric vectors (bodies in motion, sensors, log-mel frames).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from weft.foundation.errors import ShapeError, WeftError
+from weft.foundation.spec import Spec
+from weft.models.output import Declaration, Output
+from weft.models.specs import ActivationName
+from weft.models.stacks import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
+from weft.parts.masks import Graph, Mask
+from weft.parts.notes import Notes
+from weft.parts.outputs import Pool, PooledHead, TokenHead
+from weft.parts.stack import Stack
+from weft.parts.state import State
+
+
+class TokensSpec(Spec):
+    """Tokens in: a vocabulary, and segments (sentence A, sentence B) where there are any."""
+
+    kind: Literal["tokens"] = "tokens"
+    vocabulary: PositiveInt = 256
+    segments: PositiveInt | None = None
+
+    def build(self, width: int) -> nn.Module:
+        """The look-up."""
+        return TokenEmbedding(self.vocabulary, width)
+
+
+class VectorsSpec(Spec):
+    """Vectors of `channels` numbers in."""
+
+    kind: Literal["vectors"] = "vectors"
+    channels: PositiveInt = 3
+    segments: None = None
+
+    def build(self, width: int) -> nn.Module:
+        """The linear map."""
+        return VectorEmbedding(self.channels, width)
+
+
+class PooledSpec(Spec):
+    """One answer a sequence; `hidden` puts a layer before it; without `classes` the pooled vector is the answer."""
+
+    kind: Literal["pooled"] = "pooled"
+    pool: Pool = "first"
+    classes: PositiveInt | None = None
+    hidden: PositiveInt | None = None
+    activation: ActivationName | Literal["tanh"] = "tanh"
+
+    def build(self, width: int) -> nn.Module:
+        """The head."""
+        return PooledHead(width, self.classes, self.pool, self.hidden, self.activation)
+
+
+class PerTokenSpec(Spec):
+    """One answer a token."""
+
+    kind: Literal["per-token"] = "per-token"
+    classes: PositiveInt = 2
+
+    def build(self, width: int) -> nn.Module:
+        """The head."""
+        return TokenHead(width, self.classes)
+
+
+InputSpec = Annotated[TokensSpec | VectorsSpec, Field(discriminator="kind")]
+AnswerSpec = Annotated[PooledSpec | PerTokenSpec, Field(discriminator="kind")]
+
+
+class EncoderSpec(BodySpec):
+    """An encoder of sequences of up to `length`; `class_token` puts a learned vector before each."""
+
+    family: Literal["encoder"] = "encoder"
+    input: InputSpec = TokensSpec()
+    length: PositiveInt = 256
+    class_token: bool = False
+    input_norm: bool = False
+    output: AnswerSpec = PooledSpec()
+
+    def build(self) -> Encoder:
+        """The model, with torch's own random weights; `weft.build` initialises it."""
+        own = self.width - self.positions.own_width()
+        extra = 1 if self.class_token else 0
+        segments = self.input.segments
+        entry = SequenceInput(
+            self.positions.build_input(self.length + extra, self.width),
+            ClassToken(own) if self.class_token else None,
+            None if segments is None else SegmentEmbedding(segments, own),
+            self.norm.build(self.width) if self.input_norm else None,
+            self.dropout,
+        )
+        stack = self.build_stack(seen_by(causal=False))
+        return Encoder(self, self.input.build(own), entry, stack, self.output.build(self.width))
+
+    def declares(self) -> Declaration:
+        """Not causal, no cache, and what the body adds."""
+        vocabulary = self.input.vocabulary if isinstance(self.input, TokensSpec) else None
+        return self.declare(self.family, length=self.length, vocabulary=vocabulary)
+
+
+class Encoder(nn.Module):
+    """`model(tokens)` or `model(vectors)`: hidden states of all tokens, and the answer as `logits`."""
+
+    def __init__(
+        self, spec: EncoderSpec, embedding: nn.Module, input: SequenceInput, stack: Stack, head: nn.Module
+    ) -> None:
+        super().__init__()
+        self.spec, self.embedding, self.input, self.stack, self.head = spec, embedding, input, stack, head
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        state: State | None = None,
+        segments: Tensor | None = None,
+    ) -> Output:
+        """[B, T] or [B, T, C] -> hidden [B, (1 +) T, D], logits [B, classes] or [B, T, classes]."""
+        if state is not None:
+            raise WeftError("an encoder sees all tokens at once and keeps no state: call it without one")
+        if self.spec.input.kind == "tokens":
+            expect_tokens(tokens)
+        elif tokens.dim() != 3:
+            raise ShapeError(f"vectors are [B, T, C], but these have shape {tuple(tokens.shape)}")
+        mask = as_mask(mask)
+        places = arrange_call(tokens, positions, mask, None)
+        if self.spec.class_token:
+            if mask is not None and any(isinstance(term, Graph) for term in mask.terms()):
+                raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
+            places = places.after(1)
+        notes = Notes(places.real)
+        hidden = self.stack(self.input(self.embedding(tokens), places, segments), places, mask, notes=notes)
+
+        def answer(hidden: Tensor) -> Tensor:
+            if self.spec.class_token and self.spec.output.kind == "per-token":
+                return self.head(hidden[:, 1:], places)
+            return self.head(hidden, places)
+
+        return Output(hidden, answer, None, notes.summary())
+
+    def declares(self) -> Declaration:
+        """What this model promises."""
+        return self.spec.declares()

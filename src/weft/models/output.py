@@ -1,0 +1,63 @@
+"""What a model gives back, and what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from weft.models.positions import Nature
+from weft.parts.places import Places
+from weft.parts.state import State
+
+
+@dataclass
+class Output:
+    """Hidden states [B, T, D]; logits, computed when asked for; the state passed in; auxiliary losses and maps.
+
+    A loss in chunks reads `hidden` and never needs the logits whole. What `logits` are is the model's answer: over the
+    vocabulary, classes, or the raw parameters of a distribution.
+    """
+
+    hidden: Tensor
+    head: Callable[[Tensor], Tensor]
+    state: State | None = None
+    auxiliary: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """The answer, computed at the first use."""
+        return self.head(self.hidden)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What `encode` leaves for `decode`: hidden states [B, S, D], their places, and a summary c (recurrent models)."""
+
+    hidden: Tensor
+    places: Places
+    summary: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a model promises of itself; the laws judge exactly this.
+
+    `window`: at each layer a query sees so many keys back, its own included, so `reach` tokens in all. `prefix`: so
+    many first tokens are seen by all. `positions`: none (order counts only through mask and mixer), absolute, relative.
+    """
+
+    family: str
+    causal: bool
+    cached: bool
+    positions: Nature
+    order_free: bool = False
+    window: int | None = None
+    reach: int | None = None
+    prefix: int | None = None
+    length: int | None = None
+    vocabulary: int | None = None
+    experts: bool = False
+    seq2seq: bool = False

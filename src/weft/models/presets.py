@@ -1,0 +1,243 @@
+"""Presets: numbers only. The classics have the parameter counts of the originals, exactly; nano ones suit two cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from weft.foundation.errors import WeftError
+from weft.models.decoder import DecoderSpec
+from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, VectorsSpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.image_text import ImageTextSpec
+from weft.models.positions import (
+    BucketedSpec,
+    GridTableSpec,
+    LearnedSpec,
+    Llama3ScalingSpec,
+    NoPositionsSpec,
+    RotarySpec,
+    SinusoidalSpec,
+)
+from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
+from weft.models.series import SeriesSpec
+from weft.models.specs import (
+    AttentionSpec,
+    ClassicSpec,
+    ConvolutionSpec,
+    ExpertsSpec,
+    GatedSpec,
+    InitialisationSpec,
+    LayerNormSpec,
+    LinearHeadSpec,
+    RecurrenceSpec,
+    RMSNormSpec,
+    TiedHeadSpec,
+)
+from weft.models.vision import VisionSpec
+
+if TYPE_CHECKING:
+    from weft.models.build import AnySpec
+
+_ZERO = InitialisationSpec(scheme="fan-in", zero_residual=True)
+
+
+def _gpt(layers: int, width: int, heads: int, length: int = 1024) -> DecoderSpec:
+    return DecoderSpec(
+        vocabulary=50257,
+        length=length,
+        width=width,
+        layers=layers,
+        mixer=AttentionSpec(heads=heads),
+        feedforward=ClassicSpec(activation="gelu-tanh"),
+        positions=LearnedSpec(),
+    )
+
+
+def _llama(
+    vocabulary: int,
+    layers: int,
+    width: int,
+    heads: int,
+    key_heads: int,
+    hidden: int,
+    length: int,
+    positions: RotarySpec | None = None,
+    epsilon: float = 1e-5,
+    window: int | None = None,
+    tied: bool = False,
+) -> DecoderSpec:
+    return DecoderSpec(
+        vocabulary=vocabulary,
+        length=length,
+        width=width,
+        layers=layers,
+        mixer=AttentionSpec(heads=heads, key_heads=key_heads, bias=False, window=window),
+        feedforward=GatedSpec(hidden=hidden),
+        positions=positions or RotarySpec(),
+        norm=RMSNormSpec(epsilon=epsilon),
+        head=TiedHeadSpec() if tied else LinearHeadSpec(),
+    )
+
+
+def _mixtral() -> DecoderSpec:
+    base = _llama(32000, 32, 4096, 32, 8, 14336, 32768, RotarySpec(base=1e6))
+    return base.replace(feedforward=ExpertsSpec(experts=8, active=2, hidden=14336))
+
+
+def _bert(layers: int, width: int, heads: int, hidden: int) -> EncoderSpec:
+    return EncoderSpec(
+        input=TokensSpec(vocabulary=30522, segments=2),
+        length=512,
+        width=width,
+        layers=layers,
+        mixer=AttentionSpec(heads=heads),
+        feedforward=ClassicSpec(hidden=hidden),
+        positions=LearnedSpec(),
+        norm=LayerNormSpec(epsilon=1e-12),
+        arrangement="post-norm",
+        input_norm=True,
+        output=PooledSpec(hidden=width),
+    )
+
+
+def _vit(layers: int, width: int, heads: int) -> VisionSpec:
+    return VisionSpec(
+        image=224,
+        patch=16,
+        width=width,
+        layers=layers,
+        mixer=AttentionSpec(heads=heads),
+        norm=LayerNormSpec(epsilon=1e-12),
+        grid=GridTableSpec(),
+        classes=1000,
+    )
+
+
+def _t5_small() -> EncoderDecoderSpec:
+    return EncoderDecoderSpec(
+        vocabulary=32128,
+        length=512,
+        width=512,
+        layers=6,
+        mixer=AttentionSpec(heads=8, score="dot", bias=False),
+        feedforward=ClassicSpec(hidden=2048, activation="relu", bias=False),
+        positions=BucketedSpec(),
+        norm=RMSNormSpec(epsilon=1e-6),
+        head=TiedHeadSpec(scale=512**-0.5),
+        initialisation=InitialisationSpec(scheme="fan-in", embedding=1.0),
+    )
+
+
+def _vaswani(width: int, heads: int, hidden: int, dropout: float) -> EncoderDecoderSpec:
+    return EncoderDecoderSpec(
+        vocabulary=37000,
+        length=512,
+        width=width,
+        layers=6,
+        mixer=AttentionSpec(heads=heads),
+        feedforward=ClassicSpec(hidden=hidden, activation="relu"),
+        positions=SinusoidalSpec(),
+        arrangement="post-norm",
+        dropout=dropout,
+        embedding_scale=math.sqrt(width),
+        initialisation=InitialisationSpec(scheme="xavier", embedding=width**-0.5),
+    )
+
+
+def _nano(**fields: object) -> DecoderSpec:
+    """Rotary positions, RMSNorm, norms on queries and keys, squared ReLU, zero-initialised output projections."""
+    numbers: dict[str, object] = {
+        "vocabulary": 256,
+        "length": 256,
+        "width": 128,
+        "layers": 4,
+        "mixer": AttentionSpec(heads=4, bias=False, query_key_norm=RMSNormSpec()),
+        "feedforward": ClassicSpec(activation="squared-relu", bias=False),
+        "positions": RotarySpec(),
+        "norm": RMSNormSpec(),
+        "initialisation": _ZERO,
+    }
+    return DecoderSpec(**(numbers | fields))
+
+
+def _nano_encoder(**fields: object) -> EncoderSpec:
+    numbers: dict[str, object] = {
+        "length": 256,
+        "width": 128,
+        "layers": 4,
+        "mixer": AttentionSpec(heads=4),
+        "positions": LearnedSpec(),
+        "class_token": True,
+        "output": PooledSpec(classes=2),
+    }
+    return EncoderSpec(**(numbers | fields))
+
+
+def _nano_gru(attention: str, **fields: object) -> RecurrentSeq2SeqSpec:
+    return RecurrentSeq2SeqSpec(attention=attention, vocabulary=256, width=96, hidden=128, **fields)
+
+
+_PRESETS: dict[str, Callable[[], AnySpec]] = {
+    "gpt2": lambda: _gpt(12, 768, 12),
+    "gpt2-medium": lambda: _gpt(24, 1024, 16),
+    "gpt2-large": lambda: _gpt(36, 1280, 20),
+    "gpt2-xl": lambda: _gpt(48, 1600, 25),
+    "gpt3-175b": lambda: _gpt(96, 12288, 96, length=2048),
+    "llama-2-7b": lambda: _llama(32000, 32, 4096, 32, 32, 11008, 4096),
+    "llama-3.2-1b": lambda: _llama(
+        128256, 16, 2048, 32, 8, 8192, 131072, RotarySpec(base=5e5, scaling=Llama3ScalingSpec(factor=32.0)), tied=True
+    ),
+    "smollm2-135m": lambda: _llama(49152, 30, 576, 9, 3, 1536, 8192, RotarySpec(base=1e5), tied=True),
+    "mistral-7b": lambda: _llama(32000, 32, 4096, 32, 8, 14336, 32768, window=4096),
+    "mixtral-8x7b": _mixtral,
+    "bert-base": lambda: _bert(12, 768, 12, 3072),
+    "minilm-l6": lambda: _bert(6, 384, 12, 1536),
+    "vit-b16": lambda: _vit(12, 768, 12),
+    "vit-l16": lambda: _vit(24, 1024, 16),
+    "t5-small": _t5_small,
+    "vaswani-base": lambda: _vaswani(512, 8, 2048, 0.1),
+    "vaswani-big": lambda: _vaswani(1024, 16, 4096, 0.3),
+    "nano-gpt": _nano,
+    "nano-moe": lambda: _nano(feedforward=ExpertsSpec(experts=8, active=2, hidden=176)),
+    "nano-rnn": lambda: _nano(mixer=RecurrenceSpec(cell="gru"), positions=NoPositionsSpec()),
+    "nano-conv": lambda: _nano(mixer=ConvolutionSpec(kernel=7), positions=NoPositionsSpec()),
+    "nano-encoder": _nano_encoder,
+    "nano-sequences": lambda: _nano_encoder(
+        input=VectorsSpec(channels=60), length=512, output=PooledSpec(pool="mean", classes=4), class_token=False
+    ),
+    "nano-seq2seq": lambda: EncoderDecoderSpec(
+        vocabulary=256,
+        length=256,
+        width=128,
+        layers=3,
+        mixer=AttentionSpec(heads=4),
+        positions=SinusoidalSpec(),
+        embedding_scale=math.sqrt(128),
+        initialisation=InitialisationSpec(scheme="xavier", embedding=128**-0.5),
+    ),
+    "nano-gru-additive": lambda: _nano_gru("additive"),
+    "nano-gru-bilinear": lambda: _nano_gru("bilinear", wiring="after"),
+    "nano-gru-dot": lambda: _nano_gru("dot", wiring="after", two_ways=False),
+    "nano-gru-plain": lambda: _nano_gru("none"),
+    "nano-vit": lambda: VisionSpec(
+        image=28, patch=4, channels=1, width=96, layers=4, mixer=AttentionSpec(heads=4), classes=10
+    ),
+    "nano-image-text": lambda: ImageTextSpec(
+        width=128, layers=4, mixer=AttentionSpec(heads=4), positions=LearnedSpec(), image=48, patch=8, length=64
+    ),
+    "nano-series": lambda: SeriesSpec(width=64, layers=3, mixer=AttentionSpec(heads=4), patch=8, length=64),
+}
+
+
+def presets() -> list[str]:
+    """The names of all presets."""
+    return list(_PRESETS)
+
+
+def preset(name: str) -> AnySpec:
+    """The spec of this name; frozen, `replace` gives a changed copy."""
+    if name not in _PRESETS:
+        raise WeftError(f"there is no preset {name!r}: choose one of {', '.join(_PRESETS)}")
+    return _PRESETS[name]()

@@ -1,0 +1,193 @@
+"""Sequence to sequence with recurrence, with and without attention.
+
+    encoder  h_t = f(x_t, h_(t-1));   context c;   decoder  s_t = g(y_(t-1), s_(t-1), c);   s_0 = tanh(W h_T)
+
+- without attention c = h_T feeds every step: the whole sentence squeezed through one vector (Sutskever et al. 2014);
+- wiring "before" (Bahdanau et al. 2015): query s_(t-1), c_t = sum_i a_(t,i) h_i, then s_t = g(y_(t-1), s_(t-1), c_t);
+- wiring "after" (Luong et al. 2015): h_t = g(y_(t-1), h_(t-1)), query h_t, then [c_t; h_t] gives the output.
+
+Teacher forcing: the target given starts with the start token; its outputs predict the next, up to the stop token.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import torch
+from pydantic import PositiveInt, model_validator
+from torch import Tensor, nn
+
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import VersionedSpec
+from weft.models.output import Declaration, Memory, Output
+from weft.models.specs import InitialisationSpec, Share, build_score
+from weft.models.stacks import arrange_call, as_mask, expect_tokens
+from weft.parts.embeddings import TokenEmbedding
+from weft.parts.kernels import weigh
+from weft.parts.masks import Mask
+from weft.parts.outputs import LanguageHead
+from weft.parts.places import Places
+from weft.parts.recurrence import Hidden, Recurrent
+from weft.parts.scores import Score
+from weft.parts.state import Clock, State, TensorState
+
+
+class RecurrentSeq2SeqSpec(VersionedSpec):
+    """Recurrent encoder (one or two directions) and decoder of the same cell; `attention` none is the fixed vector."""
+
+    family: Literal["recurrent-seq2seq"] = "recurrent-seq2seq"
+    vocabulary: PositiveInt = 256
+    target_vocabulary: PositiveInt | None = None
+    width: PositiveInt = 128
+    hidden: PositiveInt = 128
+    cell: Literal["rnn", "gru", "lstm"] = "gru"
+    two_ways: bool = True
+    attention: Literal["none", "dot", "bilinear", "additive", "concatenated"] = "additive"
+    wiring: Literal["before", "after"] = "before"
+    dropout: Share = 0.0
+    length: PositiveInt = 256
+    initialisation: InitialisationSpec = InitialisationSpec(scheme="xavier")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.attention == "dot" and self.two_ways:
+            raise ValueError(
+                f"attention dot compares vectors of one width, but two_ways makes the encoder's {2 * self.hidden} and "
+                f"the decoder's {self.hidden}: set two_ways to false, or attention to bilinear or additive"
+            )
+        return self
+
+    @property
+    def memory_width(self) -> int:
+        """Of the encoder's states."""
+        return self.hidden * (2 if self.two_ways else 1)
+
+    def build(self) -> RecurrentSeq2Seq:
+        """The model, with torch's own random weights; `weft.build` initialises it."""
+        score: Score | None = None
+        if self.attention != "none":
+            score = build_score(self.attention, self.hidden, self.memory_width)
+        return RecurrentSeq2Seq(self, score)
+
+    def declares(self) -> Declaration:
+        """A causal, cached decoder that sees all of the source; order counts by recurrence."""
+        targets = self.target_vocabulary or self.vocabulary
+        return Declaration(self.family, True, True, "none", length=self.length, vocabulary=targets, seq2seq=True)
+
+
+class RecurrentSeq2Seq(nn.Module):
+    """`model(source, target)` trains; `encode` once and `decode` with a state to generate.
+
+    Alignments a [B, T, S] are in `auxiliary["alignment"]` where there is attention.
+    """
+
+    def __init__(self, spec: RecurrentSeq2SeqSpec, score: Score | None) -> None:
+        super().__init__()
+        self.spec, self.score = spec, score
+        targets = spec.target_vocabulary or spec.vocabulary
+        feeds_context = score is None or spec.wiring == "before"
+        self.source_embedding = TokenEmbedding(spec.vocabulary, spec.width)
+        self.target_embedding = TokenEmbedding(targets, spec.width)
+        self.encoder = Recurrent(spec.cell, spec.width, spec.hidden, spec.two_ways)
+        self.first = nn.Linear(spec.memory_width, spec.hidden)
+        self.decoder = Recurrent(spec.cell, spec.width + (spec.memory_width if feeds_context else 0), spec.hidden)
+        self.combine = None if feeds_context else nn.Linear(spec.memory_width + spec.hidden, spec.hidden)
+        self.drop = nn.Dropout(spec.dropout)
+        self.head = LanguageHead(spec.hidden, targets, bias=True)
+
+    def encode(self, source: Tensor, positions: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
+        """Source tokens [B, S] -> all hidden states [B, S, H] and the last one, h_T, as the summary."""
+        expect_tokens(source)
+        places = _only_padding(arrange_call(source, positions, as_mask(mask), None))
+        hidden, end = self.encoder(self.drop(self.source_embedding(source)), places)
+        return Memory(hidden, places, end[0])
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Memory,
+        positions: Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+        state: State | None = None,
+    ) -> Output:
+        """Target tokens [B, T] -> hidden [B, T, H], logits [B, T, C], alignment [B, T, S]."""
+        expect_tokens(target)
+        assert memory.summary is not None
+        places = _only_padding(arrange_call(target, positions, as_mask(mask), state))
+        kept = state.layers[0] if state is not None else None
+        start = kept.tensors if isinstance(kept, TensorState) else None
+        y = self.drop(self.target_embedding(target))
+        run = self._plain if self.score is None else (self._before if self.combine is None else self._after)
+        hidden, end, alignment = run(y, places, memory, start or self._start(memory.summary))
+        if state is not None:
+            state.clock.advance(places)
+            state.layers[0] = TensorState(end)
+        return Output(self.drop(hidden), self.head, state, {} if alignment is None else {"alignment": alignment})
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_mask: Mask | Tensor | None = None,
+        mask: Mask | Tensor | None = None,
+    ) -> Output:
+        """Teacher forcing: [B, S], [B, T] -> logits [B, T, C]."""
+        return self.decode(target, self.encode(source, mask=source_mask), mask=mask)
+
+    def _start(self, summary: Tensor) -> Hidden:
+        """s_0 = tanh(W h_T); an LSTM's memory starts empty."""
+        s = torch.tanh(self.first(summary))
+        return (s, torch.zeros_like(s)) if self.spec.cell == "lstm" else (s,)
+
+    def _plain(self, y: Tensor, places: Places, memory: Memory, start: Hidden) -> tuple[Tensor, Hidden, None]:
+        """s_t = g([y_(t-1); c], s_(t-1)) with c = h_T, all steps in one run."""
+        assert memory.summary is not None
+        context = memory.summary[:, None].expand(-1, y.shape[1], -1)
+        hidden, end = self.decoder(torch.cat((y, context), -1), places, start)
+        return hidden, end, None
+
+    def _after(self, y: Tensor, places: Places, memory: Memory, start: Hidden) -> tuple[Tensor, Hidden, Tensor]:
+        """h_t = g(y_(t-1), h_(t-1)); c_t by query h_t; tanh(W [c_t; h_t]); all steps at once."""
+        assert self.score is not None and self.combine is not None
+        states, end = self.decoder(y, places, start)
+        scores = self.score(states[:, None], memory.hidden[:, None])[:, 0]
+        weights = weigh(scores, _visible(memory)).to(y.dtype)
+        both = torch.cat((weights @ memory.hidden, states), -1)
+        return torch.tanh(self.combine(both)), end, weights
+
+    def _before(self, y: Tensor, places: Places, memory: Memory, start: Hidden) -> tuple[Tensor, Hidden, Tensor]:
+        """c_t by query s_(t-1); s_t = g([y_(t-1); c_t], s_(t-1)); step by step, because each query needs the last state."""
+        assert self.score is not None
+        prepared = self.score.prepare(memory.hidden[:, None])
+        visible, real = _visible(memory), places.real
+        state, states, alignment = start, [], []
+        for t in range(y.shape[1]):
+            scores = self.score.compare(state[0][:, None, None], prepared)[:, 0]
+            weights = weigh(scores, visible).to(y.dtype)
+            context = (weights @ memory.hidden)[:, 0]
+            new = self.decoder.step(torch.cat((y[:, t], context), -1), state)
+            if real is not None:
+                new = tuple(torch.where(real[:, t, None], n, o) for n, o in zip(new, state, strict=True))
+            state = new
+            states.append(state[0])
+            alignment.append(weights)
+        return torch.stack(states, 1), state, torch.cat(alignment, 1)
+
+    def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
+        """An empty state for the decoder; its size does not grow with the text, so `capacity` does not bound it."""
+        clock = Clock(batch, self.head.weight.device)
+        return State(clock, {}, [TensorState()])
+
+    def declares(self) -> Declaration:
+        """What this model promises."""
+        return self.spec.declares()
+
+
+def _visible(memory: Memory) -> Tensor | None:
+    return None if memory.places.real is None else memory.places.real[:, None, :]
+
+
+def _only_padding(places: Places) -> Places:
+    if places.documents is not None:
+        raise WeftError("a recurrent seq2seq model reads one source a row: give documents as rows of their own")
+    return places

@@ -1,0 +1,134 @@
+"""Vision transformer: an image as a sequence of patches; class token or average pool, no mask (Dosovitskiy et al. 2021)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import PositiveInt, model_validator
+from torch import Tensor, nn
+
+from weft.foundation.errors import WeftError
+from weft.models.output import Declaration, Output
+from weft.models.positions import GridSpec, GridTableSpec, NoPositionsSpec, PositionSpec
+from weft.models.specs import ActivationName
+from weft.models.stacks import BodySpec, seen_by
+from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding
+from weft.parts.masks import Mask
+from weft.parts.notes import Notes
+from weft.parts.outputs import Pool, PooledHead
+from weft.parts.places import Places
+from weft.parts.stack import Stack
+from weft.parts.state import State
+
+
+class VisionSpec(BodySpec):
+    """Images of `image` x `image` pixels in patches of `patch`; `grid` says how patches know where they are.
+
+    `pool` first is the class token's answer, mean the average pool (then there is no class token).
+    """
+
+    SKIPS: ClassVar[tuple[str, ...]] = ()
+
+    family: Literal["vision"] = "vision"
+    image: PositiveInt = 32
+    patch: PositiveInt = 4
+    channels: PositiveInt = 3
+    stem: tuple[PositiveInt, ...] = ()
+    positions: PositionSpec = NoPositionsSpec()
+    grid: GridSpec = GridTableSpec()
+    pool: Literal["first", "mean"] = "first"
+    classes: PositiveInt | None = 10
+    head_hidden: PositiveInt | None = None
+    head_activation: ActivationName | Literal["tanh"] = "tanh"
+
+    @model_validator(mode="after")
+    def _images_fit(self) -> Self:
+        size = self.image
+        for _ in self.stem:
+            size = (size + 1) // 2
+        if size % self.patch:
+            raise ValueError(f"image {self.image} (after the stem {size}) does not divide into patch {self.patch}")
+        if self.pool == "first" and any(mixer.kind == "grid-convolution" for mixer in self.mixer):
+            raise ValueError("mixer grid-convolution has no place for a class token: set pool to mean")
+        if self.positions.nature() == "absolute":
+            raise ValueError("positions of a vision model are set by grid: leave positions out")
+        return self
+
+    @property
+    def side(self) -> int:
+        """Patches along one side of the image."""
+        size = self.image
+        for _ in self.stem:
+            size = (size + 1) // 2
+        return size // self.patch
+
+    def build_patches(self) -> PatchEmbedding:
+        """The input map."""
+        stem = ConvolutionStem(self.channels, self.stem) if self.stem else None
+        return PatchEmbedding(self.patch, self.stem[-1] if self.stem else self.channels, self.width, stem)
+
+    def build(self) -> VisionTransformer:
+        """The model, with torch's own random weights; `weft.build` initialises it."""
+        extra = 1 if self.pool == "first" else 0
+        return VisionTransformer(
+            self,
+            self.build_patches(),
+            ClassToken(self.width) if extra else None,
+            self.grid.build((self.side, self.side), self.width, extra),
+            self.build_stack(seen_by(causal=False)),
+            PooledHead(self.width, self.classes, _pool(self.pool), self.head_hidden, self.head_activation),
+        )
+
+    def declares(self) -> Declaration:
+        """Not causal, no cache; order counts where the grid has positions."""
+        body = self.declare(self.family)
+        nature = body.positions if self.grid.kind == "none" else "absolute"
+        return Declaration(**{**body.__dict__, "positions": nature, "order_free": body.order_free and nature == "none"})
+
+
+def _pool(name: Literal["first", "mean"]) -> Pool:
+    return name
+
+
+class VisionTransformer(nn.Module):
+    """`model(images)`: hidden states of class token and patches, and the classes' logits."""
+
+    def __init__(
+        self,
+        spec: VisionSpec,
+        patches: PatchEmbedding,
+        class_token: ClassToken | None,
+        grid: nn.Module | None,
+        stack: Stack,
+        head: PooledHead,
+    ) -> None:
+        super().__init__()
+        self.spec, self.patches, self.class_token, self.grid = spec, patches, class_token, grid
+        self.stack, self.head = stack, head
+
+    def forward(
+        self,
+        images: Tensor,
+        positions: Tensor | None = None,
+        mask: Mask | None = None,
+        state: State | None = None,
+    ) -> Output:
+        """[B, channels, height, width] -> hidden [B, (1 +) h w, D], logits [B, classes]; other sizes resize the grid."""
+        if positions is not None or state is not None:
+            raise WeftError(
+                "a vision model takes its positions from the image's grid and keeps no state: leave both out"
+            )
+        x, grid = self.patches(images)
+        cells = Places.run(0, x.shape[1], x.device, grid)
+        places = cells if self.class_token is None else cells.after(1)
+        if self.class_token is not None:
+            x = self.class_token(x)
+        if self.grid is not None:
+            x = self.grid(x, grid)
+        notes = Notes()
+        hidden = self.stack(x, places, mask, notes=notes)
+        return Output(hidden, lambda h: self.head(h, places), None, notes.summary())
+
+    def declares(self) -> Declaration:
+        """What this model promises."""
+        return self.spec.declares()

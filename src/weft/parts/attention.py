@@ -1,0 +1,225 @@
+"""Attention: soft look-up of values by comparing queries with keys.
+
+    Z = softmax(Q K^T / sqrt(D_K)) V,   Q = X W_Q, K = X W_K, V = X W_V          (Vaswani et al. 2017)
+
+In named steps: project -> split heads -> position -> score -> mask -> weigh -> gather -> merge. A variant replaces a
+step. Shapes: x [B, T, D]; queries [B, H, T, K]; keys [B, G, S, K] and values [B, G, S, V] with G <= H key heads.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from weft.foundation.errors import ShapeError
+from weft.foundation.shapes import expect_width
+from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused, weigh
+from weft.parts.masks import Mask, visible_pairs
+from weft.parts.norms import Norm
+from weft.parts.scores import ScaledDot, Score
+from weft.parts.sight import Sight
+from weft.parts.state import KeyValueState, TensorState
+
+
+def parameter_free_attention(x: Tensor, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
+    """(Y, W): w'_ij = x_i^T x_j, W = softmax(w'), y_i = sum_j w_ij x_j; nothing to learn. x [B, T, D].
+
+    W is row-stochastic, so each y_i lies in the convex hull of the inputs.
+    """
+    sight = Sight.of(x, mask)
+    visible = None if sight.form == "everything" else visible_pairs(sight.mask, sight.queries, sight.keys)
+    weights = weigh(x @ x.transpose(-2, -1), visible)
+    return weights.to(x.dtype) @ x, weights
+
+
+class ResidualLinear(nn.Linear):
+    """A linear map whose result is added to the residual stream; initialisation may scale or zero it."""
+
+
+class _Attention(nn.Module):
+    """The steps that self- and cross-attention share: score, mask, weigh, gather, merge."""
+
+    heads: int
+    key_heads: int
+    head_width: int
+    value_width: int
+    output: ResidualLinear
+
+    def __init__(self, score: Score | None, query_norm: Norm | None, key_norm: Norm | None, dropout: float) -> None:
+        super().__init__()
+        self.score = score or ScaledDot()
+        self.query_norm, self.key_norm = query_norm, key_norm
+        self.dropout = dropout
+        self.backend: Backend = "auto"
+
+    def split(self, x: Tensor, heads: int) -> Tensor:
+        """[B, T, heads x size] -> [B, heads, T, size], a view."""
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def gather(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+        """Score, mask, weigh and gather: Y [B, H, T, V], by the kernel that fits."""
+        dropout = self.dropout if self.training else 0.0
+        folded = self.score.fold(query)
+        kernel, _ = choose(sight, folded is not None, self.backend)
+        if kernel == "explicit" or folded is None:
+            return explicit(query, key, value, sight, self.score, dropout)[0]
+        mapped, scale = folded
+        if sight.has_bias and mapped is not query:
+            # The bias of relative vectors reads the query itself, not the mapped one.
+            return explicit(query, key, value, sight, self.score, dropout)[0]
+        run = blocked if kernel == "blocked" else fused
+        return run(mapped, key, value, sight, scale, dropout)
+
+    def weights(self, query: Tensor, key: Tensor, sight: Sight) -> Tensor:
+        """A [B, H, T, S] from the same queries and keys, for looking at."""
+        return attention_weights(query, key, sight, self.score)
+
+    def note(self, sight: Sight, like: Tensor) -> str:
+        """Which kernel runs for this sight and why, in words."""
+        kernel, why = choose(sight, self.score.fold(like.new_zeros(1, self.heads, 1, self.head_width)) is not None)
+        return f"{kernel}: {why}"
+
+    def merge(self, y: Tensor) -> Tensor:
+        """Concatenate heads and project: [B, H, T, V] -> [B, T, D]."""
+        return self.output(y.transpose(1, 2).flatten(-2))
+
+
+class SelfAttention(_Attention):
+    """Multi-head self-attention with one fused product for queries, keys and values.
+
+    head_h = softmax(Q_h K_h^T / sqrt(D_K)) V_h, Y = [head_1; ...; head_H] W_O. `key_heads` < `heads` shares keys and
+    values between heads (grouped; 1 = multi-query). `head_width` is D_K (D / H if not given), `value_width` D_V.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        key_heads: int | None = None,
+        head_width: int | None = None,
+        value_width: int | None = None,
+        score: Score | None = None,
+        bias: bool = True,
+        output_bias: bool | None = None,
+        query_norm: Norm | None = None,
+        key_norm: Norm | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(score, query_norm, key_norm, dropout)
+        self.width, self.heads, self.key_heads, self.head_width, self.value_width = _sizes(
+            width, heads, key_heads, head_width, value_width
+        )
+        self._sections = [heads * self.head_width, self.key_heads * self.head_width, self.key_heads * self.value_width]
+        self.qkv = nn.Linear(width, sum(self._sections), bias=bias)
+        self.output = ResidualLinear(heads * self.value_width, width, bias if output_bias is None else output_bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """X W_Q, X W_K, X W_V by one product, split into heads."""
+        expect_width(x, self.width, "attention")
+        query, key, value = self.qkv(x).split(self._sections, dim=-1)
+        return self.split(query, self.heads), self.split(key, self.key_heads), self.split(value, self.key_heads)
+
+    def position(self, query: Tensor, key: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+        """Norm queries and keys where asked for, then turn them by their positions."""
+        query = query if self.query_norm is None else self.query_norm(query)
+        key = key if self.key_norm is None else self.key_norm(key)
+        return sight.turn(query), sight.turn(key)
+
+    def forward(self, x: Tensor, sight: Sight | None = None, state: KeyValueState | None = None) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        sight = sight or Sight.of(x)
+        query, key, value = self.project(x)
+        query, key = self.position(query, key, sight)
+        if state is not None and sight.admission is not None:
+            key, value = state.append(key, value, sight.admission)
+        return self.merge(self.gather(query, key, value, sight))
+
+    def make_state(self) -> KeyValueState:
+        """Empty slots for keys and values."""
+        return KeyValueState()
+
+
+class CrossAttention(_Attention):
+    """Queries from one sequence, keys and values from another, of any width.
+
+    Q = X W_Q, K = M W_K, V = M W_V for the memory M [B, S, D_M], Y = softmax(Q K^T / sqrt(D_K)) V, then W_O.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        memory_width: int | None = None,
+        key_heads: int | None = None,
+        head_width: int | None = None,
+        value_width: int | None = None,
+        score: Score | None = None,
+        bias: bool = True,
+        query_norm: Norm | None = None,
+        key_norm: Norm | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(score, query_norm, key_norm, dropout)
+        self.width, self.heads, self.key_heads, self.head_width, self.value_width = _sizes(
+            width, heads, key_heads, head_width, value_width
+        )
+        self.memory_width = memory_width or width
+        self._sections = [self.key_heads * self.head_width, self.key_heads * self.value_width]
+        self.query = nn.Linear(width, heads * self.head_width, bias=bias)
+        self.key_value = nn.Linear(self.memory_width, sum(self._sections), bias=bias)
+        self.output = ResidualLinear(heads * self.value_width, width, bias=bias)
+
+    def project(self, x: Tensor) -> Tensor:
+        """X W_Q, split into heads."""
+        expect_width(x, self.width, "cross-attention")
+        query = self.split(self.query(x), self.heads)
+        return query if self.query_norm is None else self.query_norm(query)
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """M W_K, M W_V by one product, split into heads: computed once a memory."""
+        expect_width(memory, self.memory_width, "cross-attention's memory")
+        key, value = self.key_value(memory).split(self._sections, dim=-1)
+        key = self.split(key, self.key_heads)
+        return key if self.key_norm is None else self.key_norm(key), self.split(value, self.key_heads)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, sight: Sight | None = None, state: TensorState | None = None
+    ) -> Tensor:
+        """[B, T, D], [B, S, D_M] -> [B, T, D]."""
+        if sight is None:
+            sight = Sight(Sight.of(x).queries, Sight.of(memory).queries)
+        if state is None or state.tensors is None:
+            kept = self.remember(memory)
+            if state is not None:
+                state.tensors = kept
+        else:
+            kept = (state.tensors[0], state.tensors[1])
+        return self.merge(self.gather(self.project(x), *kept, sight))
+
+
+def set_backend(module: nn.Module, backend: Backend) -> None:
+    """Make every attention inside `module` run one backend: auto, explicit, fused or blocked."""
+    for part in module.modules():
+        if isinstance(part, _Attention):
+            part.backend = backend
+
+
+def _sizes(
+    width: int, heads: int, key_heads: int | None, head_width: int | None, value_width: int | None
+) -> tuple[int, int, int, int, int]:
+    """(D, H, G, K, V), checked."""
+    G = key_heads or heads
+    if heads % G:
+        raise ShapeError(f"{heads} heads cannot share {G} key heads evenly: choose key_heads that divides heads")
+    if head_width is None and width % heads:
+        raise ShapeError(f"width {width} does not divide into {heads} heads: choose heads that divide it or head_width")
+    K = head_width or width // heads
+    return width, heads, G, K, value_width or K
+
+
+__all__ = [
+    "CrossAttention",
+    "ResidualLinear",
+    "SelfAttention",
+    "parameter_free_attention",
+    "set_backend",
+]

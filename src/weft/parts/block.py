@@ -1,0 +1,103 @@
+"""The block: a mixer between tokens and a feed-forward within each, both with a norm and a residual.
+
+pre-norm   z' = MSA(LN(z)) + z,   z = MLP(LN(z')) + z'        (stable; can be the identity)
+post-norm  Z = LN(Y(X) + X),      X' = LN(MLP(Z) + Z)         (the original; cannot be the identity)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.parts.attention import CrossAttention
+from weft.parts.norms import Norm
+from weft.parts.notes import Notes
+from weft.parts.sight import Sight
+from weft.parts.state import LayerState, TensorState
+
+
+def stochastic_depth(branch: Tensor, share: float, training: bool) -> Tensor:
+    """Leave a row's whole branch out with probability `share`, and make up for it in the others (Huang et al. 2016)."""
+    if share == 0.0 or not training:
+        return branch
+    kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= share
+    return branch * kept / (1 - share)
+
+
+class Memory:
+    """What the decoder looks at while it decodes: hidden states of the source, what is seen of them, their state."""
+
+    def __init__(self, hidden: Tensor, sight: Sight, state: TensorState | None = None) -> None:
+        self.hidden, self.sight, self.state = hidden, sight, state
+
+
+class Block(nn.Module):
+    """The parts of a block; `PreNorm` and `PostNorm` arrange them. Any of mixer, cross, feed-forward may be left out.
+
+    `norm` makes a new norm for each branch; `dropout` acts on what a branch adds, `depth` leaves whole branches out.
+    """
+
+    def __init__(
+        self,
+        mixer: nn.Module | None,
+        feedforward: nn.Module | None,
+        norm: Callable[[], Norm],
+        cross: CrossAttention | None = None,
+        dropout: float = 0.0,
+        depth: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.mixer, self.cross, self.feedforward = mixer, cross, feedforward
+        self.mixer_norm = norm() if mixer is not None else None
+        self.cross_norm = norm() if cross is not None else None
+        self.feedforward_norm = norm() if feedforward is not None else None
+        self.dropout, self.depth = dropout, depth
+
+    def drop(self, branch: Tensor) -> Tensor:
+        """Residual dropout and stochastic depth, in training only."""
+        return stochastic_depth(F.dropout(branch, self.dropout, self.training), self.depth, self.training)
+
+
+class PreNorm(Block):
+    """z' = MSA(LN(z)) + z, z = MLP(LN(z')) + z'."""
+
+    def forward(
+        self,
+        z: Tensor,
+        sight: Sight | None = None,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+        notes: Notes | None = None,
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        if self.mixer is not None and self.mixer_norm is not None:
+            z = z + self.drop(self.mixer(self.mixer_norm(z), sight, state))
+        if self.cross is not None and self.cross_norm is not None and memory is not None:
+            z = z + self.drop(self.cross(self.cross_norm(z), memory.hidden, memory.sight, memory.state))
+        if self.feedforward is not None and self.feedforward_norm is not None:
+            z = z + self.drop(self.feedforward(self.feedforward_norm(z), notes))
+        return z
+
+
+class PostNorm(Block):
+    """Z = LN(Y(X) + X), X' = LN(MLP(Z) + Z)."""
+
+    def forward(
+        self,
+        x: Tensor,
+        sight: Sight | None = None,
+        state: LayerState | None = None,
+        memory: Memory | None = None,
+        notes: Notes | None = None,
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        if self.mixer is not None and self.mixer_norm is not None:
+            x = self.mixer_norm(self.drop(self.mixer(x, sight, state)) + x)
+        if self.cross is not None and self.cross_norm is not None and memory is not None:
+            x = self.cross_norm(self.drop(self.cross(x, memory.hidden, memory.sight, memory.state)) + x)
+        if self.feedforward is not None and self.feedforward_norm is not None:
+            x = self.feedforward_norm(self.drop(self.feedforward(x, notes)) + x)
+        return x

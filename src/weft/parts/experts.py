@@ -1,0 +1,115 @@
+"""Mixture of experts: E feed-forwards of which A are active for a token; parameters x E, compute x A.
+
+p = softmax(x W_r) over E experts; the A best run; y = sum over them of g_e expert_e(x), g = p renormalised
+(Shazeer et al. 2017, Fedus et al. 2021, Jiang et al. 2024). No token is ever dropped.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.foundation.errors import ShapeError
+from weft.foundation.numerics import widen
+from weft.parts.feedforward import activation
+from weft.parts.notes import Notes
+
+
+def route(logits: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(gates [N, A], chosen [N, A], probabilities [N, E]) from router logits [N, E], in float32 or wider."""
+    probabilities = widen(logits).softmax(-1)
+    gates, chosen = probabilities.topk(active, dim=-1)
+    return gates / gates.sum(-1, keepdim=True), chosen, probabilities
+
+
+def balance_loss(probabilities: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+    """E sum_e f_e P_e: share of choices times mean probability; A when balanced. `weight` [N] is 0 for padding."""
+    E = probabilities.shape[-1]
+    total = weight.sum().clamp(min=1)
+    share = (F.one_hot(chosen, E).sum(1).to(weight.dtype) * weight[:, None]).sum(0) / total
+    mean = (probabilities * weight[:, None]).sum(0) / total
+    return E * (share * mean).sum()
+
+
+def z_loss(logits: Tensor, weight: Tensor) -> Tensor:
+    """mean of (log sum_e exp logit_e)^2: keeps router logits small (Zoph et al. 2022)."""
+    return (widen(logits).logsumexp(-1).square() * weight).sum() / weight.sum().clamp(min=1)
+
+
+def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor, counts: list[int] | None) -> Tensor:
+    """Rows of x, sorted by expert, each times its expert's matrix: [N, D] x [E, F, D] -> [N, F].
+
+    torch's grouped_mm where it is the fast way (CUDA, bf16: no waiting for counts); else one product an expert.
+    """
+    if counts is None:
+        return F.grouped_mm(x, weights.transpose(-2, -1), offs=ends)
+    pieces = zip(x.split(counts), weights.unbind(0), strict=True)
+    return torch.cat([F.linear(piece, weight) for piece, weight in pieces])
+
+
+class Experts(nn.Module):
+    """E gated or classic feed-forwards with a router; see the head of this file.
+
+    `shared`: one more feed-forward that every token passes. Notes: `balance loss`, `z loss`, and `routing`, the share of
+    choices that went to each expert.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        active: int,
+        activation_name: str = "silu",
+        gated: bool = True,
+        shared: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= active <= experts:
+            raise ShapeError(f"{active} active of {experts} experts: choose 1 <= active <= experts")
+        self.width, self.hidden, self.experts, self.active = width, hidden, experts, active
+        self.activation_name, self.gated = activation_name, gated
+        self.activation = activation(activation_name)
+        self.router = nn.Parameter(torch.randn(experts, width) * width**-0.5)
+        self.up = nn.Parameter(torch.randn(experts, (2 if gated else 1) * hidden, width) * width**-0.5)
+        self.down = nn.Parameter(torch.randn(experts, width, hidden) * hidden**-0.5)
+        self.shared = shared
+
+    def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
+        """[..., D] -> [..., D]."""
+        tokens = x.reshape(-1, self.width)
+        logits = F.linear(widen(tokens), widen(self.router))
+        gates, chosen, probabilities = route(logits, self.active)
+        if notes is not None:
+            self._report(notes, x, logits, probabilities, chosen)
+        y = self.mix(tokens, gates, chosen).view_as(x)
+        return y if self.shared is None else y + self.shared(x)
+
+    def mix(self, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
+        """y_n = sum_a g_na expert_(chosen_na)(x_n): sort by expert, run each on its rows, put back and add."""
+        order = chosen.flatten().argsort(stable=True)
+        rows = order // self.active
+        sizes = torch.bincount(chosen.flatten(), minlength=self.experts)
+        ends = sizes.cumsum(0).to(torch.int32)
+        on_device = tokens.device.type == "cuda" and tokens.dtype == torch.bfloat16
+        counts = None if on_device else sizes.tolist()
+        hidden = grouped_linear(tokens[rows], self.up, ends, counts)
+        if self.gated:
+            gate, up = hidden.chunk(2, dim=-1)
+            hidden = self.activation(gate) * up
+        else:
+            hidden = self.activation(hidden)
+        out = grouped_linear(hidden, self.down, ends, counts)
+        out = out * gates.flatten()[order, None].to(out.dtype)
+        return torch.zeros_like(tokens).index_add(0, rows, out)
+
+    def _report(self, notes: Notes, x: Tensor, logits: Tensor, probabilities: Tensor, chosen: Tensor) -> None:
+        if notes.real is None:
+            weight = probabilities.new_ones(len(logits))
+        else:
+            weight = notes.real.expand(x.shape[:-1]).reshape(-1).to(probabilities.dtype)
+        notes.add("balance loss", balance_loss(probabilities, chosen, weight))
+        notes.add("z loss", z_loss(logits, weight))
+        share = (F.one_hot(chosen, self.experts).sum(1) * weight[:, None]).sum(0)
+        notes.add("routing", (share / share.sum().clamp(min=1)).detach())

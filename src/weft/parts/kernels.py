@@ -1,0 +1,192 @@
+"""Three ways to compute attention from queries, keys and values; all give the same numbers.
+
+- explicit: E = e(Q, K), A = softmax(E + M), Y = A V with A in memory: any score, the weights can be seen;
+- fused: torch's scaled_dot_product_attention, which never stores A (FlashAttention, Dao et al. 2022);
+- blocked: the fused kernel on blocks of queries and only the keys that they may see, forward and backward, so that a
+  window of w keys costs O(N w) and a bias never exists as a whole T x S tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from weft.foundation.errors import WeftError
+from weft.foundation.numerics import widen
+from weft.parts.scores import Score
+from weft.parts.sight import Extent, Sight
+
+Backend = Literal["auto", "explicit", "fused", "blocked"]
+BLOCK = 128
+DENSE_LIMIT = 1 << 20  # pairs T x S above which a dense mask or bias is computed in blocks
+
+
+def weigh(scores: Tensor, visible: Tensor | None = None) -> Tensor:
+    """A = softmax(E + M) over the keys, in float32 or wider; a row that may look nowhere gets zeros, never NaN."""
+    wide_scores = widen(scores)
+    if visible is None:
+        return wide_scores.softmax(-1)
+    lowest = torch.finfo(wide_scores.dtype).min
+    return wide_scores.masked_fill(~visible, lowest).softmax(-1) * visible
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Shared key heads [B, G, S, .] as [B, H, S, .]: each serves H / G query heads."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def attention_weights(query: Tensor, key: Tensor, sight: Sight, score: Score, extent: Extent | None = None) -> Tensor:
+    """A = softmax(e(Q, K) + bias + M), [B, H, T, S]; with `extent` only for some queries and keys."""
+    scores = score(query, repeat_heads(key, query.shape[1]))
+    bias = sight.bias(query, extent)
+    if bias is not None:
+        scores = scores + bias
+    if sight.form == "everything":
+        return weigh(scores)
+    return weigh(scores, sight.visible if extent is None else sight.visible_block(*extent))
+
+
+def explicit(
+    query: Tensor, key: Tensor, value: Tensor, sight: Sight, score: Score, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """(Y, A): Y = A V with A = softmax(e(Q, K) + M), both kept; q [B, H, T, K], k [B, G, S, K], v [B, G, S, V]."""
+    weights = attention_weights(query, key, sight, score)
+    kept = F.dropout(weights, dropout).to(value.dtype)
+    return kept @ repeat_heads(value, query.shape[1]), weights
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
+    """Y alone, by scaled_dot_product_attention, with the mask in its cheapest form."""
+    grouped = key.shape[1] != query.shape[1]
+    bias = sight.bias(query)
+    if bias is None and sight.form != "dense":
+        causal = sight.form == "causal" and query.shape[2] > 1
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+    mask = None if sight.form == "everything" else sight.visible
+    return _masked(query, key, value, mask, bias, scale, dropout)
+
+
+def _masked(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, dropout: float
+) -> Tensor:
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+    if mask is not None:
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    grouped = key.shape[1] != query.shape[1]
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+    )
+
+
+def blocked(
+    query: Tensor, key: Tensor, value: Tensor, sight: Sight, scale: float, dropout: float = 0.0, block: int = BLOCK
+) -> Tensor:
+    """Y alone, a block of queries at a time against the keys that it may see: memory O(block x S), never T x S."""
+    parameters = tuple(sight.position.parameters()) if sight.position is not None else ()
+    return _Blocked.apply(query, key, value, sight, scale, dropout, sight.extents(block), *parameters)
+
+
+class _Blocked(torch.autograd.Function):
+    """Forward keeps nothing but its inputs; backward computes each block again and adds its share in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sight: Sight,
+        scale: float,
+        dropout: float,
+        extents: list[Extent],
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, *parameters)
+        ctx.call = (sight, scale, dropout, extents)
+        ctx.random = _random_state(query.device) if dropout else None
+        out = query.new_zeros(*query.shape[:3], value.shape[3])
+        for extent in extents:
+            q0, q1, k0, k1 = extent
+            if k1 > k0:
+                q, k, v = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
+                out[:, :, q0:q1] = _block(q, k, v, sight, extent, scale, dropout)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *parameters = ctx.saved_tensors
+        sight, scale, dropout, extents = ctx.call
+        grads = [torch.zeros_like(t) for t in (query, key, value, *parameters)]
+        if ctx.random is not None:
+            after = _random_state(query.device)
+            _set_random_state(query.device, ctx.random)
+        for extent in extents:
+            q0, q1, k0, k1 = extent
+            if k1 <= k0:
+                continue
+            with torch.enable_grad():
+                q, k, v = (
+                    t.detach().requires_grad_() for t in (query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1])
+                )
+                y = _block(q, k, v, sight, extent, scale, dropout)
+            found = torch.autograd.grad(y, (q, k, v, *parameters), gradient[:, :, q0:q1], allow_unused=True)
+            spans = [(q0, q1), (k0, k1), (k0, k1)]
+            for total, part, (first, last) in zip(grads, found, spans, strict=False):
+                if part is not None:
+                    total[:, :, first:last] += part
+            for total, part in zip(grads[3:], found[3:], strict=True):
+                if part is not None:
+                    total += part
+        if ctx.random is not None:
+            _set_random_state(query.device, after)
+        return (*grads[:3], None, None, None, None, *grads[3:])
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, sight: Sight, extent: Extent, scale: float, dropout: float) -> Tensor:
+    mask = None if sight.form == "everything" else sight.visible_block(*extent)
+    return _masked(q, k, v, mask, sight.bias(q, extent), scale, dropout)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def choose(sight: Sight, folds: bool, backend: Backend = "auto") -> tuple[Backend, str]:
+    """Which of the three runs, and why, in words."""
+    T, S = sight.queries.length, sight.keys.length
+    if backend == "explicit":
+        return "explicit", "asked for"
+    if not folds:
+        if backend != "auto":
+            raise WeftError(
+                f"this score is no dot product, so the {backend} kernel cannot run it: use auto or explicit"
+            )
+        return "explicit", "the score is no dot product of a mapped query and a key"
+    if backend != "auto":
+        return backend, "asked for"
+    if sight.form != "dense" and not sight.has_bias:
+        return "fused", f"the mask is {'a flag' if sight.form == 'causal' else 'not needed'}"
+    if T > BLOCK and T * S > DENSE_LIMIT and _needs_pairs(sight):
+        return "blocked", f"{T} x {S} pairs are too many for a dense mask or bias"
+    return "fused", f"a dense mask or bias of {T} x {S} pairs is small"
+
+
+def _needs_pairs(sight: Sight) -> bool:
+    """Whether mask or bias is a table of pairs; padding alone is a row that broadcasts."""
+    return sight.has_bias or bool(list(sight.rule.terms())) or sight.queries.documents is not None

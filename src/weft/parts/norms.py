@@ -1,0 +1,52 @@
+"""Norms: each token's vector is brought to unit scale. Statistics are taken over D only, in float32 or wider."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.foundation.numerics import widen
+
+
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None = None, epsilon: float = 1e-5) -> Tensor:
+    """y = (x - mean x) / sqrt(var x + eps) * gamma + beta, over the last axis (Ba et al. 2016)."""
+    bias = None if beta is None else beta.to(widen(x).dtype)
+    return F.layer_norm(widen(x), x.shape[-1:], gamma.to(widen(x).dtype), bias, epsilon).to(x.dtype)
+
+
+def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """y = x / sqrt(eps + mean x^2) * gamma, over the last axis (Zhang and Sennrich 2019)."""
+    return F.rms_norm(widen(x), x.shape[-1:], gamma.to(widen(x).dtype), epsilon).to(x.dtype)
+
+
+class Norm(nn.Module):
+    """A norm over the last axis, with its scale gamma."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.gamma = nn.Parameter(torch.ones(width))
+
+
+class LayerNorm(Norm):
+    """See `layer_norm`; the bias beta is optional."""
+
+    def __init__(self, width: int, epsilon: float = 1e-5, bias: bool = True) -> None:
+        super().__init__(width, epsilon)
+        self.beta = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        return layer_norm(x, self.gamma, self.beta, self.epsilon)
+
+
+class RMSNorm(Norm):
+    """See `rms_norm`."""
+
+    def __init__(self, width: int, epsilon: float = 1e-6) -> None:
+        super().__init__(width, epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        return rms_norm(x, self.gamma, self.epsilon)

@@ -1,0 +1,27 @@
+"""Notes: what a forward pass reports beside its result (expert losses, routing, alignments), passed in, never hidden."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Notes:
+    """Collected while a stack runs. `real` [B, T] marks real tokens, so that padding counts in no statistic."""
+
+    real: Tensor | None = None
+    values: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """One layer's value of `name`."""
+        self.values.setdefault(name, []).append(value)
+
+    def summary(self) -> dict[str, Tensor]:
+        """Losses as means over the layers, other notes stacked by layer."""
+        return {
+            name: torch.stack(found).mean() if name.endswith("loss") else torch.stack(found)
+            for name, found in self.values.items()
+        }

@@ -1,0 +1,137 @@
+"""Outputs: what turns the last hidden states [B, T, D] into an answer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Distribution, Normal, StudentT
+
+from weft.foundation.numerics import widen
+from weft.parts.embeddings import TokenEmbedding
+from weft.parts.feedforward import activation
+from weft.parts.places import Places, first_real, last_real
+
+Pool = Literal["first", "mean", "last"]
+DistributionName = Literal["point", "gaussian", "student"]
+
+
+class LanguageHead(nn.Module):
+    """Logits over the vocabulary: hidden W^T + b, W [C, D]."""
+
+    def __init__(self, width: int, vocabulary: int, bias: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, vocabulary, bias=bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """W [C, D], for a loss in chunks."""
+        return self.linear.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., C]."""
+        return self.linear(hidden)
+
+
+class TiedHead(nn.Module):
+    """Logits by the embedding's own matrix, transposed (Press and Wolf 2017); `scale` multiplies (T5: D^-1/2)."""
+
+    def __init__(self, embedding: TokenEmbedding, scale: float = 1.0) -> None:
+        super().__init__()
+        # In a tuple, so that the shared weight is the embedding's alone and stands once in the state dict.
+        self._embedding = (embedding,)
+        self.scale = scale
+
+    @property
+    def weight(self) -> Tensor:
+        """W [C, D], for a loss in chunks."""
+        weight = self._embedding[0].weight
+        return weight if self.scale == 1.0 else weight * self.scale
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., C]."""
+        hidden = hidden if self.scale == 1.0 else hidden * self.scale
+        return F.linear(hidden, self._embedding[0].weight)
+
+
+def pool_tokens(hidden: Tensor, places: Places, pool: Pool) -> Tensor:
+    """[B, T, D] -> [B, D]: the first (class) token, the mean over real tokens, or the last real one."""
+    if pool == "mean":
+        if places.real is None:
+            return hidden.mean(1)
+        weight = places.real.to(hidden.dtype)[:, :, None]
+        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+    index = (first_real(places) if pool == "first" else last_real(places)).expand(hidden.shape[0])
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
+
+
+class PooledHead(nn.Module):
+    """One answer a sequence: pool, then an optional hidden layer (a small MLP, BERT's pooler), then C classes.
+
+    Without `classes` the pooled vector itself is the answer.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        classes: int | None,
+        pool: Pool = "first",
+        hidden: int | None = None,
+        activation_name: str = "tanh",
+    ) -> None:
+        super().__init__()
+        self.pool: Pool = pool
+        self.hidden = nn.Linear(width, hidden) if hidden is not None else None
+        self.activation = activation(activation_name)
+        self.linear = nn.Linear(hidden or width, classes) if classes is not None else None
+
+    def forward(self, hidden: Tensor, places: Places) -> Tensor:
+        """[B, T, D] -> [B, C], or [B, D or hidden] without classes."""
+        x = pool_tokens(hidden, places, self.pool)
+        if self.hidden is not None:
+            x = self.activation(self.hidden(x))
+        return x if self.linear is None else self.linear(x)
+
+
+class TokenHead(nn.Module):
+    """One answer a token: [B, T, D] -> [B, T, C]."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, hidden: Tensor, places: Places) -> Tensor:
+        """[B, T, D] -> [B, T, C]."""
+        return self.linear(hidden)
+
+
+PARAMETERS: dict[str, int] = {"point": 1, "gaussian": 2, "student": 3}
+
+
+class ForecastHead(nn.Module):
+    """Numbers out: for each of n values its point, its Gaussian (mean, scale) or its Student-t (mean, scale, freedom)."""
+
+    def __init__(self, width: int, values: int, distribution_name: DistributionName = "student") -> None:
+        super().__init__()
+        self.values, self.distribution_name = values, distribution_name
+        self.linear = nn.Linear(width, values * PARAMETERS[distribution_name])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> raw parameters [..., n, 1 to 3]."""
+        return self.linear(hidden).unflatten(-1, (self.values, -1))
+
+    def point(self, raw: Tensor) -> Tensor:
+        """The best guess: [..., n, P] -> [..., n]."""
+        return raw[..., 0]
+
+    def distribution(self, raw: Tensor) -> Distribution:
+        """The distribution over values [..., n]; a point forecast is a Gaussian of unit scale. In float32 or wider."""
+        raw = widen(raw)
+        if self.distribution_name == "point":
+            return Normal(raw[..., 0], torch.ones_like(raw[..., 0]))
+        scale = F.softplus(raw[..., 1]) + 1e-4
+        if self.distribution_name == "gaussian":
+            return Normal(raw[..., 0], scale)
+        return StudentT(2.0 + F.softplus(raw[..., 2]), raw[..., 0], scale)

@@ -1,0 +1,147 @@
+"""Places: where each token of a sequence stands (its position, its document), and what is known of that in advance.
+
+A token that is only padding has a negative position; so has an empty slot of a state. Everything else (masks, rotary
+angles, cached decoding, ragged batches, packing) is a function of these numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import ShapeError
+
+Pads = Literal["none", "right", "anywhere"]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Positions [B or 1, N] and documents [B or 1, N] of N tokens.
+
+    `start`: token i of every row stands at position start + i (padding aside), known without looking at a tensor, so
+    that the cheapest kernel can be chosen without waiting for the device. `pads` says where padding may stand.
+    `packed`: documents are contiguous and count from 0 each, so that positions differ as indices do within one.
+    """
+
+    length: int
+    device: torch.device
+    start: int | None = None
+    pads: Pads = "none"
+    packed: bool = False
+    given: Tensor | None = None
+    documents: Tensor | None = None
+    grid: tuple[int, int] | None = None
+
+    @staticmethod
+    def run(start: int, length: int, device: torch.device, grid: tuple[int, int] | None = None) -> Places:
+        """start, start + 1, ... in every row, no padding: the plain case."""
+        return Places(length, device, start=start, grid=grid)
+
+    @staticmethod
+    def of(positions: Tensor, documents: Tensor | None = None) -> Places:
+        """Positions as given, [T] or [B, T]; negative ones are padding."""
+        if positions.dim() == 1:
+            positions = positions[None]
+        if positions.dim() != 2:
+            raise ShapeError(f"positions have shape {tuple(positions.shape)}, but [T] or [B, T] is expected")
+        return Places(positions.shape[1], positions.device, None, "anywhere", False, positions.long(), documents)
+
+    @staticmethod
+    def of_real(real: Tensor) -> Places:
+        """From a boolean [B, T], True where a token is real: real tokens count from 0, padding gets -1."""
+        positions = (real.long().cumsum(1) - 1).masked_fill(~real, -1)
+        right = real.device.type == "cpu" and bool((real[:, :-1] >= real[:, 1:]).all())
+        start: int | None = 0 if right else None
+        return Places(real.shape[1], real.device, start, "right" if right else "anywhere", False, positions)
+
+    @staticmethod
+    def of_lengths(lengths: Tensor, length: int, side: Literal["left", "right"] = "right") -> Places:
+        """`lengths` [B] real tokens in rows of `length`, padding on one side."""
+        index = torch.arange(length, device=lengths.device)[None]
+        if side == "right":
+            positions = index.masked_fill(index >= lengths[:, None], -1)
+            return Places(length, lengths.device, 0, "right", False, positions)
+        positions = (index - (length - lengths[:, None])).clamp(min=-1)
+        return Places(length, lengths.device, None, "anywhere", False, positions)
+
+    @staticmethod
+    def of_documents(documents: Tensor) -> Places:
+        """Packed rows: `documents` [B, T] names each token's document, negative for padding; each counts from 0."""
+        begins = document_begins(documents)
+        distinct = document_begins(documents.sort(1).values)
+        if documents.device.type == "cpu" and bool((begins.sum(1) != distinct.sum(1)).any()):
+            raise ShapeError("a document's tokens must stand together: give each stretch of a row its own document id")
+        index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+        first = index.masked_fill(~begins, 0).cummax(1).values
+        positions = (index - first).masked_fill(documents < 0, -1)
+        return Places(documents.shape[1], documents.device, None, "anywhere", True, positions, documents)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """[B or 1, N], built only when a tensor is needed."""
+        if self.given is not None:
+            return self.given
+        assert self.start is not None
+        return torch.arange(self.start, self.start + self.length, device=self.device)[None]
+
+    @cached_property
+    def real(self) -> Tensor | None:
+        """[B or 1, N], True where a token is real; None where all are."""
+        return None if self.pads == "none" else self.positions >= 0
+
+    @property
+    def plain(self) -> bool:
+        """No padding, no documents, and positions known without a tensor."""
+        return self.start is not None and self.pads == "none" and self.documents is None
+
+    def after(self, extra: int) -> Places:
+        """With `extra` tokens (a class token, an image) put before each row: they take the first positions."""
+        if self.documents is not None:
+            raise ShapeError("packed documents cannot have tokens put before each row: pack them with theirs")
+        given = self.given
+        if given is not None:
+            ahead = torch.arange(extra, device=self.device).expand(given.shape[0], -1)
+            given = torch.cat((ahead, torch.where(given >= 0, given + extra, -1)), 1)
+        return replace(self, length=self.length + extra, given=given, grid=None)
+
+    def slice(self, first: int, last: int) -> Places:
+        """Tokens first .. last - 1."""
+        return replace(
+            self,
+            length=last - first,
+            start=None if self.start is None else self.start + first,
+            given=None if self.given is None else self.given[:, first:last],
+            documents=None if self.documents is None else self.documents[:, first:last],
+            grid=None,
+        )
+
+
+def document_begins(documents: Tensor) -> Tensor:
+    """[B, N], True where a token begins a new stretch of equal ids."""
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return begins
+
+
+def real_counts(places: Places, batch: int) -> Tensor:
+    """How many real tokens each row has, [B]."""
+    if places.real is None:
+        return torch.full((batch,), places.length, device=places.device)
+    return places.real.sum(1).expand(batch)
+
+
+def first_real(places: Places) -> Tensor:
+    """The index of each row's first real token, [B or 1]."""
+    return places.real.long().argmax(1) if places.real is not None else places.positions.new_zeros(1)
+
+
+def last_real(places: Places) -> Tensor:
+    """The index of each row's last real token, [B or 1]."""
+    if places.real is None:
+        return places.positions.new_full((1,), places.length - 1)
+    index = torch.arange(places.length, device=places.device)
+    return torch.where(places.real, index, 0).amax(1)

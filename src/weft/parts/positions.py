@@ -1,0 +1,66 @@
+"""Positions at the first layer: vectors added or concatenated to the tokens', learned or fixed by a formula.
+
+Without them a sequence is a set: permuting the inputs of self-attention permutes its outputs. Positions that act
+inside attention (relative ones) are in `relative.py`, those of image grids in `grids.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from weft.foundation.errors import LengthError
+from weft.foundation.numerics import wide
+from weft.parts.places import Places
+
+Join = Literal["add", "concatenate"]
+
+
+def sinusoids(positions: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """p_(t,2i) = sin(t / 10000^(2i/D)), p_(t,2i+1) = cos(t / 10000^(2i/D)); [...] -> [..., D] (Vaswani et al. 2017)."""
+    half = torch.arange(0, width, 2, device=positions.device, dtype=wide(dtype))
+    angles = positions[..., None].to(wide(dtype)) * torch.exp(half * (-math.log(10_000.0) / width))
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :width].to(dtype)
+
+
+def join_positions(x: Tensor, p: Tensor, join: Join) -> Tensor:
+    """x + p, or [x; p]."""
+    return x + p if join == "add" else torch.cat((x, p.expand(*x.shape[:-1], -1)), dim=-1)
+
+
+class LearnedPositions(nn.Module):
+    """A table P [n, D] of learned vectors: flexible, but it cannot go past n, and late rows see few examples."""
+
+    def __init__(self, length: int, width: int, join: Join = "add") -> None:
+        super().__init__()
+        self.length, self.join = length, join
+        self.table = nn.Parameter(torch.randn(length, width) * 0.02)
+
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        """[B, T, D'] -> [B, T, D]; past the end raises `LengthError`."""
+        last = places.start + places.length - 1 if places.start is not None else int(places.positions.max())
+        if last >= self.length:
+            raise LengthError(
+                f"{last + 1} tokens, but the learned positions hold {self.length}: "
+                "raise `length`, shorten the input or use rotary positions"
+            )
+        if places.plain and places.start is not None:
+            p = self.table[places.start : places.start + places.length][None]
+        else:
+            p = self.table[places.positions.clamp(min=0)]
+        return join_positions(x, p, self.join)
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed by a formula, for any length: see `sinusoids`."""
+
+    def __init__(self, width: int, join: Join = "add") -> None:
+        super().__init__()
+        self.width, self.join = width, join
+
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        """[B, T, D'] -> [B, T, D]."""
+        return join_positions(x, sinusoids(places.positions, self.width, x.dtype), self.join)

@@ -1,0 +1,137 @@
+"""Recurrence: h_t = f(x_t, h_(t-1)); looks indefinitely far back, but step by step.
+
+Steps first (the lectures' equations), then the mixer for blocks, which runs torch's kernels over whole sequences.
+Shapes: x [B, D_in], h [B, D_h]; W [gates x D_h, D_in], U [gates x D_h, D_h].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from weft.foundation.shapes import expect_width
+from weft.parts.attention import ResidualLinear
+from weft.parts.places import Places
+from weft.parts.segments import Segments, continues, last_document
+from weft.parts.sight import Sight
+from weft.parts.state import TensorState
+
+Cell = Literal["rnn", "gru", "lstm"]
+Hidden = tuple[Tensor, ...]
+
+
+def rnn_step(x: Tensor, h: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """h' = tanh(W x + b + U h + c) (Elman 1990)."""
+    return torch.tanh(x @ W.T + b + h @ U.T + c)
+
+
+def gru_step(x: Tensor, h: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """r, z = sigmoid(W x + U h); n = tanh(W_n x + r * (U_n h)); h' = (1 - z) * n + z * h (Cho et al. 2014)."""
+    W_r, W_z, W_n = (x @ W.T + b).chunk(3, dim=-1)
+    U_r, U_z, U_n = (h @ U.T + c).chunk(3, dim=-1)
+    r, z = torch.sigmoid(W_r + U_r), torch.sigmoid(W_z + U_z)
+    return (1 - z) * torch.tanh(W_n + r * U_n) + z * h
+
+
+def lstm_step(x: Tensor, h: Tensor, m: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """i, f, o = sigmoid(.), g = tanh(.); memory m' = f * m + i * g; h' = o * tanh(m') (Hochreiter, Schmidhuber 1997)."""
+    i, f, g, o = (x @ W.T + b + h @ U.T + c).chunk(4, dim=-1)
+    m = torch.sigmoid(f) * m + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(m), m
+
+
+class Recurrent(nn.Module):
+    """A recurrent net over sequences that starts from, and gives back, its hidden state; one or two directions.
+
+    Padding is never stepped over and documents start afresh: hidden states see real tokens of their own text only.
+    """
+
+    def __init__(self, cell: Cell, input_width: int, hidden: int, two_ways: bool = False) -> None:
+        super().__init__()
+        self.cell, self.hidden, self.two_ways = cell, hidden, two_ways
+        kinds: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+        self.net = kinds[cell](input_width, hidden, batch_first=True, bidirectional=two_ways)
+
+    @property
+    def width(self) -> int:
+        """Of the outputs: the hidden width, twice with two directions."""
+        return self.hidden * (2 if self.two_ways else 1)
+
+    def forward(
+        self, x: Tensor, places: Places, start: Hidden | None = None, document: Tensor | None = None
+    ) -> tuple[Tensor, Hidden]:
+        """[B, T, D] -> ([B, T, H], final hidden, each [B, directions x H]); `start` has the final's shapes."""
+        B = x.shape[0]
+        if start is None:
+            zero = x.new_zeros(B, self.width)
+            start = (zero, zero) if self.cell == "lstm" else (zero,)
+        if places.plain or (places.pads == "none" and places.documents is None):
+            out, end = self.net(x, self._pack(start))
+            return out, self._unpack(end)
+        segments = Segments.of(places, B)
+        if len(segments.lengths) == 0:
+            return x.new_zeros(B, x.shape[1], self.width), start
+        going_on = continues(places, segments, document)[:, None]
+        begin = tuple(torch.where(going_on, s[segments.rows], 0) for s in start)
+        packed = pack_padded_sequence(
+            segments.gather(x), segments.lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        out, end = self.net(packed, self._pack(begin))
+        y, _ = pad_packed_sequence(out, batch_first=True)
+        final = tuple(
+            old.index_put((segments.rows[segments.last],), new[segments.last])
+            for old, new in zip(start, self._unpack(end), strict=True)
+        )
+        return segments.scatter(y), final
+
+    def step(self, x: Tensor, hidden: Hidden) -> Hidden:
+        """One step of a one-directional net: [B, D], hidden -> hidden, by the lectures' equations."""
+        weights: tuple[Any, ...] = (
+            self.net.weight_ih_l0,
+            self.net.weight_hh_l0,
+            self.net.bias_ih_l0,
+            self.net.bias_hh_l0,
+        )
+        if self.cell == "lstm":
+            return lstm_step(x, hidden[0], hidden[1], *weights)
+        return ((rnn_step if self.cell == "rnn" else gru_step)(x, hidden[0], *weights),)
+
+    def _pack(self, hidden: Hidden) -> Tensor | Hidden:
+        """[B, ways x H] -> torch's [ways, B, H]."""
+        ways = 2 if self.two_ways else 1
+        packed = tuple(h.view(h.shape[0], ways, self.hidden).transpose(0, 1).contiguous() for h in hidden)
+        return packed if self.cell == "lstm" else packed[0]
+
+    def _unpack(self, hidden: Tensor | Hidden) -> Hidden:
+        parts = (hidden,) if isinstance(hidden, Tensor) else hidden
+        return tuple(h.transpose(0, 1).flatten(1) for h in parts)
+
+
+class Recurrence(nn.Module):
+    """A mixer: h_t = f(x_t, h_(t-1)), y_t = W_O h_t; causal with one direction, not with two."""
+
+    def __init__(self, width: int, cell: Cell = "gru", hidden: int | None = None, two_ways: bool = False) -> None:
+        super().__init__()
+        self.width, self.cell = width, cell
+        self.recurrent = Recurrent(cell, width, hidden or width, two_ways)
+        self.output = ResidualLinear(self.recurrent.width, width)
+
+    def forward(self, x: Tensor, sight: Sight | None = None, state: TensorState | None = None) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        expect_width(x, self.width, "recurrence")
+        places = (sight or Sight.of(x)).queries
+        ways = 2 if self.cell == "lstm" else 1
+        kept = state.tensors if state is not None else None
+        start, document = (None, None) if kept is None else (kept[:ways], kept[ways] if len(kept) > ways else None)
+        out, end = self.recurrent(x, places, start, document)
+        if state is not None:
+            state.tensors = (*end, *last_document(places, x.shape[0], document))
+        return self.output(out)
+
+    def make_state(self) -> TensorState:
+        """The hidden vector, zero at first."""
+        return TensorState()

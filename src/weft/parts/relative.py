@@ -1,0 +1,200 @@
+"""Positions inside attention: they depend on distances i - j only, so shifting a sequence changes nothing.
+
+Two steps of attention may use them: `turn` rotates queries and keys (rotary), `bias` adds to the scores (ALiBi, T5,
+relative vectors). They are given with the `Sight`, so that angles and biases are computed once for all layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.foundation.errors import ShapeError
+from weft.foundation.numerics import wide
+from weft.parts.places import Places
+
+Turn = tuple[Tensor, Tensor]
+
+
+class AttentionPosition(nn.Module):
+    """What a relative position does inside attention; either step may be left as it is."""
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Turn | None:
+        """(cos, sin), each [B, 1, T, R], by which queries and keys at these positions turn."""
+        return None
+
+    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor | None:
+        """What is added to the scores, broadcastable to [B, H, T, S]."""
+        return None
+
+
+class Scaling(Protocol):
+    """How rotary frequencies are stretched to reach farther than trained."""
+
+    def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
+        """The frequencies theta_i, i = 0, 2, .. width - 2."""
+        ...
+
+
+def rotary_frequencies(base: float, width: int, like: Tensor) -> Tensor:
+    """theta_i = base^(-i/R), i = 0, 2, .. R - 2, in the type of `like`."""
+    i = torch.arange(0, width, 2, device=like.device, dtype=like.dtype)
+    return 1.0 / base ** (i / width)
+
+
+@dataclass(frozen=True)
+class Unscaled:
+    """Frequencies as trained."""
+
+    def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
+        """theta_i."""
+        return rotary_frequencies(base, width, like)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Positions are divided by a factor (Chen et al. 2023)."""
+
+    factor: float
+
+    def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
+        """theta_i / factor."""
+        return rotary_frequencies(base, width, like) / self.factor
+
+
+@dataclass(frozen=True)
+class NTK:
+    """The base grows so that slow frequencies stretch and fast ones stay: base * factor^(R/(R-2))."""
+
+    factor: float
+
+    def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
+        """theta_i of the larger base."""
+        return rotary_frequencies(base * self.factor ** (width / max(width - 2, 1)), width, like)
+
+
+@dataclass(frozen=True)
+class Llama3:
+    """Long waves are stretched by `factor`, short ones kept, a smooth step between (Llama 3.1)."""
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
+        """theta_i * (1 - s) / factor + theta_i * s, s = clamp((n / wavelength - low) / (high - low), 0, 1)."""
+        theta = rotary_frequencies(base, width, like)
+        waves = self.original * theta / (2 * math.pi)
+        smooth = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
+        return theta * ((1 - smooth) / self.factor + smooth)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the first R coordinates of x [B, H, T, K], as R/2 pairs (x_i, x_(i+R/2)), by the angles t theta_i."""
+    R = cos.shape[-1]
+    turned = x[..., :R]
+    a, b = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-b, a), dim=-1) * sin
+    return turned if x.shape[-1] == R else torch.cat((turned, x[..., R:]), dim=-1)
+
+
+class Rotary(AttentionPosition):
+    """q_i^T k_j of turned queries and keys depends on i - j only (Su et al. 2021).
+
+    `fraction`: the share of the head's coordinates that turn; `scaling`: how it reaches past its trained length.
+    """
+
+    def __init__(
+        self, head_width: int, base: float = 10_000.0, fraction: float = 1.0, scaling: Scaling | None = None
+    ) -> None:
+        super().__init__()
+        self.width = int(head_width * fraction)
+        if self.width < 2 or self.width % 2:
+            raise ShapeError(
+                f"rotary positions turn pairs, but {fraction:g} of a head of {head_width} is {self.width}: "
+                "choose an even number of at least 2"
+            )
+        self.base, self.scaling = base, scaling or Unscaled()
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Turn:
+        """(cos t theta_i, sin t theta_i)."""
+        t = positions.to(wide(dtype))
+        angle = t[:, None, :, None] * self.scaling.frequencies(self.base, self.width, t)
+        angle = torch.cat((angle, angle), dim=-1)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """One slope a head: 2^(-8h/H) for a power of two; else those of the next lower power and every other between."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
+    return torch.tensor(slopes)
+
+
+class Alibi(AttentionPosition):
+    """e_ij - m_h |i - j|: far keys count less, each head at its own rate (Press et al. 2022)."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
+        """[B or 1, H, T, S]."""
+        distance = _distances(queries, keys).abs()[:, None]
+        slopes = alibi_slopes(self.heads).to(query)
+        return -slopes[:, None, None] * distance.to(query.dtype)
+
+
+def t5_buckets(distance: Tensor, buckets: int, farthest: int, both_ways: bool) -> Tensor:
+    """Distances j - i into buckets: exact when near, logarithmic up to `farthest`, one for all beyond (T5)."""
+    bucket = torch.zeros_like(distance)
+    if both_ways:
+        buckets //= 2
+        bucket = (distance > 0).long() * buckets
+        distance = distance.abs()
+    else:
+        distance = (-distance).clamp(min=0)
+    exact = buckets // 2
+    far = torch.log(distance.clamp(min=1).float() / exact) / math.log(farthest / exact) * (buckets - exact)
+    far = (exact + far.long()).clamp(max=buckets - 1)
+    return bucket + torch.where(distance < exact, distance, far)
+
+
+class BucketedBias(AttentionPosition):
+    """e_ij + b_(h, bucket(j - i)): one learned number a head and bucket, shared by all layers (Raffel et al. 2020)."""
+
+    def __init__(self, heads: int, buckets: int = 32, farthest: int = 128, both_ways: bool = True) -> None:
+        super().__init__()
+        self.buckets, self.farthest, self.both_ways = buckets, farthest, both_ways
+        self.table = nn.Parameter(torch.randn(buckets, heads) * 0.02)
+
+    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
+        """[B or 1, H, T, S]."""
+        bucket = t5_buckets(-_distances(queries, keys), self.buckets, self.farthest, self.both_ways)
+        return self.table[bucket].permute(0, 3, 1, 2)
+
+
+class RelativeVectors(AttentionPosition):
+    """e_ij + q_i^T a_(j-i) / sqrt(D_K), a learned vector for each distance clipped to +-reach (Shaw et al. 2018)."""
+
+    def __init__(self, head_width: int, reach: int = 16) -> None:
+        super().__init__()
+        self.reach = reach
+        self.table = nn.Parameter(torch.randn(2 * reach + 1, head_width) * head_width**-0.5)
+
+    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
+        """[B, H, T, S]; each query meets each of the 2 reach + 1 vectors once, then pairs look theirs up."""
+        met_BHTR = (query * query.shape[-1] ** -0.5) @ self.table.T
+        index = (-_distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach
+        return met_BHTR.gather(-1, index[:, None].expand(*query.shape[:3], -1))
+
+
+def _distances(queries: Places, keys: Places) -> Tensor:
+    """i - j, [B or 1, T, S]."""
+    return queries.positions[:, :, None] - keys.positions[:, None, :]

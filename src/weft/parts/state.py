@@ -1,0 +1,306 @@
+"""State: what a model remembers between calls, made by the model, passed in and out, never hidden on a module.
+
+Each mixer has its own kind (keys and values; hidden vector; last inputs; running matrix). Keys carry the positions
+they belong to, so cached, ring-shaped and ragged decoding need no special case in any mask.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import LengthError, ShapeError
+from weft.parts.masks import Mask, arrange
+from weft.parts.places import Places
+
+FIRST_CAPACITY = 64
+RING_SLACK = 64
+
+
+class LayerState(Protocol):
+    """What one mixer remembers; rows can be taken, repeated or dropped (beam search, batching)."""
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        ...
+
+
+@dataclass
+class TensorState:
+    """A mixer's memory that is a few tensors with the batch first: hidden vectors, last inputs, running sums."""
+
+    tensors: tuple[Tensor, ...] | None = None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        if self.tensors is not None:
+            self.tensors = tuple(t.index_select(0, rows) for t in self.tensors)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Where new keys go: a run of slots (`first`), or slots [B, T] of their own for each row; and what is seen."""
+
+    keys: Places
+    capacity: int
+    seen: int
+    first: int | None = None
+    slots: Tensor | None = None
+    joined: bool = False
+
+
+class Track:
+    """Which positions the slots hold, shared by all layers that keep the same keys.
+
+    `capacity` None grows by doubling; a number refuses what does not fit. With `window` it is a ring: the oldest keys
+    make room, and memory stays O(window) however long the text.
+    """
+
+    def __init__(self, batch: int, device: torch.device, capacity: int | None = None, window: int | None = None):
+        self.batch, self.device = batch, device
+        # A state that can hold no more than a window sees all of it anyway: no ring is needed.
+        self.window = None if window is not None and capacity is not None and capacity <= window else window
+        self.limit = capacity if self.window is None else None
+        self.capacity = (capacity or FIRST_CAPACITY) if self.window is None else self.window + RING_SLACK
+        self.used = 0
+        self.positions: Tensor | None = None
+        self.documents: Tensor | None = None
+        self.filled: Tensor | None = None
+
+    def admit(self, places: Places) -> Admission:
+        """Give new tokens their slots; says which keys are seen afterwards."""
+        if self.window is not None:
+            return self._admit_ring(places)
+        self._make_room(places.length)
+        first, self.used = self.used, self.used + places.length
+        if self.positions is None and places.plain and places.start == first:
+            return Admission(Places.run(0, self.used, self.device), self.capacity, self.used, first=first)
+        slots = self._write(places, torch.full((), self.capacity, device=self.device), first)
+        return Admission(self._kept(self.used), self.capacity, self.used, slots=slots)
+
+    def _admit_ring(self, places: Places) -> Admission:
+        assert self.window is not None
+        self._materialise(0)
+        joined = places.length > self.capacity - self.window + 1
+        before = self._kept(self.capacity) if joined else None
+        slots = self._write(places, torch.full((), self.capacity, device=self.device), None)
+        self.used += places.length
+        keys = self._kept(self.capacity) if before is None else _join(before, places, self.batch)
+        return Admission(keys, self.capacity, self.capacity, slots=slots, joined=joined)
+
+    def _make_room(self, length: int) -> None:
+        if self.used + length <= self.capacity:
+            return
+        if self.filled is not None:
+            self.used = int(self.filled.max())
+        if self.used + length <= self.capacity:
+            return
+        if self.limit is not None:
+            raise LengthError(
+                f"{self.used + length} tokens, but this state holds {self.limit}: "
+                "make a state of larger capacity, or one that grows (capacity=None)"
+            )
+        old = self.capacity
+        self.capacity = max(2 * old, self.used + length)
+        if self.positions is not None:
+            self.positions = _extend(self.positions, 1, self.capacity + 1, -1)
+        if self.documents is not None:
+            self.documents = _extend(self.documents, 1, self.capacity + 1, -1)
+
+    def _materialise(self, used: int) -> None:
+        if self.positions is not None:
+            return
+        self.positions = torch.full((self.batch, self.capacity + 1), -1, device=self.device)
+        self.positions[:, :used] = torch.arange(used, device=self.device)
+        self.filled = torch.full((self.batch,), used, device=self.device)
+
+    def _write(self, places: Places, trash: Tensor, used: int | None) -> Tensor:
+        """Slots [B, T]: real tokens follow each row's last, padding goes to a slot that nobody sees."""
+        self._materialise(used or 0)
+        assert self.positions is not None and self.filled is not None
+        positions = places.positions.expand(self.batch, -1)
+        real = positions >= 0
+        order = self.filled[:, None] + real.long().cumsum(1) - 1
+        self.filled = self.filled + real.sum(1)
+        kept = real
+        if self.window is not None:
+            kept = real & (order >= self.filled[:, None] - self.capacity)
+            order = order % self.capacity
+        slots = torch.where(kept, order, trash)
+        self.positions = self.positions.scatter(1, slots, torch.where(kept, positions, -1))
+        if places.documents is not None:
+            if self.documents is None:
+                self.documents = torch.full_like(self.positions, -1)
+            documents = places.documents.expand(self.batch, -1)
+            self.documents = self.documents.scatter(1, slots, torch.where(kept, documents, -1))
+        return slots
+
+    def _kept(self, seen: int) -> Places:
+        assert self.positions is not None
+        documents = None if self.documents is None else self.documents[:, :seen]
+        return Places.of(self.positions[:, :seen], documents)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        self.batch = len(rows)
+        for name in ("positions", "documents", "filled"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, value.index_select(0, rows))
+
+
+@dataclass
+class KeyValueState:
+    """Keys [B, G, C + 1, K] and values [B, G, C + 1, V] of one attention, in preallocated slots; the last is waste."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def append(self, key: Tensor, value: Tensor, admission: Admission) -> tuple[Tensor, Tensor]:
+        """Write new keys and values [B, G, T, .] into their slots; gives all that may be seen."""
+        old_keys, old_values = self._room(key, value, admission.capacity)
+        if admission.joined:
+            before = (old_keys[:, :, : admission.seen].clone(), old_values[:, :, : admission.seen].clone())
+        if admission.first is not None:
+            last = admission.first + key.shape[2]
+            old_keys[:, :, admission.first : last] = key
+            old_values[:, :, admission.first : last] = value
+        else:
+            assert admission.slots is not None
+            for store, new in ((old_keys, key), (old_values, value)):
+                index = admission.slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
+                store.scatter_(2, index, new.expand(index.shape[0], -1, -1, -1))
+        if admission.joined:
+            return torch.cat((before[0], key), 2), torch.cat((before[1], value), 2)
+        return old_keys[:, :, : admission.seen], old_values[:, :, : admission.seen]
+
+    def _room(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+        if self.keys is None or self.values is None:
+            self.keys, self.values = (
+                new.new_zeros(new.shape[0], new.shape[1], capacity + 1, new.shape[3]) for new in (key, value)
+            )
+        elif self.keys.shape[2] < capacity + 1:
+            # The old last slot held padding; it becomes an ordinary slot that is written before it is seen.
+            self.keys, self.values = _extend(self.keys, 2, capacity + 1, 0), _extend(self.values, 2, capacity + 1, 0)
+        return self.keys, self.values
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+
+class Clock:
+    """Which position comes next in each row: a number while all rows agree, a tensor [B] once they do not."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.batch, self.device = batch, device
+        self.next: int | Tensor = 0
+        self.document: Tensor | None = None
+
+    def arrange(self, length: int, positions: Tensor | None, mask: Mask | None) -> Places:
+        """Where the next `length` tokens stand, continuing each row."""
+        implied = arrange(mask, length)
+        if positions is not None:
+            given = Places.of(positions, None if implied is None else implied.documents)
+            if given.length != length:
+                raise ShapeError(f"{given.length} positions for {length} tokens: give one position a token")
+            if implied is not None and implied.real is not None:
+                given = Places.of(torch.where(implied.real, given.positions, -1), given.documents)
+            return self._with_document(given)
+        if implied is None:
+            if isinstance(self.next, int) and self.document is None:
+                return Places.run(self.next, length, self.device)
+            implied = Places.run(0, length, self.device)
+        return self._with_document(self._shifted(implied))
+
+    def _shifted(self, places: Places) -> Places:
+        if isinstance(self.next, int) and self.next == 0:
+            return places
+        nexts = torch.as_tensor(self.next, device=self.device).expand(self.batch)[:, None]
+        positions = places.positions
+        going_on = torch.ones_like(positions, dtype=torch.bool)
+        if places.documents is not None and self.document is not None:
+            going_on = places.documents == self.document[:, None]
+        elif places.documents is not None:
+            going_on = torch.zeros_like(positions, dtype=torch.bool)
+        positions = torch.where((positions >= 0) & going_on, positions + nexts, positions)
+        return replace(places, given=positions, start=None, pads="anywhere", packed=False)
+
+    def _with_document(self, places: Places) -> Places:
+        """Tokens that come without a document id belong to the row's last document."""
+        if self.document is None or places.documents is not None:
+            return places
+        return replace(places, documents=self.document[:, None].expand(self.batch, places.length))
+
+    def advance(self, places: Places) -> None:
+        """Count the tokens of a call that is done."""
+        if places.plain and places.start is not None and places.start == self.next:
+            self.next = places.start + places.length
+            return
+        positions = places.positions.expand(self.batch, -1)
+        index = torch.where(positions >= 0, torch.arange(places.length, device=self.device), -1)
+        last = index.amax(1)
+        ahead = positions.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1
+        before = torch.as_tensor(self.next, device=self.device).expand(self.batch)
+        self.next = torch.where(last >= 0, ahead, before)
+        if places.documents is not None:
+            ids = places.documents.expand(self.batch, -1).gather(1, last.clamp(min=0)[:, None])[:, 0]
+            kept = torch.full_like(ids, -1) if self.document is None else self.document
+            self.document = torch.where(last >= 0, ids, kept)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        self.batch = len(rows)
+        if isinstance(self.next, Tensor):
+            self.next = self.next.index_select(0, rows)
+        if self.document is not None:
+            self.document = self.document.index_select(0, rows)
+
+
+@dataclass
+class State:
+    """All that a stack of blocks remembers: the clock, the tracks of keys (one a kind of window), each layer's own."""
+
+    clock: Clock
+    tracks: dict[int | None, Track]
+    layers: list[LayerState]
+    crosses: list[TensorState] = field(default_factory=list)
+
+    @property
+    def batch(self) -> int:
+        """How many rows it serves."""
+        return self.clock.batch
+
+    def expect_batch(self, batch: int) -> None:
+        """Refuse a call with another number of rows."""
+        if batch != self.batch:
+            raise ShapeError(f"{batch} rows, but this state was made for {self.batch}: make a state for {batch} rows")
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order: for beam search (repeat, drop) and batching."""
+        parts: list[LayerState] = [self.clock, *self.tracks.values(), *self.layers, *self.crosses]
+        for part in parts:
+            part.reorder(rows)
+
+    def copy(self) -> Self:
+        """An independent copy: going on with one leaves the other as it was."""
+        return copy.deepcopy(self)
+
+
+def _extend(x: Tensor, axis: int, size: int, fill: int) -> Tensor:
+    shape = list(x.shape)
+    shape[axis] = size - shape[axis]
+    return torch.cat((x, x.new_full(shape, fill)), axis)
+
+
+def _join(before: Places, after: Places, batch: int) -> Places:
+    positions = torch.cat((before.positions, after.positions.expand(batch, -1)), 1)
+    if after.documents is None:
+        return Places.of(positions)
+    known = torch.full_like(before.positions, -1) if before.documents is None else before.documents
+    return Places.of(positions, torch.cat((known, after.documents.expand(batch, -1)), 1))
