@@ -6,7 +6,7 @@ recurrence or convolution, so the RNN language model is one of its presets.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 from torch import Tensor, nn
@@ -46,11 +46,10 @@ class DecoderSpec(BodySpec):
         """Causal, cached, and what the body adds."""
         return self.declare(self.family, length=self.length, vocabulary=self.vocabulary)
 
-    def _positions_fit(self) -> Self | None:
+    def _positions_fit(self) -> None:
         super()._positions_fit()
         if self.positions.own_width() and self.head.kind == "tied":
             raise ValueError("positions.join concatenate makes the embedding narrower than width: use head.kind linear")
-        return None
 
 
 class Decoder(nn.Module):
@@ -74,7 +73,7 @@ class Decoder(nn.Module):
         mask: Mask | Tensor | None = None,
         state: State | None = None,
     ) -> Output:
-        """[B, T] -> hidden [B, T, D], logits [B, T, C]. `mask`: padding, documents, or a boolean [B, T] of real tokens."""
+        """[B, T] -> hidden [B, T, D], logits [B, T, C]; `mask`: padding, documents, or a boolean [B, T] (real)."""
         expect_tokens(tokens)
         mask = as_mask(mask)
         places = arrange_call(tokens, positions, mask, state)

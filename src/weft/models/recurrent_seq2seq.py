@@ -156,7 +156,7 @@ class RecurrentSeq2Seq(nn.Module):
         return torch.tanh(self.combine(both)), end, weights
 
     def _before(self, y: Tensor, places: Places, memory: Memory, start: Hidden) -> tuple[Tensor, Hidden, Tensor]:
-        """c_t by query s_(t-1); s_t = g([y_(t-1); c_t], s_(t-1)); step by step, because each query needs the last state."""
+        """c_t by query s_(t-1); s_t = g([y_(t-1); c_t], s_(t-1)); step by step: a query needs the state before."""
         assert self.score is not None
         prepared = self.score.prepare(memory.hidden[:, None])
         visible, real = _visible(memory), places.real

@@ -19,7 +19,7 @@ from weft.parts.state import State
 
 
 class SeriesSpec(BodySpec):
-    """Series of `channels` numbers a step, `patch` steps a token, `length` tokens; each token predicts the next patch."""
+    """Series of `channels` numbers a step, `patch` steps a token, `length` tokens; each predicts the next patch."""
 
     CAUSAL: ClassVar[bool] = True
 

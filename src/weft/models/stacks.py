@@ -106,7 +106,7 @@ class BodySpec(VersionedSpec):
     def build_stack(
         self, seen: Mask, layers: int | None = None, cross: bool = False, causal: bool | None = None
     ) -> Stack:
-        """The blocks, each seeing `seen` within its own window, with the position inside attention and the last norm."""
+        """The blocks, each seeing `seen` within its own window, the position inside attention and the last norm."""
         causal = self.CAUSAL if causal is None else causal
         kind: type[Block] = PreNorm if self.arrangement == "pre-norm" else PostNorm
         count = self.layers if layers is None else layers
@@ -190,7 +190,7 @@ def arrange_call(
     places = clock.arrange(length, positions, mask)
     if places.given is not None and places.given.shape[0] not in (1, batch):
         raise ShapeError(
-            f"mask or positions of {places.given.shape[0]} rows for {batch} rows of tokens: give one a row"
+            f"mask or positions of {places.given.shape[0]} rows for {batch} rows of tokens: give each its own"
         )
     return places
 
@@ -198,6 +198,4 @@ def arrange_call(
 def expect_tokens(tokens: Tensor) -> None:
     """Refuse anything but [B, T]."""
     if tokens.dim() != 2:
-        raise ShapeError(
-            f"tokens are [B, T], but these have shape {tuple(tokens.shape)}: for one text use tokens[None]"
-        )
+        raise ShapeError(f"tokens are [B, T], not {tuple(tokens.shape)}: for one text use tokens[None]")

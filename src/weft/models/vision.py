@@ -1,4 +1,7 @@
-"""Vision transformer: an image as a sequence of patches; class token or average pool, no mask (Dosovitskiy et al. 2021)."""
+"""Vision transformer: an image as a sequence of patches, no mask; class token or average pool.
+
+Dosovitskiy et al. 2021.
+"""
 
 from __future__ import annotations
 
@@ -113,11 +116,9 @@ class VisionTransformer(nn.Module):
         mask: Mask | None = None,
         state: State | None = None,
     ) -> Output:
-        """[B, channels, height, width] -> hidden [B, (1 +) h w, D], logits [B, classes]; other sizes resize the grid."""
+        """[B, channels, height, width] -> hidden [B, (1 +) h w, D], logits [B, classes]; a new size resizes the grid."""
         if positions is not None or state is not None:
-            raise WeftError(
-                "a vision model takes its positions from the image's grid and keeps no state: leave both out"
-            )
+            raise WeftError("a vision model takes positions from the image's grid and keeps no state: leave both out")
         x, grid = self.patches(images)
         cells = Places.run(0, x.shape[1], x.device, grid)
         places = cells if self.class_token is None else cells.after(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -91,9 +93,7 @@ class ConvolutionStem(nn.Module):
     def __init__(self, channels: int, widths: tuple[int, ...]) -> None:
         super().__init__()
         sizes = (channels, *widths)
-        self.layers = nn.ModuleList(
-            nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in zip(sizes, sizes[1:], strict=False)
-        )
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(sizes))
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, channels, height, width] -> [B, widths[-1], height / 2^n, width / 2^n]."""

@@ -51,8 +51,8 @@ def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor, counts: list[int] |
 class Experts(nn.Module):
     """E gated or classic feed-forwards with a router; see the head of this file.
 
-    `shared`: one more feed-forward that every token passes. Notes: `balance loss`, `z loss`, and `routing`, the share of
-    choices that went to each expert.
+    `shared`: one more feed-forward that every token passes. Notes: `balance loss`, `z loss`, and `routing`, each
+    expert's share of the choices.
     """
 
     def __init__(

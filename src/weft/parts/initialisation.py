@@ -26,6 +26,7 @@ from weft.parts.norms import Norm
 from weft.parts.positions import LearnedPositions
 from weft.parts.relative import BucketedBias, RelativeVectors
 from weft.parts.scores import Score
+from weft.parts.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Scheme:
 
     def residual_scale(self, layers: int) -> float:
         """What weights into the residual stream are multiplied with; `layers` counts blocks."""
-        return 0.0 if self.zero_residual or layers == 0 else 1.0
+        return 0.0 if self.zero_residual else 1.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class FanIn(Scheme):
 @torch.no_grad()
 def initialise(model: nn.Module, scheme: Scheme, random: torch.Generator) -> None:
     """Fill every weight of `model` from one generator on the CPU, so that bits depend on the seed alone."""
-    layers = sum(1 for name, _ in model.named_modules() if name.rsplit(".", 1)[0].endswith("blocks"))
+    layers = max((len(part.blocks) for part in model.modules() if isinstance(part, Stack)), default=0)
     for module in model.modules():
         for kind, fill in _RULES:
             if isinstance(module, kind):

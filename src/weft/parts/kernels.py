@@ -91,7 +91,9 @@ def blocked(
 ) -> Tensor:
     """Y alone, a block of queries at a time against the keys that it may see: memory O(block x S), never T x S."""
     parameters = tuple(sight.position.parameters()) if sight.position is not None else ()
-    return _Blocked.apply(query, key, value, sight, scale, dropout, sight.extents(block), *parameters)
+    return _Blocked.apply(  # type: ignore[no-untyped-call]
+        query, key, value, sight, scale, dropout, sight.extents(block), *parameters
+    )
 
 
 class _Blocked(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Notes: what a forward pass reports beside its result (expert losses, routing, alignments), passed in, never hidden."""
+"""Notes: what a forward pass reports beside its result (expert losses, routing), passed in, never hidden."""
 
 from __future__ import annotations
 

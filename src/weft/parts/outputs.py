@@ -111,7 +111,7 @@ PARAMETERS: dict[str, int] = {"point": 1, "gaussian": 2, "student": 3}
 
 
 class ForecastHead(nn.Module):
-    """Numbers out: for each of n values its point, its Gaussian (mean, scale) or its Student-t (mean, scale, freedom)."""
+    """Numbers out: each of n values as a point, a Gaussian (mean, scale) or a Student-t (mean, scale, freedom)."""
 
     def __init__(self, width: int, values: int, distribution_name: DistributionName = "student") -> None:
         super().__init__()

@@ -25,7 +25,7 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _widened(weight: Tensor, like: Tensor) -> Tensor:
     """The int8 weight in the type of the activations.
 
-    Without gradients a reused buffer takes it: a fresh one of megabytes would cost more in page faults than the product.
+    Without gradients a reused buffer takes it: a fresh one costs more in page faults than the product.
     """
     if (torch.is_grad_enabled() and like.requires_grad) or torch.compiler.is_compiling():
         return weight.to(like.dtype)

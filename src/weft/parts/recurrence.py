@@ -38,7 +38,7 @@ def gru_step(x: Tensor, h: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -
 
 
 def lstm_step(x: Tensor, h: Tensor, m: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """i, f, o = sigmoid(.), g = tanh(.); memory m' = f * m + i * g; h' = o * tanh(m') (Hochreiter, Schmidhuber 1997)."""
+    """i, f, o = sigmoid(.), g = tanh(.); memory m' = f * m + i * g; h' = o * tanh(m') (Hochreiter 1997)."""
     i, f, g, o = (x @ W.T + b + h @ U.T + c).chunk(4, dim=-1)
     m = torch.sigmoid(f) * m + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(m), m

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.foundation.errors import LengthError, ShapeError
 from weft.parts.masks import Mask, arrange
-from weft.parts.places import Places
+from weft.parts.places import Places, real_counts
 
 FIRST_CAPACITY = 64
 RING_SLACK = 64
@@ -75,8 +75,7 @@ class Track:
         """Give new tokens their slots; says which keys are seen afterwards."""
         if self.window is not None:
             return self._admit_ring(places)
-        self._make_room(places.length)
-        first, self.used = self.used, self.used + places.length
+        first, self.used = self.used, self._make_room(places)
         if self.positions is None and places.plain and places.start == first:
             return Admission(Places.run(0, self.used, self.device), self.capacity, self.used, first=first)
         slots = self._write(places, torch.full((), self.capacity, device=self.device), first)
@@ -92,24 +91,27 @@ class Track:
         keys = self._kept(self.capacity) if before is None else _join(before, places, self.batch)
         return Admission(keys, self.capacity, self.capacity, slots=slots, joined=joined)
 
-    def _make_room(self, length: int) -> None:
-        if self.used + length <= self.capacity:
-            return
-        if self.filled is not None:
-            self.used = int(self.filled.max())
-        if self.used + length <= self.capacity:
-            return
+    def _make_room(self, places: Places) -> int:
+        """How many slots are in use afterwards: an upper bound while there is room, exact where it gets narrow."""
+        used = self.used + places.length
+        if used <= self.capacity:
+            return used
+        if self.filled is not None or not places.plain:
+            filled = self.used if self.filled is None else self.filled
+            used = int((filled + real_counts(places, self.batch)).max())
+        if used <= self.capacity:
+            return used
         if self.limit is not None:
             raise LengthError(
-                f"{self.used + length} tokens, but this state holds {self.limit}: "
+                f"{used} tokens, but this state holds {self.limit}: "
                 "make a state of larger capacity, or one that grows (capacity=None)"
             )
-        old = self.capacity
-        self.capacity = max(2 * old, self.used + length)
+        self.capacity = max(2 * self.capacity, used)
         if self.positions is not None:
             self.positions = _extend(self.positions, 1, self.capacity + 1, -1)
         if self.documents is not None:
             self.documents = _extend(self.documents, 1, self.capacity + 1, -1)
+        return used
 
     def _materialise(self, used: int) -> None:
         if self.positions is not None:

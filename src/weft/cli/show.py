@@ -1,0 +1,178 @@
+"""`weft show`: what a model is made of and what it costs."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from weft.cli.terminal import console, in_bytes, in_flops, print_json
+from weft.foundation.errors import SpecError, WeftError
+from weft.models.build import AnySpec, read_spec
+from weft.models.estimates import Estimate, estimate
+from weft.models.part_tree import Part
+from weft.models.presets import preset, presets
+
+SUFFIXES = (".json", ".toml")
+
+
+def show_presets(as_json: bool) -> None:
+    """All presets with family and parameters."""
+    rows = []
+    for name in presets():
+        found = estimate(preset(name))
+        rows.append({"preset": name, "family": found.family, "parameters": found.parameters})
+    if as_json:
+        print_json(rows)
+        return
+    table = _table("preset", "family", "parameters>")
+    for row in rows:
+        table.add_row(str(row["preset"]), str(row["family"]), f"{row['parameters']:,}")
+    out = console()
+    out.print(table)
+    out.print("\n[dim]More of one: weft show gpt2[/dim]")
+
+
+def show_model(source: str, length: int | None, as_json: bool) -> None:
+    """Everything about one preset or spec file at length N."""
+    spec = find_spec(source)
+    found = estimate(spec, length)
+    if as_json:
+        print_json({"name": source, **found.to_tree(), "declares": asdict(spec.declares())})
+        return
+    out = console()
+    _print_head(out, source, found)
+    _print_parts(out, found)
+    _print_products(out, found)
+    _print_memory(out, found)
+    _print_flops(out, found)
+
+
+def find_spec(source: str) -> AnySpec:
+    """A preset by its name, or the spec in a .json or .toml file."""
+    if source in presets():
+        return preset(source)
+    path = Path(source)
+    if path.suffix.lower() not in SUFFIXES:
+        close = difflib.get_close_matches(source.lower(), presets(), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`weft show` lists the presets"
+        raise WeftError(f"there is no preset {source!r}, and a spec file ends in .json or .toml: {hint}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise WeftError(f"cannot read {source}: {error.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{source} is not UTF-8 text: a spec is a JSON or TOML file") from None
+    try:
+        return read_spec(text if path.suffix.lower() == ".json" else tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{source}: this spec is not TOML ({error}): check the file") from None
+    except WeftError as error:
+        raise SpecError(f"{source}: {error}") from None
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    """A light table; a column whose name ends in > is set flush right."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(
+            column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold", header_style="dim"
+        )
+    return table
+
+
+def _print_head(out: Console, source: str, found: Estimate) -> None:
+    active = ""
+    if found.active_parameters != found.parameters:
+        active = f", {found.active_parameters:,} active per token"
+    sizes = {"layers (L)": found.layers, "width (D)": found.width, "heads (H)": found.heads, "length (N)": found.length}
+    words = [f"{name} {size:,}" for name, size in sizes.items() if size]
+    if found.tokens != found.length:
+        words.append(f"tokens in the blocks {found.tokens:,}")
+    out.print(f"[bold]{source}[/bold]: {found.family}, {found.parameters:,} parameters{active}")
+    out.print(", ".join(words))
+    for note in found.notes:
+        out.print(f"[yellow]Note: {note}[/yellow]")
+    out.print()
+
+
+def _print_parts(out: Console, found: Estimate) -> None:
+    table = _table("part", "kind", "shapes", "parameters>", title="Parts")
+    for stem, part in _branches(found.parts):
+        name = part.name if part.copies == 1 else f"{part.name} x {part.copies}"
+        each = "" if part.copies == 1 else f"{part.copies} x {part.parameters:,} = "
+        count = f"{each}{part.total:,}" if part.total else "-"
+        table.add_row(f"[dim]{stem}[/dim]{name}", f"[dim]{part.kind}[/dim]", part.shapes, count)
+    out.print(table)
+    table = _table("for", "parameters>", "share>", title="Parameters by part")
+    for role, count in sorted(found.roles.items(), key=lambda item: -item[1]):
+        table.add_row(role, f"{count:,}", f"{count / found.parameters:.1%}")
+    table.add_row("[bold]all[/bold]", f"[bold]{found.parameters:,}[/bold]", "")
+    out.print(table)
+
+
+def _branches(part: Part, before: str = "", own: str = "") -> Iterator[tuple[str, Part]]:
+    """(branches drawn as lines, part) from the top of the tree."""
+    yield before + own, part
+    inside = before + {"": "", "├─ ": "│  ", "└─ ": "   "}[own]
+    for index, child in enumerate(part.children):
+        yield from _branches(child, inside, "└─ " if index == len(part.children) - 1 else "├─ ")
+
+
+def _print_products(out: Console, found: Estimate) -> None:
+    title = f"Matrix products of one sequence at N = {found.length:,}"
+    table = _table("where", "product", "formula", "shapes", "cost>", "share>", title=title)
+    total = max(found.flops_forward, 1)
+    for group in found.groups:
+        where = group.where if group.copies == 1 else f"{group.where} x {group.copies}"
+        for product in group.products:
+            share = group.copies * product.flops / total
+            shapes = product.shapes.replace("[", r"\[")
+            table.add_row(
+                where,
+                product.name,
+                product.formula.replace("[", r"\["),
+                shapes,
+                in_flops(product.flops),
+                f"{share:.1%}",
+            )
+            where = ""
+        table.add_section()
+    out.print(table)
+    out.print(f"[dim]Costs are of one block; shares are of all blocks.[/dim]\n")
+
+
+def _print_memory(out: Console, found: Estimate) -> None:
+    memory, N = found.memory, f"{found.tokens:,}"
+    table = _table("what", "memory>", "how", title="Memory")
+    table.add_row("weights, float32", in_bytes(memory.weights_float32), "4 bytes a parameter")
+    table.add_row("weights, 2 bytes", in_bytes(memory.weights_2_bytes), "bfloat16 or float16")
+    table.add_row(
+        "training, AdamW",
+        in_bytes(memory.training_adamw),
+        "weights, gradients and 2 moments in float32; no activations",
+    )
+    if found.state:
+        kept = ", ".join(part.what for part in found.state)
+        table.add_row("state, float32", in_bytes(memory.state_float32), f"{kept}; one sequence of {N} tokens")
+        table.add_row("state, 2 bytes", in_bytes(memory.state_2_bytes), "")
+    if found.heads:
+        how = f"H x N x N = {found.heads} x {N} x {N} in 2 bytes; a fused kernel never stores them"
+        table.add_row("one layer's attention weights", in_bytes(memory.unfused_attention), how)
+    out.print(table)
+
+
+def _print_flops(out: Console, found: Estimate) -> None:
+    table = _table("pass", "a token>", "a sequence>", title="FLOPs")
+    table.add_row("forward", in_flops(found.flops_per_token), in_flops(found.flops_forward))
+    table.add_row("training", in_flops(found.training_flops_per_token), in_flops(3 * found.flops_forward))
+    out.print(table)
+    out.print(
+        "[dim]2 per multiply-add, attention scores at length N, causal not discounted; training is 3 x forward.[/dim]"
+    )

@@ -1,0 +1,353 @@
+"""Estimates: parameters, matrix products, FLOPs and memory of a model of any size, from its spec and a length N.
+
+The model is built on the meta device (shapes without numbers), so parameters are counted, not guessed.
+
+FLOPs: 2 for each multiply-add of a matrix product, all else 0; one forward pass over one sequence of N tokens. Scores
+count at length N, a causal mask is not discounted, a window of w keys counts as w. Training is 3 x forward: one
+forward, two for the gradients of inputs and weights. Encoder-decoders read a source and a target of N tokens each.
+Memory: in bytes, for one sequence; activations of training are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import singledispatch
+from typing import Any
+
+from torch import nn
+
+from weft.foundation.errors import SpecError, WeftError
+from weft.models.build import AnySpec, build
+from weft.models.decoder import Decoder
+from weft.models.encoder import Encoder
+from weft.models.encoder_decoder import EncoderDecoder
+from weft.models.image_text import ImageTextDecoder
+from weft.models.part_tree import Part, active_parameters, parameters_by_role, part_tree
+from weft.models.products import Product, Products, View, position_products, products, score_products
+from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
+from weft.models.series import SeriesDecoder
+from weft.models.stacks import BodySpec
+from weft.models.vision import VisionSpec, VisionTransformer
+from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.block import Block
+from weft.parts.convolution import Convolution
+from weft.parts.linear_attention import LinearAttention
+from weft.parts.masks import Mask
+from weft.parts.recurrence import Recurrence, Recurrent
+from weft.parts.stack import Stack
+
+
+@dataclass(frozen=True)
+class Group:
+    """Matrix products that run together: of a block, `copies` of which are alike, or of the input or output."""
+
+    where: str
+    copies: int
+    products: Products
+
+    @property
+    def flops(self) -> int:
+        """Of all copies."""
+        return self.copies * sum(product.flops for product in self.products)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the state keeps of one sequence while decoding: so many `numbers` of one kind, over all layers."""
+
+    what: str
+    numbers: int
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes. `training_adamw`: weights, gradients and two moments in float32. `unfused_attention`: one layer's
+    H x N x N weights in 2 bytes, which a fused kernel never stores."""
+
+    weights_float32: int
+    weights_2_bytes: int
+    training_adamw: int
+    state_float32: int
+    state_2_bytes: int
+    unfused_attention: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a model costs: `length` is N, `tokens` what the blocks see of it (with class token or image).
+
+    `layers` counts all blocks, `active_parameters` those that one token uses (fewer with experts).
+    """
+
+    family: str
+    width: int
+    heads: int
+    layers: int
+    length: int
+    tokens: int
+    parameters: int
+    active_parameters: int
+    parts: Part
+    roles: dict[str, int]
+    groups: tuple[Group, ...]
+    state: tuple[Kept, ...]
+    memory: MemoryUse
+    notes: tuple[str, ...] = ()
+
+    @property
+    def flops_forward(self) -> int:
+        """One forward pass over one sequence of N tokens."""
+        return sum(group.flops for group in self.groups)
+
+    @property
+    def flops_per_token(self) -> int:
+        """Forward, for one of the tokens that the blocks see, rounded; of source and target in encoder-decoders."""
+        return round(self.flops_forward / self.tokens)
+
+    @property
+    def training_flops_per_token(self) -> int:
+        """3 x forward."""
+        return round(3 * self.flops_forward / self.tokens)
+
+    def to_tree(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers, for JSON."""
+        keys = ("family", "width", "heads", "layers", "length", "tokens", "parameters", "active_parameters")
+        return {
+            **{key: getattr(self, key) for key in keys},
+            "parameters_by_part": self.roles,
+            "parts": asdict(self.parts),
+            "products": [_product_tree(group, product) for group in self.groups for product in group.products],
+            "flops": {
+                "forward": self.flops_forward,
+                "forward_per_token": self.flops_per_token,
+                "training_per_token": self.training_flops_per_token,
+                "convention": "2 per multiply-add, attention scores at length N, causal not discounted; training 3 x",
+            },
+            "memory": {**asdict(self.memory), "state_numbers": {kept.what: kept.numbers for kept in self.state}},
+            "notes": list(self.notes),
+        }
+
+
+def _product_tree(group: Group, product: Product) -> dict[str, Any]:
+    names = {"where": group.where, "copies": group.copies, "name": product.name, "formula": product.formula}
+    return {**names, "shapes": product.shapes, "flops": product.flops}
+
+
+def unfused_attention_bytes(heads: int, length: int, bytes_each: int = 2) -> int:
+    """What the attention weights A of one layer take when stored: H x N x N numbers."""
+    return heads * length * length * bytes_each
+
+
+def default_length(spec: AnySpec) -> int:
+    """N where none is given: the spec's length; for images the number of tokens."""
+    return _image_tokens(spec) if isinstance(spec, VisionSpec) else spec.length
+
+
+def estimate(spec: AnySpec, length: int | None = None) -> Estimate:
+    """Parameters, products, FLOPs and memory of this model at length N (its own length if not given)."""
+    length = default_length(spec) if length is None else length
+    if length < 1:
+        raise WeftError(f"length {length}, but a sequence has at least one token: choose a length from 1")
+    model = _blank(spec)
+    plan = _plan(model, length)
+    parameters = sum(p.numel() for p in model.parameters())
+    kept = sum(part.numbers for part in plan.state)
+    return Estimate(
+        family=spec.family,
+        width=spec.width,
+        heads=plan.heads,
+        layers=sum(isinstance(part, Block) for part in model.modules()),
+        length=length,
+        tokens=plan.tokens,
+        parameters=parameters,
+        active_parameters=active_parameters(model),
+        parts=part_tree(model, spec.family),
+        roles=parameters_by_role(model),
+        groups=plan.groups,
+        state=plan.state,
+        memory=MemoryUse(
+            weights_float32=4 * parameters,
+            weights_2_bytes=2 * parameters,
+            training_adamw=16 * parameters,
+            state_float32=4 * kept,
+            state_2_bytes=2 * kept,
+            unfused_attention=unfused_attention_bytes(plan.heads, plan.tokens),
+        ),
+        notes=_notes(spec, length),
+    )
+
+
+def _blank(spec: AnySpec) -> nn.Module:
+    try:
+        return build(spec, device="meta")
+    except (RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise SpecError(f"no tensor can have these sizes ({reason}): choose smaller numbers") from None
+
+
+def _image_tokens(spec: VisionSpec) -> int:
+    return spec.side**2 + (1 if spec.pool == "first" else 0)
+
+
+def _notes(spec: AnySpec, length: int) -> tuple[str, ...]:
+    if isinstance(spec, VisionSpec) or length <= spec.length:
+        return ()
+    if isinstance(spec, BodySpec) and spec.positions.kind == "learned":
+        return (f"{length:,} tokens, but the learned positions hold {spec.length:,}: raise length to run it",)
+    return (f"{length:,} tokens, but the model was made for {spec.length:,}",)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What runs for one sequence, and what is kept of it."""
+
+    tokens: int
+    groups: tuple[Group, ...]
+    state: tuple[Kept, ...] = ()
+    heads: int = 0
+
+
+@singledispatch
+def _plan(model: nn.Module, length: int) -> _Plan:
+    raise TypeError(f"there is no estimate for a {type(model).__name__}")
+
+
+@_plan.register(Decoder)
+@_plan.register(SeriesDecoder)
+def _decoder(model: Decoder | SeriesDecoder, length: int) -> _Plan:
+    view = View.full(length)
+    return _around(model.stack, model.embedding, model.head, view, view)
+
+
+@_plan.register
+def _encoder(model: Encoder, length: int) -> _Plan:
+    entering, inside = View.full(length), View.full(length + (1 if model.spec.class_token else 0))
+    return _around(model.stack, model.embedding, model.head, entering, inside, answers=length, cached=False)
+
+
+@_plan.register
+def _vision(model: VisionTransformer, length: int) -> _Plan:
+    patches = View.full(length - (0 if model.class_token is None else 1))
+    return _around(model.stack, model.patches, model.head, patches, View.full(length), cached=False)
+
+
+@_plan.register
+def _image_text(model: ImageTextDecoder, length: int) -> _Plan:
+    P = model.spec.prefix
+    return _around(model.stack, model.patches, model.head, View.full(P), View.full(P + length), length)
+
+
+def _around(
+    stack: Stack,
+    entry: nn.Module,
+    head: nn.Module,
+    entering: View,
+    inside: View,
+    answers: int | None = None,
+    cached: bool = True,
+) -> _Plan:
+    """Input, one stack, output; the head works on `answers` tokens, all if not given."""
+    groups = (
+        Group("input", 1, products(entry, entering)),
+        *_stack_groups("block", stack, inside.queries),
+        Group("output", 1, products(head, View.full(answers or inside.queries))),
+    )
+    state = _stack_state(stack, inside.queries) if cached else ()
+    return _Plan(inside.queries, _filled(groups), state, _heads(stack))
+
+
+@_plan.register
+def _encoder_decoder(model: EncoderDecoder, length: int) -> _Plan:
+    groups = (
+        *_stack_groups("encoder block", model.encoder, length),
+        *_stack_groups("decoder block", model.decoder, length, source=length),
+        Group("output", 1, products(model.head, View.full(length))),
+    )
+    heads = max(_heads(model.encoder), _heads(model.decoder))
+    return _Plan(length, _filled(groups), _stack_state(model.decoder, length, source=length), heads)
+
+
+@_plan.register
+def _recurrent_seq2seq(model: RecurrentSeq2Seq, length: int) -> _Plan:
+    spec, view = model.spec, View.full(length)
+    looks: Products = ()
+    if model.score is not None:
+        looks = score_products(model.score, (spec.hidden, spec.memory_width), view)
+        looks += (Product("A H", "c_t = sum_i a_ti h_i", length, length, spec.memory_width),)
+    first = Product("first", "s_0 = tanh(W h_T)", 1, model.first.in_features, model.first.out_features)
+    combine = model.combine
+    both = () if combine is None else (Product("combine", "W [c; h]", length, combine.in_features, spec.hidden),)
+    groups = (
+        Group("encoder", 1, products(model.encoder, view)),
+        Group("decoder", 1, (first, *looks, *products(model.decoder, view), *both)),
+        Group("output", 1, products(model.head, view)),
+    )
+    memory = spec.memory_width * (length if model.score is not None else 1)
+    state = (Kept("hidden vectors", _hidden(model.decoder)), Kept("states of the source", memory))
+    return _Plan(length, groups, state, 0 if model.score is None else 1)
+
+
+def _filled(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    return tuple(group for group in groups if group.products)
+
+
+def _heads(stack: Stack) -> int:
+    return max((part.heads for part in stack.modules() if isinstance(part, (SelfAttention, CrossAttention))), default=0)
+
+
+def _reach(mask: Mask, tokens: int) -> tuple[int, int]:
+    """(keys that a query sees, keys that the state keeps) under this mask."""
+    back, ahead = mask.band()
+    seen = tokens if back is None or ahead is None else min(tokens, back + 1 + ahead)
+    return seen, tokens if back is None else min(tokens, back + 1)
+
+
+def _stack_groups(where: str, stack: Stack, tokens: int, source: int | None = None) -> list[Group]:
+    """One group for each kind of block: same products in a row of blocks are named once."""
+    found: dict[tuple[str, Products], int] = {}
+    for block, mask in zip(stack.blocks, stack.masks, strict=True):
+        assert isinstance(block, Block)
+        seen, _ = _reach(mask, tokens)
+        view = View(tokens, tokens, seen)
+        run = (*products(block.mixer, view), *position_products(stack.position, block.mixer, view))
+        if block.cross is not None and source is not None:
+            run += products(block.cross, View.full(tokens, source))
+        run += products(block.feedforward, view)
+        title = where if seen == tokens or not isinstance(block.mixer, SelfAttention) else f"{where}, window"
+        found[title, run] = found.get((title, run), 0) + 1
+    return [Group(title, copies, run) for (title, run), copies in found.items()]
+
+
+def _stack_state(stack: Stack, tokens: int, source: int | None = None) -> tuple[Kept, ...]:
+    """What all layers keep, by kind."""
+    sums: dict[str, int] = {}
+    for block, mask in zip(stack.blocks, stack.masks, strict=True):
+        assert isinstance(block, Block)
+        parts = [_kept(block.mixer, _reach(mask, tokens)[1])]
+        if block.cross is not None and source is not None:
+            parts.append(Kept("keys and values of the source", _pairs(block.cross, source)))
+        for kept in parts:
+            sums[kept.what] = sums.get(kept.what, 0) + kept.numbers
+    return tuple(Kept(what, numbers) for what, numbers in sums.items() if numbers)
+
+
+def _pairs(attention: SelfAttention | CrossAttention, tokens: int) -> int:
+    """N x G x (K + V)."""
+    return tokens * attention.key_heads * (attention.head_width + attention.value_width)
+
+
+def _hidden(recurrent: Recurrent) -> int:
+    return recurrent.width * (2 if recurrent.cell == "lstm" else 1)
+
+
+def _kept(mixer: nn.Module | None, tokens: int) -> Kept:
+    """What one mixer keeps of one sequence."""
+    if isinstance(mixer, SelfAttention):
+        return Kept("keys and values", _pairs(mixer, tokens))
+    if isinstance(mixer, LinearAttention):
+        return Kept("running sums", mixer.heads * mixer.head_width * (mixer.head_width + 1))
+    if isinstance(mixer, Recurrence):
+        return Kept("hidden vectors", _hidden(mixer.recurrent))
+    if isinstance(mixer, Convolution):
+        return Kept("last inputs", (mixer.kernel - 1) * mixer.width)
+    return Kept("nothing", 0)

@@ -1,0 +1,247 @@
+"""The matrix products of a part: what a transformer spends its time on.
+
+A block has six in all: fused QKV, Q K^T, A V and the output of attention, two of the MLP. Other mixers, cross-attention
+and experts have their own. One multiply-add counts 2 FLOPs; what is not a matrix product (norms, softmax, activations,
+look-ups) counts nothing. Shapes are for one sequence, with the letters of `weft.foundation.shapes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+
+from torch import nn
+
+from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.convolution import Convolution, GridConvolution
+from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
+from weft.parts.experts import Experts
+from weft.parts.feedforward import FeedForward, GatedFeedForward
+from weft.parts.linear_attention import LinearAttention
+from weft.parts.outputs import ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
+from weft.parts.recurrence import Recurrence, Recurrent
+from weft.parts.relative import AttentionPosition, RelativeVectors
+from weft.parts.scores import Additive, Bilinear, Concatenated, Score
+
+
+@dataclass(frozen=True)
+class Product:
+    """`copies` products (one a head, a group, an active expert) of [rows x inner] with [inner x columns]."""
+
+    name: str
+    formula: str
+    rows: int
+    inner: int
+    columns: int
+    copies: int = 1
+
+    @property
+    def flops(self) -> int:
+        """2 for each multiply-add."""
+        return 2 * self.copies * self.rows * self.inner * self.columns
+
+    @property
+    def shapes(self) -> str:
+        """What is multiplied with what, in numbers: `12 x [1024 x 64] [64 x 1024] -> [1024 x 1024]`."""
+        rows, inner, columns = self.rows, self.inner, self.columns
+        times = "" if self.copies == 1 else f"{self.copies} x "
+        return f"{times}[{rows} x {inner}] [{inner} x {columns}] -> [{rows} x {columns}]"
+
+
+@dataclass(frozen=True)
+class View:
+    """`queries` tokens look at a sequence of `keys`, each at `seen` of them at most (fewer than all with a window)."""
+
+    queries: int
+    keys: int
+    seen: int
+
+    @staticmethod
+    def full(queries: int, keys: int | None = None) -> View:
+        """Each sees all; a causal mask is not discounted."""
+        keys = queries if keys is None else keys
+        return View(queries, keys, keys)
+
+
+Products = tuple[Product, ...]
+
+
+@singledispatch
+def products(part: object, view: View) -> Products:
+    """The matrix products of one part in the order in which they run."""
+    raise TypeError(f"the matrix products of {type(part).__name__} are not known: register them with products.register")
+
+
+def _linear(name: str, formula: str, linear: nn.Linear, rows: int) -> Product:
+    return Product(name, formula, rows, linear.in_features, linear.out_features)
+
+
+@products.register(type(None))
+@products.register(TokenEmbedding)
+def _nothing(part: object, view: View) -> Products:
+    return ()
+
+
+@products.register
+def _self_attention(part: SelfAttention, view: View) -> Products:
+    H, K, V = part.heads, part.head_width, part.value_width
+    return (
+        _linear("fused QKV", "X W_QKV", part.qkv, view.queries),
+        *score_products(part.score, (K, K), view, H),
+        Product("A V", "A V", view.queries, view.seen, V, H),
+        _linear("output", "Z W_O", part.output, view.queries),
+    )
+
+
+@products.register
+def _cross_attention(part: CrossAttention, view: View) -> Products:
+    H, K, V = part.heads, part.head_width, part.value_width
+    return (
+        _linear("cross Q", "X W_Q", part.query, view.queries),
+        _linear("cross KV", "M W_KV", part.key_value, view.keys),
+        *(Product(f"cross {p.name}", *_rest(p)) for p in score_products(part.score, (K, K), view, H)),
+        Product("cross A V", "A V", view.queries, view.seen, V, H),
+        _linear("cross output", "Z W_O", part.output, view.queries),
+    )
+
+
+def _rest(product: Product) -> tuple[str, int, int, int, int]:
+    return product.formula, product.rows, product.inner, product.columns, product.copies
+
+
+def score_products(score: Score, widths: tuple[int, int], view: View, heads: int = 1) -> Products:
+    """The products of e(q, k) for queries and keys of `widths` (D_Q, D_K)."""
+    D_Q, D_K = widths
+    T, S = view.queries, view.keys
+    if isinstance(score, Additive):
+        F = score.v.shape[-1]
+        return (
+            Product("W q", "Q W", T, D_Q, F, heads),
+            Product("U k", "K U", S, D_K, F, heads),
+            Product("v tanh", "v^T tanh(W q + U k)", T * view.seen, F, 1, heads),
+        )
+    if isinstance(score, Concatenated):
+        return (Product("w q", "Q w_q", T, D_Q, 1, heads), Product("w k", "K w_k", S, D_K, 1, heads))
+    pairs = Product("Q K^T", "Q K^T", T, D_K, view.seen, heads)
+    return (Product("Q W", "Q W", T, D_Q, D_K, heads), pairs) if isinstance(score, Bilinear) else (pairs,)
+
+
+def position_products(position: AttentionPosition | None, mixer: nn.Module | None, view: View) -> Products:
+    """What positions inside attention multiply: only relative vectors do, each query with each distance's vector."""
+    if not isinstance(position, RelativeVectors) or not isinstance(mixer, SelfAttention):
+        return ()
+    distances, K = position.table.shape
+    return (Product("distances", "Q a^T", view.queries, K, distances, mixer.heads),)
+
+
+@products.register
+def _linear_attention(part: LinearAttention, view: View) -> Products:
+    H, K, T = part.heads, part.head_width, view.queries
+    chunk = min(part.chunk, T)
+    within = (Product("Q K^T", "Q K^T in a chunk", T, K, chunk, H), Product("A V", "A V in a chunk", T, chunk, K, H))
+    total = Product("Q z", "Q sum K", T, K, 1, H)
+    return (
+        _linear("fused QKV", "X W_QKV", part.qkv, T),
+        *(within if part.causal else ()),
+        Product("K^T V", "K^T V", K, T, K, H),
+        Product("Q S", "Q (K^T V)", T, K, K, H),
+        *((total,) if part.normalise else ()),
+        _linear("output", "Z W_O", part.output, T),
+    )
+
+
+@products.register
+def _recurrent(part: Recurrent, view: View) -> Products:
+    gates = {"rnn": 1, "gru": 3, "lstm": 4}[part.cell] * part.hidden
+    ways = 2 if part.two_ways else 1
+    return (
+        Product("W x", "W x_t, all steps", view.queries, part.net.input_size, gates, ways),
+        Product("U h", "U h_(t-1), step by step", view.queries, part.hidden, gates, ways),
+    )
+
+
+@products.register
+def _recurrence(part: Recurrence, view: View) -> Products:
+    return (*products(part.recurrent, view), _linear("output", "H W_O", part.output, view.queries))
+
+
+@products.register(Convolution)
+@products.register(GridConvolution)
+def _convolution(part: Convolution | GridConvolution, view: View) -> Products:
+    groups = part.taps.groups
+    size = part.width // groups
+    taps = part.taps.weight[0, 0].numel()
+    return (
+        Product("taps", "sum_o W_o x_(t-o)", view.queries, taps * size, size, groups),
+        _linear("output", "Z W_O", part.output, view.queries),
+    )
+
+
+@products.register
+def _feedforward(part: FeedForward, view: View) -> Products:
+    return (
+        _linear("up", "X W_1", part.up, view.queries),
+        _linear("down", "f(.) W_2", part.down, view.queries),
+    )
+
+
+@products.register
+def _gated(part: GatedFeedForward, view: View) -> Products:
+    return (
+        _linear("gate_up", "X [W_1 W_2]", part.gate_up, view.queries),
+        _linear("down", "(f(.) * .) W_3", part.down, view.queries),
+    )
+
+
+@products.register
+def _experts(part: Experts, view: View) -> Products:
+    T, D, A = view.queries, part.width, part.active
+    shared = () if part.shared is None else products(part.shared, view)
+    up, formula = ("gate_up", "X [W_1 W_2]") if part.gated else ("up", "X W_1")
+    return (
+        Product("router", "X W_r", T, D, part.experts),
+        Product(f"experts' {up}", formula, T, D, part.up.shape[1], A),
+        Product("experts' down", "(.) W", T, part.hidden, D, A),
+        *(Product(f"shared {p.name}", *_rest(p)) for p in shared),
+    )
+
+
+@products.register
+def _vectors(part: VectorEmbedding, view: View) -> Products:
+    return (_linear("vectors", "X W_E", part.linear, view.queries),)
+
+
+@products.register
+def _patches(part: PatchEmbedding, view: View) -> Products:
+    """Each 3 x 3 convolution of the stem halves height and width, so the layers before it have 4 x as many pixels."""
+    layers = [] if part.stem is None else list(part.stem.layers)  # type: ignore[arg-type]
+    pixels = view.queries * part.patch**2
+    stem = []
+    for layer in reversed(layers):
+        inner = layer.in_channels * layer.weight[0, 0].numel()
+        stem.append(Product("stem", "3 x 3, stride 2", pixels, inner, layer.out_channels))
+        pixels *= 4
+    return (*reversed(stem), _linear("patches", "X W_E", part.linear, view.queries))
+
+
+@products.register(LanguageHead)
+@products.register(TiedHead)
+def _language(part: LanguageHead | TiedHead, view: View) -> Products:
+    C, D = part.weight.shape
+    return (Product("logits", "X W_C", view.queries, D, C),)
+
+
+@products.register
+def _pooled(part: PooledHead, view: View) -> Products:
+    hidden = () if part.hidden is None else (_linear("hidden", "x W_P", part.hidden, 1),)
+    return hidden if part.linear is None else (*hidden, _linear("classes", "x W_C", part.linear, 1))
+
+
+@products.register
+def _per_token(part: TokenHead, view: View) -> Products:
+    return (_linear("classes", "X W_C", part.linear, view.queries),)
+
+
+@products.register
+def _forecast(part: ForecastHead, view: View) -> Products:
+    return (_linear("numbers", "X W_C", part.linear, view.queries),)
