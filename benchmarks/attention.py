@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timing import MEGABYTE, Call, exponent, extra_memory, fresh, interleave, limit, report, table
 from torch import Tensor, nn
 
+from timing import MEGABYTE, Call, exponent, extra_memory, fresh, interleave, limit, report, table
 from weft.parts.attention import SelfAttention
 from weft.parts.masks import Causal, Window
 from weft.parts.sight import Sight

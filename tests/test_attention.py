@@ -157,13 +157,18 @@ def test_dropout_drops_in_training_only_and_blocks_repeat_it_in_backward():
 def test_which_kernel_runs_and_why():
     x = torch.zeros(1, 2048, 12)
     attention = SelfAttention(12, 3)
-    assert attention.note(Sight.of(x, Causal()), x).startswith("fused: the mask is a flag")
-    assert attention.note(Sight.of(x, Causal() & Window(64)), x).startswith("blocked: 2048 x 2048")
-    assert attention.note(Sight.of(x, Causal(), Alibi(3)), x).startswith("blocked")
-    assert attention.note(Sight.of(x, Padding(torch.tensor([7]))), x).startswith("fused: a dense mask")
-    assert SelfAttention(12, 3, score=Additive(4, 4, 3)).note(Sight.of(x), x).startswith("explicit: the score")
+    assert attention.note(Sight.of(x, Causal())).startswith("fused: the mask is a flag")
+    assert attention.note(Sight.of(x, Causal() & Window(64))).startswith("blocked: 2048 x 2048")
+    assert attention.note(Sight.of(x, Causal(), Alibi(3))).startswith("blocked")
+    assert attention.note(Sight.of(x, Padding(torch.tensor([7])))).startswith("fused: a dense mask")
+    assert SelfAttention(12, 3, score=Additive(4, 4, 3)).note(Sight.of(x)).startswith("explicit: the score")
+    mapped = SelfAttention(12, 3, score=Bilinear(4, 4, 3))
+    assert mapped.note(Sight.of(x, Causal(), Alibi(3))).startswith("explicit: a bias reads")
+    assert mapped.note(Sight.of(x)).startswith("fused")
     with pytest.raises(weft.WeftError, match="no dot product"):
-        choose(Sight.of(x), False, "fused")
+        Additive(4, 4).fold(x)
+    with pytest.raises(weft.WeftError, match="no dot product"):
+        choose(Sight.of(x), Additive(4, 4), "fused")
 
 
 def test_a_causal_flag_builds_no_pairs(monkeypatch):

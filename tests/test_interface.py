@@ -16,7 +16,7 @@ import pytest
 import weft
 
 FROZEN = Path(__file__).parent / "frozen"
-ROOMS = ("foundation", "figures", "parts", "models")
+ROOMS = ("foundation", "figures", "parts", "models", "foreign", "laws")
 
 
 def public_names() -> dict[str, list[str]]:
@@ -67,6 +67,11 @@ def test_rooms_load_lazily():
     with pytest.raises(AttributeError, match="nonsense"):
         weft.nonsense  # noqa: B018
     assert "build" in dir(weft) and weft.parts.masks.Causal
+
+
+def test_foundation_holds_no_torch_modules():
+    for path in (Path(weft.__file__).parent / "foundation").glob("*.py"):
+        assert "nn" not in path.read_text(encoding="utf-8").replace("import torch.nn", "nn").split(), path
 
 
 def test_no_file_is_long_and_no_function_takes_many_arguments():

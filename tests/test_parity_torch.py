@@ -12,7 +12,7 @@ from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.positions import NoPositionsSpec
 from weft.models.specs import AttentionSpec, ClassicSpec
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
-from weft.parts.block import Memory, PostNorm, PreNorm
+from weft.parts.block import PostNorm, PreNorm, Source
 from weft.parts.embeddings import PatchEmbedding
 from weft.parts.feedforward import FeedForward
 from weft.parts.kernels import BLOCK
@@ -232,8 +232,8 @@ def test_decoder_layer(dtype, activation, norm_first):
     x, memory = random(B, T, D, dtype=dtype), random(B, S, D, dtype=dtype, seed=2)
     lengths = torch.tensor([3, 8])
     padding = torch.arange(S) >= lengths[:, None]
-    seen = Memory(memory, Sight(Places.run(0, T, x.device), Places.of_lengths(lengths, S)))
-    out = ours(x, Sight.of(x, Causal()), memory=seen)
+    seen = Source(memory, Sight(Places.run(0, T, x.device), Places.of_lengths(lengths, S)))
+    out = ours(x, Sight.of(x, Causal()), source=seen)
     agree(out, theirs(x, memory, tgt_mask=distances(T) < 0, memory_key_padding_mask=padding))
 
 

@@ -53,6 +53,7 @@ from weft.models.specs import (
 from weft.models.vision import VisionSpec
 from weft.parts.attention import set_backend
 from weft.parts.masks import Documents
+from weft.parts.relative import t5_buckets
 from weft.parts.state import FIRST_CAPACITY, RING_SLACK
 
 B, C, H, G, K, F, L = 3, 61, 6, 2, 10, 37, 2
@@ -504,7 +505,7 @@ def test_vit_at_another_size(dtype, size):
 def t5(gated: bool) -> tuple[nn.Module, nn.Module]:
     """Classic: ReLU, tied and scaled; gated: T5 1.1's GEGLU and a head of its own, which they tie by default."""
     config = T5Config(
-        vocab_size=C, d_model=23, d_kv=7, d_ff=F, num_layers=2, num_decoder_layers=3, num_heads=5,
+        vocab_size=C, d_model=23, d_kv=7, d_ff=F, num_layers=1, num_decoder_layers=2, num_heads=5,
         relative_attention_num_buckets=8, relative_attention_max_distance=19, layer_norm_epsilon=1e-3,
         feed_forward_proj="gated-gelu" if gated else "relu", tie_word_embeddings=not gated,
     )  # fmt: skip
@@ -519,8 +520,8 @@ def t5(gated: bool) -> tuple[nn.Module, nn.Module]:
         vocabulary=C,
         length=LONG,
         width=23,
-        layers=2,
-        decoder_layers=3,
+        layers=1,
+        decoder_layers=2,
         mixer=AttentionSpec(heads=5, head_width=7, score="dot", bias=False),
         feedforward=GatedSpec(hidden=F, activation="gelu-tanh")
         if gated
@@ -533,6 +534,14 @@ def t5(gated: bool) -> tuple[nn.Module, nn.Module]:
 
 
 both_kinds = pytest.mark.parametrize("gated", [False, True])
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (11, 19), (4, 3)])
+def test_buckets_of_distances(both_ways, buckets, farthest):
+    far = torch.arange(-2 * farthest - 7, 2 * farthest + 8)
+    expected = modeling_t5.T5Attention._relative_position_bucket(far, both_ways, buckets, farthest)
+    assert torch.equal(t5_buckets(far, buckets, farthest, both_ways), expected)
 
 
 @torch.no_grad()
@@ -594,6 +603,27 @@ def test_t5_gradients(gated):
     agree(ours.embedding.weight.grad / expected.abs().max(), expected / expected.abs().max())
     table = theirs.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad
     agree(ours.encoder.position.table.grad / table.abs().max(), table / table.abs().max())
+
+
+# --- presets ---
+
+ORIGINALS = {
+    "gpt2": (transformers.GPT2LMHeadModel, GPT2Config()),
+    "mistral-7b": (transformers.MistralForCausalLM, MistralConfig()),
+    "mixtral-8x7b": (transformers.MixtralForCausalLM, MixtralConfig()),
+    "bert-base": (transformers.BertModel, BertConfig()),
+    "vit-b16": (transformers.ViTForImageClassification, ViTConfig(num_labels=1000)),
+    "t5-small": (transformers.T5ForConditionalGeneration, T5Config()),
+}
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_presets_have_as_many_weights_as_the_originals(name):
+    kind, config = ORIGINALS[name]
+    with torch.device("meta"):
+        theirs = kind._from_config(config)
+    ours = weft.build(name, device="meta")
+    assert sum(w.numel() for w in ours.parameters()) == sum(w.numel() for w in theirs.parameters())
 
 
 # --- teeth ---

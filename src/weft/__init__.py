@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from weft import figures, foundation, models, parts
+    from weft import figures, foreign, foundation, laws, models, parts
     from weft.foundation.errors import WeftError
     from weft.models.build import build, read_spec
     from weft.models.presets import preset, presets
@@ -23,14 +23,16 @@ _HOMES = {
     "presets": "weft.models.presets",
     "read_spec": "weft.models.build",
 }
-_ROOMS = ("figures", "foundation", "models", "parts")
+_ROOMS = ("figures", "foreign", "foundation", "laws", "models", "parts")
 
 __all__ = [
     "WeftError",
     "__version__",
     "build",
     "figures",
+    "foreign",
     "foundation",
+    "laws",
     "models",
     "parts",
     "preset",

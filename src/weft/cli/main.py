@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,21 +25,29 @@ class _Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except WeftError as error:
-            if os.environ.get("WEFT_DEBUG", "") not in ("", "0"):
-                traceback.print_exc()
-            raise _stop(f"weft: {error}", USER_ERROR) from None
+            raise _stop(str(error), USER_ERROR) from None
         except KeyboardInterrupt:
-            raise _stop("weft: stopped", INTERRUPTED) from None
+            raise _stop("stopped", INTERRUPTED) from None
         except BrokenPipeError:
-            # What is still in the buffer would fail again when Python closes stdout.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             raise typer.Exit(CLOSED_PIPE) from None
+        except OSError as error:
+            _drop_output()
+            where = error.filename or "the output"
+            raise _stop(f"cannot read or write {where}: {error.strerror}; check disk and path", USER_ERROR) from None
         return result
 
 
 def _stop(sentence: str, code: int) -> typer.Exit:
-    print(sentence, file=sys.stderr)
+    if code == USER_ERROR and os.environ.get("WEFT_DEBUG", "") not in ("", "0"):
+        traceback.print_exc()
+    print(f"weft: {sentence}", file=sys.stderr)
     return typer.Exit(code)
+
+
+def _drop_output() -> None:
+    """Send to nowhere what is still in the buffer: it would fail again when Python closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
@@ -73,6 +82,7 @@ def _weft(
       weft demo                   train a small language model and see what it learned
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
+      weft laws gpt2              check that it does what it declares
     """
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
@@ -81,12 +91,15 @@ def _weft(
 @app.command()
 def show(
     preset: Annotated[
-        str | None, typer.Argument(help="A preset's name or a spec file (.json, .toml); none lists all presets.")
+        str | None,
+        typer.Argument(metavar="PRESET", help="A preset's name or a spec file (.json, .toml); none lists all presets."),
     ] = None,
     length: Annotated[int | None, typer.Option(help="N, the length in tokens; the model's own if left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Parameters, shapes, the matrix products of a block, memory and FLOPs; builds nothing large.
+    """What a model is made of and what it costs.
+
+    Parameters, shapes, the matrix products of a block, memory and FLOPs, of any size: nothing large is built.
 
     \b
     Examples:
@@ -108,7 +121,9 @@ def demo(
     seconds: Annotated[float, typer.Option(help="At most so long a training.")] = 20.0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a small language model on Python's own documentation, without network, and see what it learned.
+    """Train a small language model and see what it learned.
+
+    It reads the documentation that comes with Python, so no network is needed.
 
     \b
     Examples:
@@ -119,6 +134,43 @@ def demo(
     from weft.cli.demo import run_demo
 
     run_demo(seconds, as_json)
+
+
+@app.command()
+def laws(
+    preset: Annotated[str | None, typer.Argument(metavar="[PRESET]", help="A preset's name.")] = None,
+    module: Annotated[
+        str | None, typer.Option(help="A model of your own: package.module:factory, a function that makes it.")
+    ] = None,
+    example: Annotated[
+        str | None, typer.Option(help="Tokens that it takes, such as 3,1,4; else drawn at random.")
+    ] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--not-causal", help="Declare whether it looks only back.")
+    ] = None,
+    positions: Annotated[str | None, typer.Option(help="Declare its positions: none, absolute or relative.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Declare how many tokens there are.")] = None,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also compare with torch.compile.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Draw the report into this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a model does what it declares.
+
+    No look ahead, padding, batch company and packing change nothing, the cache equals the full forward, and more.
+    Exit code 1 if a declared law is broken.
+
+    \b
+    Examples:
+      weft laws nano-gpt
+      weft laws mixtral-8x7b --json                large presets are judged in small
+      weft laws --module my_project.model:build --causal --html laws.html
+    """
+    from weft.cli.laws import run_laws
+
+    given = {"causal": causal, "positions": positions, "vocabulary": vocabulary}
+    declared = {name: value for name, value in given.items() if value is not None}
+    if not run_laws(preset, module, example, declared, as_json, html, compiled):
+        raise typer.Exit(FAILED)
 
 
 def run() -> None:

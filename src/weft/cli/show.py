@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from weft.cli.terminal import console, in_bytes, in_flops, print_json
@@ -20,6 +21,7 @@ from weft.models.part_tree import Part
 from weft.models.presets import preset, presets
 
 SUFFIXES = (".json", ".toml")
+WIDE = 100
 
 
 def show_presets(as_json: bool) -> None:
@@ -60,7 +62,7 @@ def find_spec(source: str) -> AnySpec:
         return preset(source)
     path = Path(source)
     if path.suffix.lower() not in SUFFIXES:
-        close = difflib.get_close_matches(source.lower(), presets(), n=3)
+        close = difflib.get_close_matches(source.lower(), presets(), n=3, cutoff=0.75)
         hint = f"did you mean {' or '.join(close)}?" if close else "`weft show` lists the presets"
         raise WeftError(f"there is no preset {source!r}, and a spec file ends in .json or .toml: {hint}")
     try:
@@ -79,7 +81,14 @@ def find_spec(source: str) -> AnySpec:
 
 def _table(*columns: str, title: str | None = None) -> Table:
     """A light table; a column whose name ends in > is set flush right."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for column in columns:
         table.add_column(
             column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold", header_style="dim"
@@ -95,7 +104,7 @@ def _print_head(out: Console, source: str, found: Estimate) -> None:
     words = [f"{name} {size:,}" for name, size in sizes.items() if size]
     if found.tokens != found.length:
         words.append(f"tokens in the blocks {found.tokens:,}")
-    out.print(f"[bold]{source}[/bold]: {found.family}, {found.parameters:,} parameters{active}")
+    out.print(f"[bold]{escape(source)}[/bold]: {found.family}, {found.parameters:,} parameters{active}")
     out.print(", ".join(words))
     for note in found.notes:
         out.print(f"[yellow]Note: {note}[/yellow]")
@@ -104,17 +113,20 @@ def _print_head(out: Console, source: str, found: Estimate) -> None:
 
 def _print_parts(out: Console, found: Estimate) -> None:
     table = _table("part", "kind", "shapes", "parameters>", title="Parts")
+    table.columns[0].no_wrap = True
     for stem, part in _branches(found.parts):
         name = part.name if part.copies == 1 else f"{part.name} x {part.copies}"
-        each = "" if part.copies == 1 else f"{part.copies} x {part.parameters:,} = "
-        count = f"{each}{part.total:,}" if part.total else "-"
+        count = f"{part.total:,}" if part.total else "-"
         table.add_row(f"[dim]{stem}[/dim]{name}", f"[dim]{part.kind}[/dim]", part.shapes, count)
     out.print(table)
+    if any(part.copies > 1 for _, part in found.parts.walk()):
+        out.print("[dim]Inside of what stands there several times, numbers are of one.[/dim]")
+    out.print()
     table = _table("for", "parameters>", "share>", title="Parameters by part")
-    for role, count in sorted(found.roles.items(), key=lambda item: -item[1]):
-        table.add_row(role, f"{count:,}", f"{count / found.parameters:.1%}")
+    for role, size in sorted(found.roles.items(), key=lambda item: -item[1]):
+        table.add_row(role, f"{size:,}", f"{size / found.parameters:.1%}")
     table.add_row("[bold]all[/bold]", f"[bold]{found.parameters:,}[/bold]", "")
-    out.print(table)
+    out.print(table, "", sep="\n")
 
 
 def _branches(part: Part, before: str = "", own: str = "") -> Iterator[tuple[str, Part]]:
@@ -126,26 +138,22 @@ def _branches(part: Part, before: str = "", own: str = "") -> Iterator[tuple[str
 
 
 def _print_products(out: Console, found: Estimate) -> None:
+    wide = out.width >= WIDE
+    names = ("where", "product", "formula", "shapes", "cost>", "share>")
     title = f"Matrix products of one sequence at N = {found.length:,}"
-    table = _table("where", "product", "formula", "shapes", "cost>", "share>", title=title)
+    table = _table(*(name for name in names if wide or name != "formula"), title=title)
     total = max(found.flops_forward, 1)
     for group in found.groups:
         where = group.where if group.copies == 1 else f"{group.where} x {group.copies}"
         for product in group.products:
-            share = group.copies * product.flops / total
-            shapes = product.shapes.replace("[", r"\[")
-            table.add_row(
-                where,
-                product.name,
-                product.formula.replace("[", r"\["),
-                shapes,
-                in_flops(product.flops),
-                f"{share:.1%}",
-            )
+            formula = [escape(product.formula)] if wide else []
+            shapes = product.shapes if wide else product.shapes.partition(" -> ")[0]
+            share = f"{group.copies * product.flops / total:.1%}"
+            table.add_row(where, product.name, *formula, escape(shapes), in_flops(product.flops), share)
             where = ""
         table.add_section()
     out.print(table)
-    out.print(f"[dim]Costs are of one block; shares are of all blocks.[/dim]\n")
+    out.print("[dim]Costs are of one block, shares of all.[/dim]\n")
 
 
 def _print_memory(out: Console, found: Estimate) -> None:
@@ -156,16 +164,17 @@ def _print_memory(out: Console, found: Estimate) -> None:
     table.add_row(
         "training, AdamW",
         in_bytes(memory.training_adamw),
-        "weights, gradients and 2 moments in float32; no activations",
+        "weights, gradients, 2 moments, float32; no activations",
     )
     if found.state:
         kept = ", ".join(part.what for part in found.state)
         table.add_row("state, float32", in_bytes(memory.state_float32), f"{kept}; one sequence of {N} tokens")
         table.add_row("state, 2 bytes", in_bytes(memory.state_2_bytes), "")
     if found.heads:
-        how = f"H x N x N = {found.heads} x {N} x {N} in 2 bytes; a fused kernel never stores them"
-        table.add_row("one layer's attention weights", in_bytes(memory.unfused_attention), how)
-    out.print(table)
+        fate = "a fused kernel never stores them" if found.layers else "kept as the alignment"
+        how = f"H x N x N = {found.heads} x {N} x {N}, 2 bytes, one layer; {fate}"
+        table.add_row("attention weights", in_bytes(memory.unfused_attention), how)
+    out.print(table, "", sep="\n")
 
 
 def _print_flops(out: Console, found: Estimate) -> None:

@@ -37,7 +37,7 @@ def read_spec(source: str | Mapping[str, Any]) -> AnySpec:
     except json.JSONDecodeError as error:
         raise SpecError(f"this spec is not JSON ({error}): check the file") from None
     family = tree.get("family")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise SpecError(f"family {family!r} is unknown: choose one of {', '.join(FAMILIES)}")
     return FAMILIES[family].from_tree(tree)  # type: ignore[return-value]
 

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from functools import singledispatch
 from typing import Any
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.build import AnySpec, build
@@ -148,8 +150,9 @@ def estimate(spec: AnySpec, length: int | None = None) -> Estimate:
     length = default_length(spec) if length is None else length
     if length < 1:
         raise WeftError(f"length {length}, but a sequence has at least one token: choose a length from 1")
-    model = _blank(spec)
-    plan = _plan(model, length)
+    with _NoNumbers():
+        model = _blank(spec)
+        plan = _plan(model, length)
     parameters = sum(p.numel() for p in model.parameters())
     kept = sum(part.numbers for part in plan.state)
     return Estimate(
@@ -175,6 +178,15 @@ def estimate(spec: AnySpec, length: int | None = None) -> Estimate:
         ),
         notes=_notes(spec, length),
     )
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Only shapes matter here: on the meta device torch's randn and mul would load its compiler first, for seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.mul and isinstance(args[1], (int, float)):
+            return args[0]
+        return (torch.empty if func is torch.randn else func)(*args, **(kwargs or {}))
 
 
 def _blank(spec: AnySpec) -> nn.Module:
@@ -303,17 +315,18 @@ def _reach(mask: Mask, tokens: int) -> tuple[int, int]:
 
 
 def _stack_groups(where: str, stack: Stack, tokens: int, source: int | None = None) -> list[Group]:
-    """One group for each kind of block: same products in a row of blocks are named once."""
+    """One group for each kind of block: blocks with the same products are counted together."""
     found: dict[tuple[str, Products], int] = {}
     for block, mask in zip(stack.blocks, stack.masks, strict=True):
         assert isinstance(block, Block)
-        seen, _ = _reach(mask, tokens)
+        seen, kept = _reach(mask, tokens)
         view = View(tokens, tokens, seen)
         run = (*products(block.mixer, view), *position_products(stack.position, block.mixer, view))
         if block.cross is not None and source is not None:
             run += products(block.cross, View.full(tokens, source))
         run += products(block.feedforward, view)
-        title = where if seen == tokens or not isinstance(block.mixer, SelfAttention) else f"{where}, window"
+        windowed = seen < tokens and isinstance(block.mixer, SelfAttention)
+        title = f"{where} (window {kept})" if windowed else where
         found[title, run] = found.get((title, run), 0) + 1
     return [Group(title, copies, run) for (title, run), copies in found.items()]
 

@@ -180,7 +180,7 @@ def arrange_call(
     mask: Mask | None,
     state: State | None,
 ) -> Places:
-    """Where the tokens [B, T, ...] of a call stand: positions as given, or following the mask's padding and the state's clock."""
+    """Where the tokens [B, T, ...] of a call stand: as given, or following the mask's padding and the state's clock."""
     batch, length = tokens.shape[:2]
     if length == 0:
         raise ShapeError("an empty sequence: give at least one token")

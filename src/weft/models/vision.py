@@ -116,9 +116,9 @@ class VisionTransformer(nn.Module):
         mask: Mask | None = None,
         state: State | None = None,
     ) -> Output:
-        """[B, channels, height, width] -> hidden [B, (1 +) h w, D], logits [B, classes]; a new size resizes the grid."""
+        """[B, channels, height, width] -> hidden [B, (1 +) h w, D], logits [B, classes]; new sizes resize the grid."""
         if positions is not None or state is not None:
-            raise WeftError("a vision model takes positions from the image's grid and keeps no state: leave both out")
+            raise WeftError("a vision model has its image's grid for positions and keeps no state: leave both out")
         x, grid = self.patches(images)
         cells = Places.run(0, x.shape[1], x.device, grid)
         places = cells if self.class_token is None else cells.after(1)

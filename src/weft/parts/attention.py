@@ -58,14 +58,10 @@ class _Attention(nn.Module):
     def gather(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         """Score, mask, weigh and gather: Y [B, H, T, V], by the kernel that fits."""
         dropout = self.dropout if self.training else 0.0
-        folded = self.score.fold(query)
-        kernel, _ = choose(sight, folded is not None, self.backend)
-        if kernel == "explicit" or folded is None:
+        kernel, _ = choose(sight, self.score, self.backend)
+        if kernel == "explicit":
             return explicit(query, key, value, sight, self.score, dropout)[0]
-        mapped, scale = folded
-        if sight.has_bias and mapped is not query:
-            # The bias of relative vectors reads the query itself, not the mapped one.
-            return explicit(query, key, value, sight, self.score, dropout)[0]
+        mapped, scale = self.score.fold(query)
         run = blocked if kernel == "blocked" else fused
         return run(mapped, key, value, sight, scale, dropout)
 
@@ -73,10 +69,9 @@ class _Attention(nn.Module):
         """A [B, H, T, S] from the same queries and keys, for looking at."""
         return attention_weights(query, key, sight, self.score)
 
-    def note(self, sight: Sight, like: Tensor) -> str:
+    def note(self, sight: Sight) -> str:
         """Which kernel runs for this sight and why, in words."""
-        kernel, why = choose(sight, self.score.fold(like.new_zeros(1, self.heads, 1, self.head_width)) is not None)
-        return f"{kernel}: {why}"
+        return ": ".join(choose(sight, self.score, self.backend))
 
     def merge(self, y: Tensor) -> Tensor:
         """Concatenate heads and project: [B, H, T, V] -> [B, T, D]."""

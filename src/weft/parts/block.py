@@ -27,8 +27,8 @@ def stochastic_depth(branch: Tensor, share: float, training: bool) -> Tensor:
     return branch * kept / (1 - share)
 
 
-class Memory:
-    """What the decoder looks at while it decodes: hidden states of the source, what is seen of them, their state."""
+class Source:
+    """What cross-attention looks at: hidden states, what is seen of them, and their projected keys and values."""
 
     def __init__(self, hidden: Tensor, sight: Sight, state: TensorState | None = None) -> None:
         self.hidden, self.sight, self.state = hidden, sight, state
@@ -69,14 +69,14 @@ class PreNorm(Block):
         z: Tensor,
         sight: Sight | None = None,
         state: LayerState | None = None,
-        memory: Memory | None = None,
+        source: Source | None = None,
         notes: Notes | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         if self.mixer is not None and self.mixer_norm is not None:
             z = z + self.drop(self.mixer(self.mixer_norm(z), sight, state))
-        if self.cross is not None and self.cross_norm is not None and memory is not None:
-            z = z + self.drop(self.cross(self.cross_norm(z), memory.hidden, memory.sight, memory.state))
+        if self.cross is not None and self.cross_norm is not None and source is not None:
+            z = z + self.drop(self.cross(self.cross_norm(z), source.hidden, source.sight, source.state))
         if self.feedforward is not None and self.feedforward_norm is not None:
             z = z + self.drop(self.feedforward(self.feedforward_norm(z), notes))
         return z
@@ -90,14 +90,14 @@ class PostNorm(Block):
         x: Tensor,
         sight: Sight | None = None,
         state: LayerState | None = None,
-        memory: Memory | None = None,
+        source: Source | None = None,
         notes: Notes | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         if self.mixer is not None and self.mixer_norm is not None:
             x = self.mixer_norm(self.drop(self.mixer(x, sight, state)) + x)
-        if self.cross is not None and self.cross_norm is not None and memory is not None:
-            x = self.cross_norm(self.drop(self.cross(x, memory.hidden, memory.sight, memory.state)) + x)
+        if self.cross is not None and self.cross_norm is not None and source is not None:
+            x = self.cross_norm(self.drop(self.cross(x, source.hidden, source.sight, source.state)) + x)
         if self.feedforward is not None and self.feedforward_norm is not None:
             x = self.feedforward_norm(self.drop(self.feedforward(x, notes)) + x)
         return x

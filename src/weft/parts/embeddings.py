@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.parts.norms import Norm
 from weft.parts.places import Places
+from weft.parts.weights import drawn
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:
@@ -31,7 +32,7 @@ class TokenEmbedding(nn.Module):
     def __init__(self, vocabulary: int, width: int, scale: float = 1.0) -> None:
         super().__init__()
         self.vocabulary, self.scale = vocabulary, scale
-        self.weight = nn.Parameter(torch.randn(vocabulary, width) * 0.02)
+        self.weight = drawn(vocabulary, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> [B, T, D]."""
@@ -107,7 +108,7 @@ class ClassToken(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.vector = nn.Parameter(torch.randn(width) * 0.02)
+        self.vector = drawn(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, 1 + T, D]."""
@@ -119,7 +120,7 @@ class SegmentEmbedding(nn.Module):
 
     def __init__(self, segments: int, width: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(segments, width) * 0.02)
+        self.table = drawn(segments, width)
 
     def forward(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         """x + S_segment."""

@@ -14,6 +14,7 @@ from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
 from weft.parts.feedforward import activation
 from weft.parts.notes import Notes
+from weft.parts.weights import drawn
 
 
 def route(logits: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,9 +72,9 @@ class Experts(nn.Module):
         self.width, self.hidden, self.experts, self.active = width, hidden, experts, active
         self.activation_name, self.gated = activation_name, gated
         self.activation = activation(activation_name)
-        self.router = nn.Parameter(torch.randn(experts, width) * width**-0.5)
-        self.up = nn.Parameter(torch.randn(experts, (2 if gated else 1) * hidden, width) * width**-0.5)
-        self.down = nn.Parameter(torch.randn(experts, width, hidden) * hidden**-0.5)
+        self.router = drawn(experts, width, std=width**-0.5)
+        self.up = drawn(experts, (2 if gated else 1) * hidden, width, std=width**-0.5)
+        self.down = drawn(experts, width, hidden, std=hidden**-0.5)
         self.shared = shared
 
     def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:

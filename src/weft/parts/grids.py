@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.parts.positions import sinusoids
+from weft.parts.weights import drawn
 
 Grid = tuple[int, int]
 
@@ -46,7 +47,7 @@ class GridTable(nn.Module):
     def __init__(self, grid: Grid, width: int, extra: int = 0) -> None:
         super().__init__()
         self.grid, self.extra = grid, extra
-        self.table = nn.Parameter(torch.randn(extra + grid[0] * grid[1], width) * 0.02)
+        self.table = drawn(extra + grid[0] * grid[1], width)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """x + P."""
@@ -58,9 +59,9 @@ class GridAxes(nn.Module):
 
     def __init__(self, grid: Grid, width: int, extra: int = 0) -> None:
         super().__init__()
-        self.rows = nn.Parameter(torch.randn(grid[0], width) * 0.02)
-        self.columns = nn.Parameter(torch.randn(grid[1], width) * 0.02)
-        self.extra = nn.Parameter(torch.randn(extra, width) * 0.02) if extra else None
+        self.rows = drawn(grid[0], width)
+        self.columns = drawn(grid[1], width)
+        self.extra = drawn(extra, width) if extra else None
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """x + R_row + C_column."""

@@ -169,17 +169,19 @@ def _set_random_state(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
 
 
-def choose(sight: Sight, folds: bool, backend: Backend = "auto") -> tuple[Backend, str]:
+def choose(sight: Sight, score: Score, backend: Backend = "auto") -> tuple[Backend, str]:
     """Which of the three runs, and why, in words."""
     T, S = sight.queries.length, sight.keys.length
     if backend == "explicit":
         return "explicit", "asked for"
-    if not folds:
+    if score.folds == "never":
         if backend != "auto":
             raise WeftError(
                 f"this score is no dot product, so the {backend} kernel cannot run it: use auto or explicit"
             )
         return "explicit", "the score is no dot product of a mapped query and a key"
+    if score.folds == "mapped" and sight.has_bias:
+        return "explicit", "a bias reads the query itself, the kernel would see the mapped one"
     if backend != "auto":
         return backend, "asked for"
     if sight.form != "dense" and not sight.has_bias:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from weft.foundation.errors import LengthError
 from weft.foundation.numerics import wide
 from weft.parts.places import Places
+from weft.parts.weights import drawn
 
 Join = Literal["add", "concatenate"]
 
@@ -37,7 +38,7 @@ class LearnedPositions(nn.Module):
     def __init__(self, length: int, width: int, join: Join = "add") -> None:
         super().__init__()
         self.length, self.join = length, join
-        self.table = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.table = drawn(length, width)
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         """[B, T, D'] -> [B, T, D]; past the end raises `LengthError`."""

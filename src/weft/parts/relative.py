@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import wide
 from weft.parts.places import Places
+from weft.parts.weights import drawn
 
 Turn = tuple[Tensor, Tensor]
 
@@ -172,7 +173,7 @@ class BucketedBias(AttentionPosition):
     def __init__(self, heads: int, buckets: int = 32, farthest: int = 128, both_ways: bool = True) -> None:
         super().__init__()
         self.buckets, self.farthest, self.both_ways = buckets, farthest, both_ways
-        self.table = nn.Parameter(torch.randn(buckets, heads) * 0.02)
+        self.table = drawn(buckets, heads)
 
     def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
         """[B or 1, H, T, S]."""
@@ -186,7 +187,7 @@ class RelativeVectors(AttentionPosition):
     def __init__(self, head_width: int, reach: int = 16) -> None:
         super().__init__()
         self.reach = reach
-        self.table = nn.Parameter(torch.randn(2 * reach + 1, head_width) * head_width**-0.5)
+        self.table = drawn(2 * reach + 1, head_width, std=head_width**-0.5)
 
     def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
         """[B, H, T, S]; each query meets each of the 2 reach + 1 vectors once, then pairs look theirs up."""

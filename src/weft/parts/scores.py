@@ -7,11 +7,13 @@ says so with `fold`, and then runs in the fused kernel; the others are computed 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from weft.foundation.errors import ShapeError
+from weft.foundation.errors import ShapeError, WeftError
+from weft.parts.weights import drawn
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
@@ -53,11 +55,16 @@ def concatenated(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
 
 
 class Score(nn.Module):
-    """A score with its weights, one set a head: `score(q, k)` gives e [B, H, T, S]."""
+    """A score with its weights, one set a head: `score(q, k)` gives e [B, H, T, S].
 
-    def fold(self, query: Tensor) -> tuple[Tensor, float] | None:
-        """(q', s) with e = s q'^T k, for the fused kernel; None where the score is no such product."""
-        return None
+    `folds`: whether e = s q'^T k, which the fused kernel can run, with q' the query itself or a map of it.
+    """
+
+    folds: Literal["plain", "mapped", "never"] = "never"
+
+    def fold(self, query: Tensor) -> tuple[Tensor, float]:
+        """(q', s) with e = s q'^T k, for the fused kernel."""
+        raise WeftError(f"{type(self).__name__} is no dot product: compute it explicitly")
 
     def prepare(self, key: Tensor) -> Tensor:
         """What can be computed from the keys alone, once for all queries that come one by one."""
@@ -70,6 +77,8 @@ class Score(nn.Module):
 
 class Dot(Score):
     """q^T k, see `dot`."""
+
+    folds = "plain"
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
@@ -84,6 +93,8 @@ class Dot(Score):
 class ScaledDot(Score):
     """q^T k / sqrt(D_K), see `scaled_dot`."""
 
+    folds = "plain"
+
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
         _expect_equal(query, key)
@@ -97,9 +108,11 @@ class ScaledDot(Score):
 class Bilinear(Score):
     """q^T W k, see `bilinear`."""
 
+    folds = "mapped"
+
     def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
         super().__init__()
-        self.W = nn.Parameter(torch.randn(heads, query_width, key_width) * (query_width * key_width) ** -0.25)
+        self.W = drawn(heads, query_width, key_width, std=(query_width * key_width) ** -0.25)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, D_Q], [B, H, S, D_K] -> [B, H, T, S]."""
@@ -116,9 +129,9 @@ class Additive(Score):
     def __init__(self, query_width: int, key_width: int, heads: int = 1, hidden: int | None = None) -> None:
         super().__init__()
         F = hidden or key_width
-        self.W = nn.Parameter(torch.randn(heads, F, query_width) * query_width**-0.5)
-        self.U = nn.Parameter(torch.randn(heads, F, key_width) * key_width**-0.5)
-        self.v = nn.Parameter(torch.randn(heads, F) * F**-0.5)
+        self.W = drawn(heads, F, query_width, std=query_width**-0.5)
+        self.U = drawn(heads, F, key_width, std=key_width**-0.5)
+        self.v = drawn(heads, F, std=F**-0.5)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, D_Q], [B, H, S, D_K] -> [B, H, T, S]."""
@@ -138,7 +151,7 @@ class Concatenated(Score):
 
     def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.randn(heads, query_width + key_width) * (query_width + key_width) ** -0.5)
+        self.w = drawn(heads, query_width + key_width, std=(query_width + key_width) ** -0.5)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, D_Q], [B, H, S, D_K] -> [B, H, T, S]."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.parts.attention import SelfAttention
-from weft.parts.block import Block, Memory
+from weft.parts.block import Block, Source
 from weft.parts.masks import Everything, Mask
 from weft.parts.norms import Norm
 from weft.parts.notes import Notes
@@ -55,7 +55,7 @@ class Stack(nn.Module):
             kept = None if state is None else state.layers[layer]
             seen = None
             if memory is not None and cross is not None:
-                seen = Memory(memory[0], cross, None if state is None else state.crosses[layer])
+                seen = Source(memory[0], cross, None if state is None else state.crosses[layer])
             x = block(x, sights[own], kept, seen, notes)
         if state is not None:
             state.clock.advance(places)

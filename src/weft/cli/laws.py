@@ -1,0 +1,114 @@
+"""`weft laws`: check a preset, or a module of one's own, against the laws that it declares."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli.terminal import console, print_json
+from weft.foundation.errors import WeftError
+from weft.laws import Report, check
+from weft.laws.page import write_page
+from weft.models.build import build
+from weft.models.presets import preset
+from weft.models.shrink import shrink
+
+WHOLE = 20_000_000
+COLOURS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}
+
+
+def run_laws(
+    name: str | None,
+    module: str | None,
+    example: str | None,
+    declared: dict[str, Any],
+    as_json: bool,
+    html: Path | None,
+    compiled: bool,
+) -> bool:
+    """Check and print; True if no declared law is broken."""
+    if (name is None) == (module is None):
+        raise WeftError(
+            "name either a preset or a module: `weft laws gpt2` or `weft laws --module package.module:factory`"
+        )
+    subject, said = _preset(name) if name is not None else (_module(module or ""), None)
+    report = check(subject, _example(example), compiled=compiled, **declared)
+    if said is not None:
+        report = Report(
+            name or "", report.findings, (said, *report.assumed), report.dependence, report.declared, report.seconds
+        )
+    if html is not None:
+        write_page(report, html)
+    if as_json:
+        print_json({**report.to_tree(), "html": None if html is None else str(html)})
+    else:
+        _print(report, html)
+    return not report.broken
+
+
+def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
+    """Small presets whole; large ones in small, of the same kinds."""
+    spec = preset(name)
+    parameters = sum(p.numel() for p in build(spec, device="meta").parameters())
+    if parameters <= WHOLE:
+        return build(spec), None
+    small = shrink(spec)
+    layers = "" if small.family == "recurrent-seq2seq" else f", {small.layers} layers"
+    said = f"{parameters:,} parameters are judged in small: the same kinds, width {small.width}{layers}"
+    return build(small), said
+
+
+def _module(place: str) -> Any:
+    """What a factory in the user's own code gives: package.module:factory."""
+    path, _, factory = place.partition(":")
+    if not path or not factory:
+        raise WeftError(f"{place!r} names no factory: write package.module:factory")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(path), factory)
+    except ModuleNotFoundError as error:
+        raise WeftError(f"there is no module {error.name!r} here: run from its folder or install it") from error
+    except AttributeError as error:
+        raise WeftError(f"module {path!r} has no {factory!r}: name a function or class that gives the model") from error
+    except Exception as error:
+        raise WeftError(f"importing {path!r} fails with {type(error).__name__}: {error}") from error
+    if isinstance(found, torch.nn.Module):
+        return found
+    if not callable(found):
+        raise WeftError(f"{place!r} is a {type(found).__name__}: name a module or a function that makes one")
+    try:
+        return found()
+    except Exception as error:
+        raise WeftError(f"{place} fails with {type(error).__name__}: {error}") from error
+
+
+def _example(text: str | None) -> torch.Tensor | None:
+    if text is None:
+        return None
+    try:
+        return torch.tensor([[int(token) for token in text.replace(",", " ").split()]])
+    except ValueError:
+        raise WeftError(f"an example is token numbers such as 3,1,4,1,5, not {text!r:.60}") from None
+
+
+def _print(report: Report, html: Path | None) -> None:
+    out = console()
+    for text in report.assumed:
+        out.print(Text(f"Assumed: {text}.", style="dim"))
+    table = Table(title=f"Laws of {report.model}", title_justify="left", expand=False)
+    for heading in ("Law", "Verdict", "Evidence", "Blame and likely cause"):
+        table.add_column(heading, overflow="fold")
+    for f in report.findings:
+        blame = ": ".join(text for text in (f.blame, f.cause) if text)
+        table.add_row(f.law, Text(f.verdict, style=COLOURS[f.verdict]), Text(f.evidence), Text(blame))
+    out.print(table)
+    holds = sum(f.verdict == "holds" for f in report.findings)
+    out.print(f"{holds} laws hold, {len(report.broken)} are broken ({report.seconds:.1f} s).")
+    if html is not None:
+        out.print(f"Drawn in {html}.")

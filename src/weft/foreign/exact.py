@@ -1,0 +1,46 @@
+"""Exactness: a float64 copy that really computes in float64.
+
+Norms, softmaxes, routers and rotary angles of other libraries cast to float32 inside, whatever the weights' type; right
+for training, but their rounding would hide violations below 1e-7. In a checked copy those casts give float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Exact(TorchFunctionMode):
+    """Within it, whatever asks for a narrower floating-point type, or for none, is given float64."""
+
+    def __enter__(self) -> Any:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *problem: Any) -> None:
+        super().__exit__(*problem)
+        torch.set_default_dtype(self._before)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """One call of a torch function."""
+        del types
+        kwargs = kwargs or {}
+        if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
+            func = torch.Tensor.double
+        if any(isinstance(argument, torch.dtype) and argument in NARROW for argument in args):
+            args = tuple(_wide(argument) for argument in args)
+        if "dtype" in kwargs:
+            kwargs = {**kwargs, "dtype": _wide(kwargs["dtype"])}
+        return func(*args, **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in NARROW else value

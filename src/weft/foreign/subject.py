@@ -1,0 +1,162 @@
+"""A subject: a model as the laws see it, whatever library it comes from.
+
+An adapter says how to call it and what it declares. What it cannot do it refuses with `Unable`, so that a law that
+needs it is reported as not testable, with the reason, and never as holding. To have any other module checked, subclass
+`Subject` and implement `run`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.models.output import Declaration
+from weft.parts.masks import Mask
+
+
+def stir(module: nn.Module) -> int:
+    """Give weight matrices that are all zero small random values; how many there were. Nothing else is touched."""
+    random = torch.Generator().manual_seed(0)
+    zeros = [p for p in module.parameters() if p.dim() >= 2 and p.numel() and not p.any()]
+    with torch.no_grad():
+        for weight in zeros:
+            weight.copy_(torch.randn(weight.shape, generator=random, dtype=torch.float64) * weight.shape[-1] ** -0.5)
+    return len(zeros)
+
+
+class Unable(Exception):
+    """Why something cannot be asked of this subject, in words."""
+
+
+_WORDS = {"real": "padding mask", "source_real": "padding mask for its source", "documents": "document ids"}
+
+
+@dataclass
+class Call:
+    """One call: content [B, T] or [B, T, C], and what may come with it.
+
+    `real` [B, T] marks real tokens; `positions` [B, T] places them; `documents` [B, T] packs them; `mask` is one of
+    ours; `source` and `source_real` are an encoder-decoder's or an image.
+    """
+
+    content: Tensor
+    real: Tensor | None = None
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    mask: Mask | None = None
+    source: Tensor | None = None
+    source_real: Tensor | None = None
+
+    def takes(self, *allowed: str) -> None:
+        """Refuse what an adapter has no way to pass on."""
+        for name in ("real", "positions", "documents", "mask", "source", "source_real"):
+            if getattr(self, name) is not None and name not in allowed:
+                raise Unable(f"this kind of module takes no {_WORDS.get(name, name)}")
+
+
+@dataclass
+class Subject:
+    """A module, what it declares, and what was assumed in saying so."""
+
+    module: nn.Module
+    declares: Declaration
+    assumed: tuple[str, ...] = ()
+    example: Tensor | None = None
+    source_example: Tensor | None = None
+    avoid: tuple[int, ...] = ()
+    library: str = "torch"
+    notes: list[str] = field(default_factory=list)
+
+    def run(self, call: Call) -> Tensor:
+        """One output vector a token, [B, T, C], computed all at once."""
+        raise NotImplementedError
+
+    def begin(self, batch: int) -> Any:
+        """An empty cache."""
+        raise Unable("this kind of module is called without a cache")
+
+    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+        """Outputs for the next tokens, given the cache; and the cache after them."""
+        raise Unable("this kind of module is called without a cache")
+
+    def backends(self) -> tuple[str, ...]:
+        """Names of the ways to compute attention that can be chosen between."""
+        return ()
+
+    def set_backend(self, name: str) -> None:
+        """Choose one."""
+        raise Unable("the way attention is computed cannot be chosen from outside")
+
+    def attention_maps(self, call: Call) -> dict[str, Tensor]:
+        """The attention weights [B, H, T, S] of each layer, by the path or name of the layer."""
+        raise Unable("its attention weights cannot be asked for")
+
+    def loss_inputs(self) -> bool:
+        """Whether outputs are logits over the vocabulary of the content."""
+        return self.declares.vocabulary is not None
+
+    def fresh(self, seed: int) -> nn.Module:
+        """The same model built again from a seed."""
+        raise Unable("it cannot be built again from outside: give a spec or a preset")
+
+    def widened(self) -> Subject:
+        """An independent copy in float64, in eval mode; the original is left untouched."""
+        try:
+            module = copy.deepcopy(self.module)
+        except Exception as error:
+            raise Unable(f"the module cannot be copied ({type(error).__name__})") from error
+        other = self.over(module.double().eval())
+        stirred = stir(other.module)
+        if stirred:
+            said = f"{stirred} weights that are exactly zero got small values in the copy, to show what they hide"
+            other.assumed = (*self.assumed, said)
+        return other
+
+    def over(self, module: nn.Module) -> Subject:
+        """The same adapter around another module."""
+        other = copy.copy(self)
+        other.module = module
+        return other
+
+    @property
+    def vectors(self) -> bool:
+        """Whether the content is vectors of numbers rather than tokens."""
+        return self.example is not None and self.example.is_floating_point()
+
+    @property
+    def images(self) -> bool:
+        """Whether the content is whole images, [B, channels, height, width]."""
+        return self.example is not None and self.example.dim() == 4
+
+    def content(self, batch: int, length: int, random: torch.Generator) -> Tensor:
+        """Random content of this subject's kind; images have no length."""
+        if self.images and self.example is not None:
+            return torch.randn(batch, *self.example.shape[1:], generator=random, dtype=torch.float64)
+        if self.vectors and self.example is not None:
+            return torch.randn(batch, length, *self.example.shape[2:], generator=random, dtype=torch.float64)
+        return self._tokens(self.example, self.declares.vocabulary, (batch, length), random)
+
+    def source(self, batch: int, length: int, random: torch.Generator) -> Tensor | None:
+        """Random source of an encoder-decoder, or images; None where there is none."""
+        if self.source_example is None:
+            return None
+        if self.source_example.is_floating_point():
+            shape = (batch, *self.source_example.shape[1:])
+            return torch.randn(shape, generator=random, dtype=torch.float64)
+        return self._tokens(self.source_example, self.declares.vocabulary, (batch, length), random)
+
+    def _tokens(self, example: Tensor | None, vocabulary: int | None, shape: tuple[int, int], random: Any) -> Tensor:
+        """Drawn from the vocabulary where it is known, else from the tokens of the example."""
+        choices = torch.arange(vocabulary) if vocabulary else torch.empty(0, dtype=torch.long)
+        if vocabulary is None:
+            if example is None:
+                raise Unable("its vocabulary is unknown: give an example of tokens")
+            choices = example.flatten().unique()
+        choices = choices[~torch.isin(choices, torch.tensor(self.avoid, dtype=torch.long))] if self.avoid else choices
+        if len(choices) < 2:
+            raise Unable("fewer than two different tokens are known: give an example with more")
+        return choices[torch.randint(0, len(choices), shape, generator=random)]

@@ -1,0 +1,146 @@
+"""How Weft's own models are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.foreign.subject import Call, Subject, Unable
+from weft.models.build import build
+from weft.models.decoder import Decoder
+from weft.models.encoder import Encoder, VectorsSpec
+from weft.models.encoder_decoder import EncoderDecoder
+from weft.models.image_text import ImageTextDecoder
+from weft.models.output import Output
+from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
+from weft.models.series import SeriesDecoder
+from weft.models.vision import VisionTransformer
+from weft.parts.attention import SelfAttention, set_backend
+from weft.parts.masks import Documents, Mask, Real
+from weft.parts.sight import Sight
+
+KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
+
+
+class WeftSubject(Subject):
+    """A Weft model: it declares for itself, so nothing is assumed."""
+
+    @staticmethod
+    def of(module: nn.Module, example: Tensor | None = None) -> WeftSubject:
+        """Wrap a model; content and source of its own kind are drawn where no example is given."""
+        assert isinstance(module, KINDS)
+        spec: Any = module.spec
+        source: Tensor | None = None
+        if isinstance(module, SeriesDecoder):
+            example = torch.zeros(1, 1, spec.channels * spec.patch)
+        elif isinstance(module, Encoder) and isinstance(spec.input, VectorsSpec):
+            example = torch.zeros(1, 1, spec.input.channels)
+        elif isinstance(module, VisionTransformer):
+            example = torch.zeros(1, spec.channels, spec.image, spec.image)
+        elif isinstance(module, ImageTextDecoder):
+            source = torch.zeros(1, spec.channels, spec.image, spec.image)
+        elif isinstance(module, (EncoderDecoder, RecurrentSeq2Seq)):
+            source = torch.zeros(1, 1, dtype=torch.long)
+        return WeftSubject(module, module.declares(), (), example, source, library="weft")
+
+    def _tokens(self, example: Tensor | None, vocabulary: int | None, shape: tuple[int, int], random: Any) -> Tensor:
+        if self.declares.seq2seq:
+            spec: Any = self.module.spec
+            vocabulary = min(spec.vocabulary, vocabulary or spec.vocabulary)
+        return super()._tokens(example, vocabulary, shape, random)
+
+    def run(self, call: Call) -> Tensor:
+        """[B, T, C]: logits, or hidden states of an encoder (without its class token)."""
+        return self._call(call, None)
+
+    def begin(self, batch: int) -> Any:
+        """The model's own state."""
+        if not self.declares.cached:
+            raise Unable("it keeps no state: it sees all tokens at once")
+        return self.module.make_state(batch)  # type: ignore[operator]
+
+    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+        """One call serves prefill and decoding."""
+        return self._call(call, cache), cache
+
+    def _call(self, call: Call, state: Any) -> Tensor:
+        mask, module = _mask(call), self.module
+        if isinstance(module, (EncoderDecoder, RecurrentSeq2Seq)):
+            memory = module.encode(_given(call.source), mask=call.source_real)
+            return module.decode(call.content, memory, call.positions, mask, state).logits
+        if isinstance(module, ImageTextDecoder):
+            begun = state is not None and not (isinstance(state.clock.next, int) and state.clock.next == 0)
+            images = None if begun else call.source
+            return module(call.content, call.positions, mask, state, images=images).logits
+        if isinstance(module, VisionTransformer):
+            call.takes()
+            return module(call.content).hidden
+        if isinstance(module, SeriesDecoder):
+            values = call.content.unflatten(-1, (module.spec.patch, -1)).flatten(1, 2)
+            return module(values, call.positions, mask, state).logits.flatten(2)
+        if isinstance(module, Encoder):
+            out: Output = module(call.content, call.positions, mask)
+            return out.hidden[:, 1:] if module.spec.class_token else out.hidden
+        return module(call.content, call.positions, mask, state).logits
+
+    def backends(self) -> tuple[str, ...]:
+        """The three kernels, where every score allows them."""
+        attentions = [m for m in self.module.modules() if isinstance(m, SelfAttention)]
+        folds = attentions and all(part.score.folds != "never" for part in attentions)
+        return ("explicit", "fused", "blocked") if folds else ()
+
+    def set_backend(self, name: str) -> None:
+        """Choose a kernel for every attention."""
+        set_backend(self.module, name)  # type: ignore[arg-type]
+
+    def attention_maps(self, call: Call) -> dict[str, Tensor]:
+        """Recomputed from the queries and keys of each self-attention in one forward."""
+        found: dict[str, Tensor] = {}
+        paths = {m: name for name, m in self.module.named_modules() if isinstance(m, SelfAttention)}
+
+        def look(part: SelfAttention, arguments: tuple[Any, ...], _: Any) -> None:
+            x, sight = arguments[0], arguments[1] if len(arguments) > 1 else None
+            sight = sight or Sight.of(x)
+            query, key, _value = part.project(x)
+            query, key = part.position(query, key, sight)
+            found[paths[part]] = part.weights(query, key, sight)
+
+        hooks = [part.register_forward_hook(look) for part in paths]
+        try:
+            self.run(call)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not found:
+            raise Unable("it has no self-attention")
+        return found
+
+    def loss_inputs(self) -> bool:
+        """Language models only."""
+        return isinstance(self.module, (Decoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq))
+
+    def fresh(self, seed: int) -> nn.Module:
+        """Built again from its spec."""
+        return build(self.module.spec, seed=seed)  # type: ignore[arg-type]
+
+
+def _mask(call: Call) -> Mask | None:
+    given = [
+        *([] if call.real is None else [Real(call.real)]),
+        *([] if call.documents is None else [Documents(call.documents)]),
+        *([] if call.mask is None else [call.mask]),
+    ]
+    if not given:
+        return None
+    mask = given[0]
+    for other in given[1:]:
+        mask = mask & other
+    return mask
+
+
+def _given(source: Tensor | None) -> Tensor:
+    if source is None:
+        raise Unable("it needs a source")
+    return source

@@ -1,0 +1,24 @@
+"""Laws: prove that a model does what it declares, also the user's own.
+
+weft.laws.check(module, example_tokens).raise_if_broken()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.laws.checker import LAWS, check
+    from weft.laws.finding import BrokenLawError, Finding, Report
+
+_HOMES = {"LAWS": "checker", "check": "checker", "BrokenLawError": "finding", "Finding": "finding", "Report": "finding"}
+
+__all__ = ["LAWS", "BrokenLawError", "Finding", "Report", "check"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded at the first use: the pytest fixture of this room must not make every pytest run wait for torch."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"weft.laws.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'weft.laws' has no attribute {name!r}")

@@ -1,0 +1,257 @@
+"""Laws on who may depend on whom: causality, reach, batch company, documents, order, shift."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from weft.foreign.subject import Call, Unable
+from weft.laws.causes import causality_cause
+from weft.laws.finding import Finding
+from weft.laws.probe import Mode, Probe
+from weft.laws.trace import (
+    Differs,
+    Step,
+    first_overreach,
+    first_parting,
+    parted_at_all,
+    parted_before,
+    parted_in_order,
+    parted_in_row,
+    parted_in_slice,
+    parted_outside,
+    trace,
+)
+from weft.parts.masks import Graph
+
+
+def traces(probe: Probe, calls: list[Call], mode: Mode = "eval") -> tuple[list[Step], list[Step]]:
+    """A trace of each of two calls."""
+    a, b = (trace(probe.subject.module, partial(probe.run, call, mode)) for call in calls)
+    return a, b
+
+
+def _blame(probe: Probe, calls: list[Call], differs: Differs, mode: Mode = "eval") -> str | None:
+    """Where two runs first part."""
+    return first_parting(*traces(probe, calls, mode), differs)
+
+
+def declared_matrix(probe: Probe) -> Tensor:
+    """[T, T], True where output i may depend on input j, from what is declared."""
+    T, declares = probe.length, probe.subject.declares
+    i, j = torch.arange(T)[:, None], torch.arange(T)[None]
+    seen = (j <= i) if declares.causal else torch.ones(T, T, dtype=torch.bool)
+    if declares.reach is not None:
+        seen = seen & ((i - j).abs() < declares.reach)
+    return seen
+
+
+def _worst(D: Tensor, forbidden: Tensor) -> tuple[float, tuple[int, int]]:
+    """The largest entry where none is allowed, and where it is."""
+    values = torch.where(forbidden, D, torch.zeros_like(D))
+    flat = int(values.argmax())
+    T = D.shape[1]
+    return float(values.flatten()[flat]), (flat // T, flat % T)
+
+
+def causality(probe: Probe) -> Finding:
+    """No output depends on a later input; in eval mode and, with the same random numbers, in training mode."""
+    law = "causality"
+    if not probe.subject.declares.causal:
+        return Finding(law, "not declared", "it may look ahead")
+    limit = probe.tolerance if probe.subject.declares.experts or probe.noise > 0 else 0.0
+    modes: tuple[Mode, ...] = ("eval", "training")
+    for mode in modes:
+        D = probe.matrix if mode == "eval" else probe.dependence(probe.spread(probe.content), mode)
+        value, (i, j) = _worst(D, torch.ones_like(D).triu(1).bool())
+        if value > (probe.tolerance if limit else 0.0):
+            path = _blame_causality(probe, j, mode)
+            cause = causality_cause(probe, path, D, mode)
+            where = "" if mode == "eval" else " in training"
+            return Finding(
+                law, "broken", f"output {i} changes by {value:.2g} with input {j}{where}", path, cause, value, (i, j)
+            )
+    D = probe.matrix
+    value = float(D.triu(1).max())
+    if float(D.tril(-1).max()) == 0:
+        return Finding(
+            law, "holds", f"outputs change by {probe.say(value)}; but they depend on no earlier input either"
+        )
+    return Finding(law, "holds", f"outputs change by {probe.say(value)} with any later input", violation=value)
+
+
+def _blame_causality(probe: Probe, j: int, mode: Mode) -> str | None:
+    changed = probe.content.clone()
+    changed[:, j] = probe.other(probe.content)[:, j]
+    calls = [probe.call(probe.content), probe.call(changed)]
+    return _blame(probe, calls, parted_before(probe.length, j, probe.tolerance), mode)
+
+
+def reach(probe: Probe) -> Finding:
+    """No output depends on inputs farther away than the layers' windows and kernels add up to."""
+    law, declares = "reach", probe.subject.declares
+    if declares.reach is None:
+        return Finding(law, "not declared", "no window or kernel bounds what it sees")
+    if declares.reach >= probe.length:
+        return Finding(
+            law, "not testable", f"its reach of {declares.reach} tokens is not less than the {probe.length} tried"
+        )
+    D, seen = probe.matrix, declared_matrix(probe)
+    value, (i, j) = _worst(D, ~seen)
+    if value > (probe.tolerance if declares.experts or probe.noise > 0 else 0.0):
+        changed = probe.content.clone()
+        changed[:, j] = probe.other(probe.content)[:, j]
+        runs = traces(probe, [probe.call(probe.content), probe.call(changed)])
+        window = declares.window or declares.reach
+        path = first_overreach(runs[0], runs[1], probe.length, j, window, probe.tolerance)
+        cause = "a window one key too wide, or a layer without its window"
+        return Finding(law, "broken", f"output {i} changes by {value:.2g} with input {j}", path, cause, value, (i, j))
+    return Finding(law, "holds", f"at most {declares.reach} tokens; beyond, {probe.say(value)}", violation=value)
+
+
+def prefix(probe: Probe) -> Finding:
+    """Text after a prefix (an image) sees all of it, and is causal itself."""
+    law, declares = "prefix", probe.subject.declares
+    if declares.prefix is None:
+        return Finding(law, "not declared", "no prefix is seen by all")
+    if probe.source is None or not probe.source.is_floating_point():
+        return Finding(law, "not testable", "its prefix cannot be changed from outside")
+    image = probe.source.clone().requires_grad_()
+    out = probe.subject.run(Call(probe.content, source=image))
+    (gradient,) = torch.autograd.grad(out[0, 0].square().sum(), image)
+    unseen = float((gradient == 0).double().mean())
+    if unseen > 0:
+        return Finding(law, "broken", f"{unseen:.0%} of the prefix does not reach the first token of the text")
+    return Finding(law, "holds", f"all {declares.prefix} prefix tokens reach the first token of the text")
+
+
+def graph_reach(probe: Probe) -> Finding:
+    """With a graph as the mask, an output depends only on nodes that paths of at most L edges lead to."""
+    law, subject = "graph reach", probe.subject
+    if subject.declares.causal or subject.library != "weft" or not hasattr(subject.module, "stack"):
+        return Finding(law, "not declared", "it takes no graph")
+    T = probe.length
+    A = torch.rand(T, T, generator=probe.random) < 0.2
+    layers = len(subject.module.stack.blocks)  # type: ignore[union-attr,arg-type]
+    step = (A | torch.eye(T, dtype=torch.bool)).double()
+    seen = torch.linalg.matrix_power(step, max(layers, 1)) > 0
+    try:
+        D = probe.dependence(Call(probe.content, mask=Graph(A)))
+    except Exception as error:
+        raise Unable(f"{error}") from error
+    value, (i, j) = _worst(D, ~seen)
+    if value > (probe.tolerance if subject.declares.experts or probe.noise > 0 else 0.0):
+        changed = probe.content.clone()
+        changed[:, j] = probe.other(probe.content)[:, j]
+        calls = [Call(content, mask=Graph(A)) for content in (probe.content, changed)]
+        path = _blame(probe, calls, parted_outside(T, step[:, j] > 0, probe.tolerance))
+        said = f"node {i} changes by {value:.2g} with node {j}, to which no path leads"
+        return Finding(law, "broken", said, path, "the graph is not the mask of every layer", value, (i, j))
+    return Finding(law, "holds", f"without a path, {probe.say(value)}", violation=value)
+
+
+def batch_independence(probe: Probe) -> Finding:
+    """A row's outputs do not depend on the rows beside it: equal shapes, so exactly equal."""
+    law, rows = "batch independence", 3
+    modes: tuple[Mode, ...] = ("eval", "training")
+    value = 0.0
+    for mode in modes:
+        together = probe.subject.content(rows, probe.length, probe.random)
+        together[0] = probe.content[0]
+        company = together.clone()
+        company[1:] = probe.other(together)[1:]
+        calls = [probe.call(together), probe.call(company)]
+        a, b = (probe.run(call, mode) for call in calls)
+        value = float(torch.nan_to_num((a[0] - b[0]).abs(), nan=float("inf")).max())
+        limit = probe.tolerance if probe.subject.declares.experts or probe.noise > 0 else 0.0
+        if value > limit:
+            path = _blame(probe, calls, parted_in_row(rows, probe.tolerance), mode)
+            where = "" if mode == "eval" else " in training"
+            cause = "statistics over the batch" if mode == "training" else "a buffer or statistic shared between rows"
+            return Finding(
+                law, "broken", f"row 0 changes by {value:.2g} with the rows beside it{where}", path, cause, value
+            )
+    if probe.noise > probe.tolerance:
+        calls = [probe.call(probe.content), probe.call(probe.content.expand(5, *probe.content.shape[1:]).clone())]
+        path = _blame(probe, calls, parted_in_slice(1, 5, 0, probe.tolerance))
+        said = f"a row alone and the same row among 5 differ by {probe.noise:.2g}"
+        return Finding(law, "broken", said, path, "something depends on the number of rows", probe.noise)
+    return Finding(law, "holds", f"row 0 changes by {probe.say(value)} with the rows beside it", violation=value)
+
+
+def document_isolation(probe: Probe) -> Finding:
+    """Documents packed into one row give what each gives alone."""
+    law, T = "document isolation", probe.length
+    cut = T // 2
+    ids = torch.cat((torch.zeros(1, cut, dtype=torch.long), torch.ones(1, T - cut, dtype=torch.long)), 1)
+    packed_call = probe.call(probe.content)
+    packed_call.documents = ids
+    try:
+        packed = probe.run(packed_call)
+    except Unable as why:
+        return Finding(law, "not testable", str(why))
+    except Exception as error:
+        return Finding(law, "not declared", f"it refuses packed documents: {error}")
+    worst, path = 0.0, None
+    for first, last in ((cut, T), (0, cut)):
+        alone_call = probe.call(probe.content[:, first:last])
+        alone = probe.run(alone_call)
+        value = float((packed[:, first:last] - alone).abs().max())
+        if value > worst:
+            worst = value
+            if value > probe.tolerance:
+                path = _blame(
+                    probe, [alone_call, packed_call], parted_in_slice(last - first, T, first, probe.tolerance)
+                )
+    if worst > probe.tolerance:
+        cause = "a document sees its neighbour, or its positions go on counting from it"
+        return Finding(law, "broken", f"a packed document differs by {worst:.2g} from itself alone", path, cause, worst)
+    return Finding(law, "holds", f"packed and alone differ by {probe.say(worst)}", violation=worst)
+
+
+def permutation(probe: Probe) -> Finding:
+    """Where order counts for nothing, permuting the inputs permutes the outputs."""
+    law = "permutation equivariance"
+    if not probe.subject.declares.order_free:
+        return Finding(law, "not declared", "order counts")
+    order = torch.randperm(probe.length, generator=probe.random)
+    moved = probe.run(probe.call(probe.content[:, order]))
+    value = float((probe.outputs[:, order] - moved).abs().max())
+    if value > probe.tolerance:
+        calls = [probe.call(probe.content), probe.call(probe.content[:, order])]
+        path = _blame(probe, calls, parted_in_order(probe.length, order, probe.tolerance))
+        said = f"a permuted input changes outputs by {value:.2g}"
+        return Finding(law, "broken", said, path, "something depends on the index", value)
+    return Finding(law, "holds", f"outputs follow their inputs to {probe.say(value)}", violation=value)
+
+
+def shift(probe: Probe) -> Finding:
+    """Where positions are relative, moving all of them changes nothing."""
+    law, declares = "shift invariance", probe.subject.declares
+    if declares.positions != "relative" and not (declares.positions == "none" and declares.causal):
+        return Finding(
+            law,
+            "not declared",
+            "positions are absolute" if declares.positions == "absolute" else "order counts for nothing",
+        )
+    if declares.seq2seq or declares.prefix is not None:
+        return Finding(law, "not testable", "positions count from the source or the prefix")
+    positions = torch.arange(probe.length)[None]
+    try:
+        calls = [Call(probe.content, positions=positions), Call(probe.content, positions=positions + 7)]
+        value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
+    except Unable as why:
+        return Finding(law, "not testable", str(why))
+    if value > max(probe.tolerance, 1e-5 * probe.effect if probe.noise > 0 else 0.0):
+        path = _blame(probe, calls, parted_at_all(probe.tolerance))
+        return Finding(
+            law,
+            "broken",
+            f"moving all positions by 7 changes outputs by {value:.2g}",
+            path,
+            "an absolute position leaks in",
+            value,
+        )
+    return Finding(law, "holds", f"moving all positions by 7 changes outputs by {probe.say(value)}", violation=value)

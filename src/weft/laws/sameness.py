@@ -1,0 +1,324 @@
+"""Laws on what must give the same: padding, cache, backends, lengths, repetition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from weft.foreign.subject import Call, Unable
+from weft.laws.causes import any_difference, cache_cause, padding_cause
+from weft.laws.dependence import traces
+from weft.laws.finding import Finding
+from weft.laws.probe import Probe
+from weft.laws.trace import first_blind, first_parting, parted_at_all, parted_in_slice, trace
+
+PADS = 4
+
+
+def left_padding(probe: Probe) -> Finding:
+    """Padding before a text changes nothing of what it gives."""
+    return _padding(probe, "left")
+
+
+def right_padding(probe: Probe) -> Finding:
+    """Padding after a text changes nothing of what it gives."""
+    return _padding(probe, "right")
+
+
+def _padded(probe: Probe, side: str, seed: int) -> Call:
+    """Two rows of T: the first is a text of T - PADS tokens and padding, the second is full."""
+    T = probe.length
+    n = T - PADS
+    content = probe.subject.content(2, T, torch.Generator().manual_seed(seed))
+    content[1] = probe.content[0]
+    content[0, slice(PADS, T) if side == "left" else slice(0, n)] = probe.content[0, :n]
+    real = torch.ones(2, T, dtype=torch.bool)
+    real[0, slice(0, PADS) if side == "left" else slice(n, T)] = False
+    call = probe.call(content)
+    call.real = real
+    return call
+
+
+def _padding(probe: Probe, side: str) -> Finding:
+    law, T = f"{side} padding", probe.length
+    n, first = T - PADS, PADS if side == "left" else 0
+    if n < 2:
+        return Finding(law, "not testable", f"it takes only {T} tokens")
+    call = _padded(probe, side, seed=1)
+    try:
+        out = probe.run(call)
+    except Unable as why:
+        return Finding(law, "not testable", str(why))
+    alone = probe.run(probe.call(probe.content[:, :n]))
+    value = float(torch.nan_to_num((out[:1, first : first + n] - alone).abs(), nan=float("inf")).max())
+    full = float(torch.nan_to_num((out[1:] - probe.outputs).abs(), nan=float("inf")).max())
+    if max(value, full) <= probe.tolerance:
+        return Finding(law, "holds", f"padded and alone differ by {probe.say(value)}", violation=value)
+    if value <= probe.tolerance:
+        return Finding(
+            law,
+            "broken",
+            f"a full row beside a padded one changes by {full:.2g}",
+            None,
+            "the padding of one row is applied to another",
+            full,
+        )
+    again = probe.run(_padded(probe, side, seed=2))
+    seen = float(torch.nan_to_num((out[0] - again[0])[call.real[0]].abs(), nan=float("inf")).max()) > probe.tolerance  # type: ignore[index]
+    row = replace(call, content=call.content[:1], real=None if call.real is None else call.real[:1])
+    row.source = probe.source
+    runs = traces(probe, [probe.call(probe.content[:, :n]), row])
+    path = first_parting(*runs, parted_in_slice(n, T, first, probe.tolerance))
+    cause = padding_cause(seen, side, "position_ids" in str(getattr(probe.subject, "names", "")))
+    return Finding(law, "broken", f"padded and alone differ by {value:.2g}", path, cause, value)
+
+
+def source_padding(probe: Probe) -> Finding:
+    """Padding of the source changes nothing of what the target gives."""
+    law = "source padding"
+    if not probe.subject.declares.seq2seq or probe.source is None:
+        return Finding(law, "not declared", "it has no source")
+    S = probe.source.shape[1]
+    alone = probe.outputs
+    worst = 0.0
+    for side in ("left", "right"):
+        source = probe.subject.source(1, S + PADS, torch.Generator().manual_seed(3))
+        assert source is not None
+        real = torch.ones(1, S + PADS, dtype=torch.bool)
+        kept = slice(PADS, None) if side == "left" else slice(0, S)
+        source[:, kept] = probe.source
+        real[:, slice(0, PADS) if side == "left" else slice(S, None)] = False
+        try:
+            out = probe.run(Call(probe.content, source=source, source_real=real))
+        except Unable as why:
+            return Finding(law, "not testable", str(why))
+        value = float((out - alone).abs().max())
+        if value > probe.tolerance:
+            runs = traces(probe, [probe.call(probe.content), Call(probe.content, source=source, source_real=real)])
+            path = first_parting(*runs, parted_in_slice(S, S + PADS, PADS if side == "left" else 0, probe.tolerance))
+            other = probe.subject.source(1, S + PADS, torch.Generator().manual_seed(4))
+            assert other is not None
+            other[:, kept] = probe.source
+            again = probe.run(Call(probe.content, source=other, source_real=real))
+            cause = padding_cause(float((again - out).abs().max()) > probe.tolerance, side, False)
+            return Finding(
+                law, "broken", f"{side} padding of the source changes outputs by {value:.2g}", path, cause, value
+            )
+        worst = max(worst, value)
+    return Finding(law, "holds", f"padded and plain source differ by {probe.say(worst)}", violation=worst)
+
+
+def source_seen(probe: Probe) -> Finding:
+    """Every output sees all of the source."""
+    law = "source seen"
+    if not probe.subject.declares.seq2seq or probe.source is None:
+        return Finding(law, "not declared", "it has no source")
+    S = probe.source.shape[1]
+    drawn = probe.subject.source(1, S, torch.Generator().manual_seed(5))
+    third = probe.subject.source(1, S, torch.Generator().manual_seed(6))
+    assert drawn is not None and third is not None
+    changed = probe.source.expand(S, *probe.source.shape[1:]).clone()
+    same = changed.clone()
+    index = torch.arange(S)
+    new = torch.where(drawn[0] != probe.source[0], drawn[0], third[0])
+    changed[index, index] = new
+    content = probe.content.expand(S, *probe.content.shape[1:]).clone()
+    difference = (probe.run(Call(content, source=changed)) - probe.run(Call(content, source=same))).abs().amax(-1)
+    touched = (changed != same).flatten(1).any(1)
+    blind = [int(j) for j in index[touched] if float(difference[j].max()) == 0]
+    if blind:
+        j = blind[0]
+        calls = [Call(probe.content, source=source[j : j + 1]) for source in (same, changed)]
+        path = first_blind(*traces(probe, calls), parted_at_all(0.0))
+        return Finding(
+            law, "broken", f"source token {j} changes no output", path, "the source's mask hides real tokens"
+        )
+    return Finding(law, "holds", f"each of {int(touched.sum())} source tokens changes the outputs")
+
+
+def cache(probe: Probe) -> Finding:
+    """Decoding with a cache, token by token and in chunks, gives what the full forward gives."""
+    law = "cache = full forward"
+    if not probe.subject.declares.cached:
+        return Finding(law, "not declared", "it keeps no cache")
+    T, worst = probe.length, 0.0
+    for name, sizes in (("token by token", [1] * T), ("in chunks", _chunks(T))):
+        try:
+            out = _feed(probe, sizes)
+        except Unable as why:
+            return Finding(law, "not testable", str(why))
+        value = float(torch.nan_to_num((out - probe.outputs).abs(), nan=float("inf")).max())
+        if value > probe.tolerance:
+            differences = any_difference(out, probe.outputs)
+            cause = cache_cause(torch.where(differences > probe.tolerance, differences, 0.0), name == "in chunks")
+            path = _blame_cache(probe, sizes, differences)
+            step = int((differences > probe.tolerance).nonzero()[0])
+            return Finding(
+                law, "broken", f"{name}, output {step} differs by {value:.2g}", path, cause, value, (step, step)
+            )
+        worst = max(worst, value)
+    return Finding(law, "holds", f"token by token and in chunks, {probe.say(worst)}", violation=worst)
+
+
+def _chunks(T: int) -> list[int]:
+    """Chunks of uneven sizes, one token among them."""
+    sizes = [4, 1, 3]
+    while sum(sizes) < T:
+        sizes.append(min(5, T - sum(sizes)))
+    return sizes
+
+
+def _feed(probe: Probe, sizes: list[int]) -> Tensor:
+    pieces, first = [], 0
+    with torch.no_grad(), probe.in_mode("eval"):
+        kept = probe.subject.begin(1)
+        for size in sizes:
+            piece = probe.content[:, first : first + size]
+            if not piece.shape[1]:
+                break
+            out, kept = probe.subject.feed(Call(piece, source=probe.source), kept)
+            pieces.append(out.double())
+            first += size
+    return torch.cat(pieces, 1)
+
+
+def _blame_cache(probe: Probe, sizes: list[int], differences: Tensor) -> str | None:
+    """Trace the first chunk that differs against the same places of the full forward."""
+    wrong = int((differences > probe.tolerance).nonzero()[0])
+    first = chunk = 0
+    while first + sizes[chunk] <= wrong:
+        first += sizes[chunk]
+        chunk += 1
+    size, kept = sizes[chunk], None
+    with torch.no_grad(), probe.in_mode("eval"):
+        kept = probe.subject.begin(1)
+        at = 0
+        for number in range(chunk):
+            piece = probe.content[:, at : at + sizes[number]]
+            _, kept = probe.subject.feed(Call(piece, source=probe.source), kept)
+            at += sizes[number]
+        piece = probe.content[:, at : at + size]
+        stepped = trace(probe.subject.module, lambda: probe.subject.feed(Call(piece, source=probe.source), kept))
+    whole = probe.content[:, : at + size]
+    full = trace(probe.subject.module, lambda: probe.run(probe.call(whole)))
+    return first_parting(stepped, full, parted_in_slice(size, at + size, at, probe.tolerance))
+
+
+def backends(probe: Probe) -> Finding:
+    """Fused, explicit and blocked attention give the same."""
+    law = "backend equality"
+    names = probe.subject.backends()
+    if len(names) < 2:
+        return Finding(law, "not testable", "there is one way to compute its attention, or none to choose")
+    outs: list[Tensor] = []
+    try:
+        for name in names:
+            probe.subject.set_backend(name)
+            outs.append(probe.run(probe.call(probe.content)))
+    except Exception as error:
+        return Finding(law, "not testable", f"{name}: {error}")
+    finally:
+        if probe.subject.library == "weft":
+            probe.subject.set_backend("auto")
+    value = max(float((outs[0] - other).abs().max()) for other in outs[1:])
+    if value > probe.tolerance:
+        path = _blame_backend(probe, names)
+        return Finding(
+            law,
+            "broken",
+            f"{' and '.join(names)} differ by {value:.2g}",
+            path,
+            "a scale, mask or bias missing in one",
+            value,
+        )
+    return Finding(law, "holds", f"{', '.join(names)} differ by {probe.say(value)}", violation=value)
+
+
+def _blame_backend(probe: Probe, names: tuple[str, ...]) -> str | None:
+    runs = []
+    for name in names:
+        probe.subject.set_backend(name)
+        runs.append(trace(probe.subject.module, lambda: probe.run(probe.call(probe.content))))
+    differs = parted_at_all(probe.tolerance)
+    return next((path for other in runs[1:] if (path := first_parting(runs[0], other, differs)) is not None), None)
+
+
+def compiled(probe: Probe) -> Finding:
+    """torch.compile gives the same."""
+    law = "compiled"
+    try:
+        module = torch.compile(probe.subject.module, dynamic=False)
+        out = probe.subject.over(module).run(probe.call(probe.content)).detach().double()  # type: ignore[arg-type]
+    except Exception as error:
+        return Finding(law, "not testable", f"torch.compile: {str(error).splitlines()[0]:.120}")
+    value = float((out - probe.outputs).abs().max())
+    verdict = "holds" if value <= max(probe.tolerance, 1e-9 * probe.scale) else "broken"
+    return Finding(law, verdict, f"compiled and eager differ by {probe.say(value)}", violation=value)  # type: ignore[arg-type]
+
+
+def lengths(probe: Probe) -> Finding:
+    """One set of weights serves all lengths: shorter texts run, and a causal model's agree with a longer one's."""
+    law, worst = "all lengths", 0.0
+    for length in sorted({1, 2, probe.length // 2, probe.length - 1} - {0}):
+        call = probe.call(probe.content[:, :length])
+        try:
+            out = probe.run(call)
+        except Unable as why:
+            return Finding(law, "not testable", str(why))
+        except Exception as error:
+            return Finding(law, "broken", f"a text of {length} tokens fails: {str(error).splitlines()[0]:.120}")
+        if not torch.isfinite(out).all():
+            return Finding(law, "broken", f"a text of {length} tokens gives numbers that are not finite")
+        if not probe.subject.declares.causal:
+            continue
+        value = float((out - probe.outputs[:, :length]).abs().max())
+        if value > probe.tolerance:
+            differs = parted_in_slice(length, probe.length, 0, probe.tolerance)
+            path = first_parting(*traces(probe, [call, probe.call(probe.content)]), differs)
+            said = f"the first {length} tokens alone differ by {value:.2g} from themselves in a longer text"
+            return Finding(law, "broken", said, path, "something depends on the length", value)
+        worst = max(worst, value)
+    said = f"; prefixes agree to {probe.say(worst)}" if probe.subject.declares.causal else ""
+    return Finding(law, "holds", f"1 to {probe.length} tokens{said}", violation=worst)
+
+
+def determinism(probe: Probe) -> Finding:
+    """In eval mode the same input gives the same bits, whatever was computed in between."""
+    law = "eval is deterministic"
+    first = probe.run(probe.call(probe.content))
+    probe.run(probe.call(probe.subject.content(2, probe.length, probe.random)))
+    torch.rand(3)
+    with torch.no_grad():
+        again = probe.subject.run(probe.call(probe.content)).double()
+    value = float(torch.nan_to_num((first - again).abs(), nan=float("inf")).max())
+    if value > 0:
+        run = partial(probe.subject.run, probe.call(probe.content))
+        a = trace(probe.subject.module, run)
+        probe.run(probe.call(probe.subject.content(2, probe.length, probe.random)))
+        b = trace(probe.subject.module, run)
+        path = first_parting(a, b, parted_at_all(0.0))
+        return Finding(
+            law,
+            "broken",
+            f"the same input differs by {value:.2g} the second time",
+            path,
+            "randomness or stale state in eval mode",
+            value,
+        )
+    return Finding(law, "holds", "the same input gives the same bits")
+
+
+def same_seed(probe: Probe) -> Finding:
+    """Built twice from one seed, all weights have the same bits."""
+    law = "same seed, same bits"
+    try:
+        a, b = probe.subject.fresh(5).state_dict(), probe.subject.fresh(5).state_dict()
+    except Unable as why:
+        return Finding(law, "not testable", str(why))
+    apart = [key for key in a if not torch.equal(a[key], b[key])]
+    if apart:
+        return Finding(law, "broken", f"{len(apart)} weights differ, first {apart[0]}", apart[0].rsplit(".", 1)[0])
+    return Finding(law, "holds", f"{len(a)} tensors equal bit for bit")

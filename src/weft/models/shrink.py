@@ -1,0 +1,58 @@
+"""The same model in small: every kind kept, every number reduced, so that laws are judged in a second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.models.build import AnySpec
+
+WIDTH, LAYERS, VOCABULARY, LENGTH, IMAGE, PATCH = 48, 2, 101, 64, 12, 4
+
+
+def shrink(spec: AnySpec, layers: int = LAYERS) -> AnySpec:
+    """A spec of the same kinds with small numbers: 2 layers, width 48, at most 6 heads, a window of 5."""
+    if spec.family == "recurrent-seq2seq":
+        return spec.replace(vocabulary=VOCABULARY, target_vocabulary=97, width=13, hidden=11, length=LENGTH)
+    changes: dict[str, Any] = {
+        "width": WIDTH,
+        "layers": min(layers, spec.layers),
+        "mixer": [_mixer(mixer.to_tree()) for mixer in spec.mixer],
+        "feedforward": _feedforward(spec.feedforward.to_tree()),
+    }
+    if spec.positions.own_width():
+        changes["positions"] = {**spec.positions.to_tree(), "width": 8}
+    if spec.family in ("decoder", "encoder-decoder", "image-text"):
+        changes["vocabulary"] = VOCABULARY
+    if spec.family == "encoder-decoder":
+        changes |= {"target_vocabulary": spec.target_vocabulary and 97, "decoder_layers": None}
+    if spec.family == "encoder" and spec.input.kind == "tokens":
+        changes["input.vocabulary"] = VOCABULARY
+    if spec.family in ("vision", "image-text"):
+        changes |= {"image": IMAGE * 2 ** len(spec.stem), "patch": PATCH}
+    if spec.family != "vision":
+        changes["length"] = LENGTH
+    return spec.replace(**changes)
+
+
+def _mixer(mixer: dict[str, Any]) -> dict[str, Any]:
+    if mixer["kind"] == "attention":
+        grouped = mixer["key_heads"] not in (None, mixer["heads"])
+        one = mixer["key_heads"] == 1
+        heads = 6 if grouped else 3
+        sizes = {name: mixer[name] and 8 for name in ("head_width", "value_width")}
+        window = mixer["window"] and 5
+        return mixer | sizes | {"heads": heads, "key_heads": (1 if one else 2) if grouped else None, "window": window}
+    if mixer["kind"] == "linear-attention":
+        return mixer | {"heads": 3, "head_width": None}
+    if mixer["kind"] in ("convolution", "grid-convolution"):
+        return mixer | {"kernel": min(mixer["kernel"], 3), "groups": 1 if mixer["groups"] == 1 else WIDTH}
+    if mixer["kind"] == "recurrence":
+        return mixer | {"hidden": mixer["hidden"] and 11}
+    return mixer
+
+
+def _feedforward(feedforward: dict[str, Any]) -> dict[str, Any]:
+    if feedforward["kind"] == "experts":
+        return feedforward | {"experts": 5, "active": min(2, feedforward["active"]), "hidden": 19}
+    return feedforward if feedforward["kind"] == "none" else feedforward | {"hidden": 37}

@@ -1,0 +1,232 @@
+"""The checker on our own presets, its report, its page, its command and its pytest fixture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import faulty as f
+import weft
+from weft.foreign.recognise import subject_of
+from weft.foreign.subject import Subject, Unable, stir
+from weft.laws import LAWS, check
+from weft.laws.page import write_page
+from weft.models.shrink import shrink
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.mark.parametrize("name", weft.presets())
+def test_no_false_alarm_on_any_preset(name):
+    report = check(weft.build(shrink(weft.preset(name))))
+    assert not report.broken, str(report)
+    for finding in report.findings:
+        assert finding.evidence
+    declares = weft.preset(name).declares()
+    if declares.causal:
+        assert report["causality"].verdict == "holds" and "no earlier input" not in report["causality"].evidence
+        assert report["cache = full forward"].verdict == "holds"
+        assert report["left padding"].verdict == report["right padding"].verdict == "holds"
+    if declares.seq2seq:
+        assert report["source seen"].verdict == report["source padding"].verdict == "holds"
+
+
+@pytest.mark.parametrize("kind", ["linear-attention", "none", "convolution"])
+@pytest.mark.parametrize("positions", ["none", "sinusoidal"])
+def test_no_false_alarm_on_other_mixers(kind, positions):
+    spec = shrink(weft.preset("nano-gpt").replace(mixer={"kind": kind}, positions={"kind": positions}))
+    report = check(weft.build(spec))
+    assert not report.broken, str(report)
+
+
+@pytest.mark.parametrize("positions", ["relative", "bucketed", "alibi", "learned"])
+def test_no_false_alarm_on_other_positions_and_windows(positions):
+    spec = shrink(weft.preset("mistral-7b").replace(positions={"kind": positions}))
+    report = check(weft.build(spec))
+    assert not report.broken, str(report)
+    assert report["reach"].verdict == "holds"
+
+
+def test_the_checked_module_is_left_untouched():
+    model = weft.build("nano-gpt").train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    check(model, laws=("causality", "gradients reach every parameter"))
+    assert model.training and next(model.parameters()).dtype == torch.float32
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_zero_weights_are_stirred_in_the_copy_only_so_that_nothing_hides():
+    report = check(weft.build("nano-gpt"), laws=("causality",))
+    assert any("exactly zero" in text for text in report.assumed)
+    layer = nn.Linear(3, 3)
+    nn.init.zeros_(layer.weight)
+    kept = layer.bias.detach().clone()
+    assert stir(layer) == 1 and layer.weight.any() and torch.equal(layer.bias, kept)
+    assert stir(layer) == 0
+
+
+def test_compiled_on_request():
+    report = check(weft.build(shrink(weft.preset("gpt2"))), laws=("causality",), compiled=True)
+    assert report["compiled"].verdict in ("holds", "not testable")
+
+
+class Tokenizer:
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode()
+
+
+class Lossy(Tokenizer):
+    def encode(self, text):
+        return list(text.lower().encode())
+
+
+def test_tokeniser_round_trip():
+    model = weft.build(shrink(weft.preset("gpt2")))
+    law = "tokeniser round trip"
+    assert check(model, laws=("causality",), tokenizer=Tokenizer())[law].verdict == "holds"
+    finding = check(model, laws=("causality",), tokenizer=Lossy())[law]
+    assert finding.verdict == "broken" and "Hello" in finding.evidence
+
+
+def test_what_is_declared_can_be_said_and_what_is_unknown_is_refused():
+    subject = subject_of(nn.Identity(), torch.tensor([[1, 2]]), causal=True, window=3)
+    assert subject.declares.causal and subject.declares.window == 3
+    assert "declared by the caller: causal=True, window=3" in subject.assumed
+    with pytest.raises(weft.WeftError, match="can be declared"):
+        subject_of(nn.Identity(), None, casual=True)
+    with pytest.raises(weft.WeftError, match="there is no law 'casuality'"):
+        check(weft.build("nano-gpt"), laws=("casuality",))
+    with pytest.raises(weft.WeftError, match="cannot be checked"):
+        check(3)
+    with pytest.raises(weft.WeftError, match="choose one of finite"):
+        check(weft.build(shrink(weft.preset("gpt2"))), laws=("finite outputs",))["nonsense"]
+
+
+def test_what_cannot_be_tested_never_holds():
+    class Odd(nn.Module):
+        def forward(self, tokens):
+            raise RuntimeError("it does not work")
+
+    report = check(Odd(), torch.tensor([[1, 2, 3]]), causal=True)
+    assert not [finding for finding in report.findings if finding.verdict == "holds"], str(report)
+    assert "it does not work" in report["causality"].evidence
+    unknown = check(nn.Embedding(9, 3), causal=True, laws=("causality",))["causality"]
+    assert unknown.verdict == "not testable" and "give an example" in unknown.evidence
+
+
+def test_a_subject_that_cannot_be_copied_is_refused():
+    class Uncopyable(nn.Linear):
+        def __deepcopy__(self, memo):
+            raise TypeError
+
+    with pytest.raises(weft.WeftError, match="cannot be copied"):
+        check(Uncopyable(3, 3), torch.zeros(1, 2, 3))
+
+
+def test_the_small_protocol_refuses_what_it_is_not_told():
+    subject = Subject(nn.Identity(), weft.preset("gpt2").declares())
+    for ask in (lambda: subject.begin(1), lambda: subject.feed(None, None), lambda: subject.set_backend("x"),
+                lambda: subject.attention_maps(None), lambda: subject.fresh(1)):  # fmt: skip
+        with pytest.raises(Unable):
+            ask()
+    assert subject.backends() == ()
+    with pytest.raises(NotImplementedError):
+        subject.run(None)
+
+
+def leaky() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return f.TextbookGPT(attention=f.SeesNext)
+
+
+def test_the_page_draws_both_matrices_and_refers_to_nothing_outside(tmp_path):
+    report = check(f.TextbookSubject.of(leaky()))
+    text = write_page(report, tmp_path / "laws.html").read_text(encoding="utf-8")
+    assert text.count("<svg") == 2 and "207,34,46" in text and "blocks.1.attention" in text
+    outside = text.replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in outside and "<script" not in outside and "src=" not in outside
+    with pytest.raises(weft.WeftError, match="cannot write"):
+        write_page(report, tmp_path / "nowhere" / "laws.html")
+    tree = report.to_tree()
+    assert tree["broken"] == len(report.broken) and {row["law"] for row in tree["laws"]} == set(LAWS)
+    assert "blame: blocks.1.attention" in str(report)
+
+
+def weft_command(*arguments, cwd=None):
+    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, cwd=cwd)
+
+
+def test_the_command(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Decoder(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embedding, self.mix, self.head = nn.Embedding(23, 8), nn.Linear(8, 8), nn.Linear(8, 23)\n"
+        "    def forward(self, tokens):\n"
+        "        x = self.embedding(tokens)\n"
+        "        return self.head(x + self.mix(x.mean(1, keepdim=True)))\n"
+        "broken = Decoder()\n"
+        "def fails():\n"
+        "    raise ValueError('no luck')\n"
+    )
+    out = weft_command(
+        "laws", "--module", "mine:broken", "--vocabulary", "23", "--json", "--html", "a.html", cwd=tmp_path
+    )
+    assert out.returncode == 1, out.stderr
+    tree = json.loads(out.stdout)
+    causality = next(row for row in tree["laws"] if row["law"] == "causality")
+    assert causality["verdict"] == "broken" and tree["broken"] >= 1
+    assert "named a decoder" in tree["assumed"][0] and (tmp_path / "a.html").exists()
+    good = weft_command("laws", "mixtral-8x7b")
+    assert good.returncode == 0 and "judged in small" in good.stdout and "0 are broken" in good.stdout
+    for arguments, word in (
+        ((), "either a preset or a module"),
+        (("gpt2", "--module", "mine:broken"), "either a preset or a module"),
+        (("nonsense",), "there is no preset 'nonsense'"),
+        (("--module", "mine"), "names no factory"),
+        (("--module", "mine:nothing"), "has no 'nothing'"),
+        (("--module", "nowhere:x"), "there is no module 'nowhere'"),
+        (("--module", "mine:fails"), "ValueError: no luck"),
+        (("--module", "mine:broken", "--example", "a,b"), "token numbers"),
+    ):
+        bad = weft_command("laws", *arguments, cwd=tmp_path)
+        assert bad.returncode == 2 and word in bad.stderr and "Traceback" not in bad.stderr, bad.stderr
+
+
+def test_the_fixture(pytester):
+    pytester.makepyfile(
+        """
+        import torch
+        from torch import nn
+
+        class Decoder(nn.Module):
+            def __init__(self, leak):
+                super().__init__()
+                self.embedding, self.head, self.leak = nn.Embedding(23, 8), nn.Linear(8, 23), leak
+            def forward(self, tokens):
+                x = self.embedding(tokens)
+                return self.head(x + self.leak * x.mean(1, keepdim=True))
+
+        def test_sound(weft_laws):
+            assert not weft_laws(Decoder(0.0), torch.randint(0, 23, (1, 40)), vocabulary=23).broken
+
+        def test_leaky(weft_laws):
+            weft_laws(Decoder(1.0), torch.randint(0, 23, (1, 40)), vocabulary=23)
+        """
+    )
+    result = pytester.runpytest("-p", "no:xdist", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*causality*broken*"])
