@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from timing import MEGABYTE, Call, exponent, extra_memory, fresh, interleave, limit, report, table
+from timing import MEGABYTE, Call, begin, exponent, extra_memory, fresh, interleave, limit, report, table
 from weft.parts.attention import SelfAttention
 from weft.parts.masks import Causal, Window
 from weft.parts.sight import Sight
@@ -219,8 +219,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="lengths N to measure")
     parser.add_argument("--seconds", type=float, default=6.0, help="time for the rounds of one length (at least one)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON value instead of tables")
     options = parser.parse_args()
+    begin(options.threads)
     check()
     results = measure(options.lengths, options.seconds, options.json)
     growth = exponents(results)

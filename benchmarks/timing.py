@@ -3,7 +3,10 @@
 Time: contestants take turns within one run, in an order that rotates, so that a noisy or throttling machine meets all
 of them alike. Noise only ever adds time, so `best` (the least of the rounds) is nearest to what the code needs, and
 `ratio` compares bests; `paired`, the median over rounds of (contestant / reference in the same round), is the second
-opinion: where the two disagree, the machine was too noisy for that line to mean much.
+opinion: where the two disagree, the machine was too noisy for that line to mean much. Threads are bound to cores
+(`begin`), because on a busy machine the kernel may put two of them on one core, where each waits out the other's time
+slice at every barrier (seen: 100 x). With one thread the clock is the process's own processor time, which ignores the
+neighbours: `--threads 1` gives usable ratios even on a machine that never rests.
 
 Memory: the peak of resident memory (VmHWM of /proc/self/status) during one call, less what was resident before it.
 The kernel counts it, so it includes what torch's own profiler cannot see (MKL and OpenMP buffers), and counts pages
@@ -35,6 +38,20 @@ MEGABYTE = 1e6
 Call = Callable[[], Any]
 
 
+def begin(threads: int | None = None) -> None:
+    """Start the script again with threads bound to cores, unless it is so already; then set their number."""
+    if "OMP_PROC_BIND" not in os.environ:
+        os.environ["OMP_PROC_BIND"] = "true"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def clock() -> float:
+    """Seconds: wall clock, or with one thread the process's own processor time."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def interleave(contestants: dict[str, Call], seconds: float = 10.0, most: int = 15, warm: bool = True) -> Rounds:
     """Time the contestants in turns until `seconds` are spent or `most` rounds done; always at least one round."""
     if warm:
@@ -45,15 +62,15 @@ def interleave(contestants: dict[str, Call], seconds: float = 10.0, most: int = 
     gc.collect()
     gc.disable()
     try:
-        begin = time.perf_counter()
+        started = time.perf_counter()
         done = 0
         while done < most:
             for name in names[done % len(names) :] + names[: done % len(names)]:
-                start = time.perf_counter()
+                start = clock()
                 contestants[name]()
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
             done += 1
-            spent = time.perf_counter() - begin
+            spent = time.perf_counter() - started
             if spent + spent / done > seconds:
                 break
     finally:
@@ -147,6 +164,7 @@ def machine() -> dict[str, Any]:
         "processor": name,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

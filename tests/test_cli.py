@@ -14,13 +14,14 @@ import weft
 from weft.cli import demo, main, show, terminal
 from weft.cli.main import app
 
-COMMANDS = ("show", "demo")
+COMMANDS = ("show", "demo", "laws")
 
 
 @pytest.fixture
 def run(capsys, monkeypatch):
     """`run("show", "gpt2")` gives (exit code, stdout, stderr)."""
     monkeypatch.delenv("WEFT_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
 
     def call(*words):
         with pytest.raises(SystemExit) as stopped:

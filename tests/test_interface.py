@@ -48,7 +48,19 @@ def spec_fields() -> dict[str, list[str]]:
     return {name: sorted(kind.model_fields) for name, kind in FAMILIES.items()}
 
 
-@pytest.mark.parametrize("what", [public_names, state_keys, spec_fields], ids=lambda f: f.__name__)
+def command_options() -> dict[str, list[str]]:
+    import typer
+
+    from weft.cli.main import app
+
+    group = typer.main.get_command(app)
+    return {
+        name: sorted(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
+        for name, command in sorted(group.commands.items())
+    }
+
+
+@pytest.mark.parametrize("what", [public_names, state_keys, spec_fields, command_options], ids=lambda f: f.__name__)
 def test_frozen(what):
     path = FROZEN / f"{what.__name__}.json"
     found = what()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,9 @@ def run_laws(
         )
     subject, said = _preset(name) if name is not None else (_module(module or ""), None)
     report = check(subject, _example(example), compiled=compiled, **declared)
-    if said is not None:
-        report = Report(
-            name or "", report.findings, (said, *report.assumed), report.dependence, report.declared, report.seconds
-        )
+    if name is not None:
+        assumed = report.assumed if said is None else (said, *report.assumed)
+        report = replace(report, model=name, assumed=assumed)
     if html is not None:
         write_page(report, html)
     if as_json:

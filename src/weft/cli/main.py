@@ -149,6 +149,7 @@ def laws(
         bool | None, typer.Option("--causal/--not-causal", help="Declare whether it looks only back.")
     ] = None,
     positions: Annotated[str | None, typer.Option(help="Declare its positions: none, absolute or relative.")] = None,
+    reach: Annotated[int | None, typer.Option(help="Declare how many tokens back it looks, all layers together.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Declare how many tokens there are.")] = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also compare with torch.compile.")] = False,
     html: Annotated[Path | None, typer.Option(help="Draw the report into this file.")] = None,
@@ -167,7 +168,7 @@ def laws(
     """
     from weft.cli.laws import run_laws
 
-    given = {"causal": causal, "positions": positions, "vocabulary": vocabulary}
+    given = {"causal": causal, "positions": positions, "reach": reach, "vocabulary": vocabulary}
     declared = {name: value for name, value in given.items() if value is not None}
     if not run_laws(preset, module, example, declared, as_json, html, compiled):
         raise typer.Exit(FAILED)

@@ -14,6 +14,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--line); }
+td:nth-child(2) { white-space: nowrap; }
 td.good { color: var(--good); } td.bad { color: var(--bad); font-weight: 600; } td.dull { color: var(--dull); }
 code { font: .9em ui-monospace, monospace; }
 figure { display: inline-block; margin: 1rem 2rem 1rem 0; } figcaption { font-size: .9rem; color: var(--dull); }

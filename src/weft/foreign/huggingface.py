@@ -26,6 +26,10 @@ ASIDE = {
     "mask_token": "only masked images pass",
     "encoder_attn": "only the states of an encoder pass",
     "crossattention": "only the states of an encoder pass",
+    "cross_attn": "only the states of an encoder pass",
+    "mask_emb": "only tokens to be predicted pass",
+    "seg_embed": "only token_type_ids pass",
+    "r_s_bias": "only token_type_ids pass",
     "_global": "only tokens of global_attention_mask pass",
 }
 
@@ -33,10 +37,11 @@ ASIDE = {
 class HuggingFaceSubject(Subject):
     """A PreTrainedModel. With padding, position_ids are given where the class takes them, as `generate` does.
 
-    `pad_token` is written at padded places where the class numbers its positions by comparing tokens with it.
+    `pad_token` is written at padded places where the class looks for it; `first_position` is where it counts from.
     """
 
     give_positions: bool = True
+    first_position: int = 0
     pad_token: int | None = None
 
     @property
@@ -51,10 +56,8 @@ class HuggingFaceSubject(Subject):
                 return self._run_seq2seq(call)
             if self.images:
                 call.takes()
-                out = self.module(pixel_values=call.content)
-                states = getattr(out, "last_hidden_state", None)
-                return states if isinstance(states, Tensor) else first_tensor(out)[:, None]
-            call.takes("real", "positions")
+                return _of_image(self.module(pixel_values=call.content))
+            call.takes("real", "positions", "documents")
             content, extra = self._masked(call.content, call.real), self._extra(call)
             return per_token(first_tensor(self.module(input_ids=content, **extra)), call.content.shape[1])
 
@@ -64,17 +67,24 @@ class HuggingFaceSubject(Subject):
             if "attention_mask" not in self.names:
                 raise Unable("its forward takes no attention_mask")
             extra["attention_mask"] = call.real.long()
-            if self.give_positions and call.positions is None and self._takes_positions:
-                extra["position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0)
+            if self.give_positions and call.positions is None and "position_ids" in self.names:
+                extra["position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0) + self.first_position
+        if call.documents is not None:
+            extra["position_ids"] = self._packed(call.documents) + self.first_position
         if call.positions is not None:
             if "position_ids" not in self.names:
                 raise Unable("its forward takes no position_ids")
-            extra["position_ids"] = call.positions.expand(call.content.shape[0], -1)
+            extra["position_ids"] = call.positions.expand(call.content.shape[0], -1) + self.first_position
         return extra
 
-    @property
-    def _takes_positions(self) -> bool:
-        return "position_ids" in self.names and self.pad_token is None
+    def _packed(self, documents: Tensor) -> Tensor:
+        """Positions that begin again at each document, from which transformers makes a mask for packed texts."""
+        if "position_ids" not in self.names or not hasattr(_code(self.module), "create_causal_mask"):
+            raise Unable("its class makes no mask for packed documents from position_ids")
+        index = torch.arange(documents.shape[1]).expand_as(documents)
+        starts = torch.ones_like(documents, dtype=torch.bool)
+        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        return index - torch.where(starts, index, 0).cummax(1).values
 
     def _masked(self, tokens: Tensor, real: Tensor | None) -> Tensor:
         """The pad token at padded places, for classes that look for it."""
@@ -136,7 +146,9 @@ class HuggingFaceSubject(Subject):
 
     def attention_maps(self, call: Call) -> dict[str, Tensor]:
         """With the eager implementation, which returns them; then back to the one before."""
-        before = self._implementation
+        if any(name.endswith("sinks") for name, _ in self.module.named_parameters()):
+            raise Unable("its rows share their mass with a sink that is not given: they sum to less than one")
+        before, lengths = self._implementation, {x.shape[1] for x in (call.content, call.source) if x is not None}
         try:
             self.module.set_attn_implementation("eager")  # type: ignore[operator]
             with Exact():
@@ -147,10 +159,10 @@ class HuggingFaceSubject(Subject):
             f"{side}attention of layer {layer}": weights
             for side, name in (("", ""), ("encoder ", "encoder_"), ("decoder ", "decoder_"), ("cross-", "cross_"))
             for layer, weights in enumerate(getattr(out, f"{name}attentions", None) or ())
-            if isinstance(weights, Tensor)
+            if isinstance(weights, Tensor) and weights.dim() == 4 and (self.images or weights.shape[2] in lengths)
         }
         if not maps:
-            raise Unable("it gives no attentions")
+            raise Unable("it gives no attention weights")
         return maps
 
     def _tokens_of(self, call: Call) -> dict[str, Tensor]:
@@ -171,12 +183,13 @@ class HuggingFaceSubject(Subject):
     def widened(self) -> Subject:
         """The copy's experts are computed in float64 too; what only inputs that are not tried pass is left aside."""
         other = super().widened()
+        _refine_buffers(other.module)
         if self.declares.experts:
             other.module.set_experts_implementation("eager")  # type: ignore[operator]
             other.assumed = (*other.assumed, *_without_dropout_in_experts(other.module))
         for word, why in ASIDE.items():
             parameters = [p for name, p in other.module.named_parameters() if word in name]
-            if parameters and not (self.declares.seq2seq and word in ("encoder_attn", "crossattention")):
+            if parameters and not (self.declares.seq2seq and "encoder" in why):
                 for parameter in parameters:
                     parameter.requires_grad_(False)
                 other.assumed = (*other.assumed, f"{len(parameters)} weights of {word} are left aside: {why} them")
@@ -186,11 +199,43 @@ class HuggingFaceSubject(Subject):
 def _without_dropout_in_experts(module: nn.Module) -> list[str]:
     """Dropout inside an expert draws as many numbers as it has tokens, so other tokens' draws would move."""
     found = [
-        part for name, part in module.named_modules() if isinstance(part, nn.Dropout) and "expert" in name and part.p > 0
+        part
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Dropout) and "expert" in name and part.p > 0
     ]
     for part in found:
         part.p = 0.0
-    return [f"dropout inside experts is left out of {len(found)} places: its draws depend on the routing"] if found else []
+    return (
+        [f"dropout inside experts is left out of {len(found)} places: its draws depend on the routing"] if found else []
+    )
+
+
+def _refine_buffers(module: nn.Module) -> None:
+    """Tables that were rounded to float32 when the model was made, made again in float64 where they are the same."""
+    tables = {name: table for name, table in module.named_buffers() if table.is_floating_point() and "inv_freq" not in name}
+    if not tables:
+        return
+    with torch.random.fork_rng(devices=[]), Exact():
+        again = dict(type(module)(copy.deepcopy(module.config)).named_buffers())
+    for name, table in tables.items():
+        exact = again.get(name)
+        if exact is not None and exact.shape == table.shape and torch.allclose(exact.double(), table, rtol=1e-5):
+            table.copy_(exact)
+
+
+def _code(module: nn.Module) -> Any:
+    """The file that a class is written in."""
+    return sys.modules[type(module).__module__]
+
+
+def _of_image(out: Any) -> Tensor:
+    """Hidden states of the patches with the pooled answer after them, or the classes as one row."""
+    states, pooled = getattr(out, "last_hidden_state", None), getattr(out, "pooler_output", None)
+    if not isinstance(states, Tensor):
+        return first_tensor(out)[:, None]
+    states = states.flatten(2).transpose(1, 2) if states.dim() == 4 else states
+    pooled = pooled.flatten(1) if isinstance(pooled, Tensor) else None
+    return states if pooled is None or pooled.shape[1] != states.shape[2] else torch.cat((states, pooled[:, None]), 1)
 
 
 def _given(source: Tensor | None) -> Tensor:
@@ -210,7 +255,7 @@ def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
     vocabulary = None if images else getattr(text, "vocab_size", None)
     source = torch.zeros(1, 1, dtype=torch.long) if seq2seq else None
     window, layers = _window(module, text), getattr(text, "num_hidden_layers", None) or 1
-    positions = _positions(module, names, text)
+    positions, length = _positions(module, names, text), getattr(text, "max_position_embeddings", None)
     if images:
         example = _image(config)
     declares = Declaration(
@@ -220,7 +265,7 @@ def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
         positions,
         window=window,
         reach=None if window is None else layers * (window - 1) + 1,
-        length=getattr(text, "max_position_embeddings", None),
+        length=length if isinstance(length, int) and length > 0 else None,
         vocabulary=vocabulary,
         experts=any((getattr(text, name, None) or 0) > 1 for name in EXPERTS),
         seq2seq=seq2seq,
@@ -229,6 +274,9 @@ def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
     avoid = tuple(sorted(token for token in special if isinstance(token, int)))
     subject = HuggingFaceSubject(module, declares, (), example, source, avoid, library="transformers")
     subject.pad_token = _pad_token(module, text)
+    subject.give_positions = subject.pad_token is None or getattr(text, "trigram_input", False)
+    starts = [table.min() for name, table in module.named_buffers() if name.endswith("position_ids") and table.numel()]
+    subject.first_position = int(starts[0]) if starts else 0
     subject.assumed = (why, *_assumptions(subject))
     return subject
 
@@ -248,11 +296,9 @@ def _assumptions(subject: HuggingFaceSubject) -> list[str]:
         )
     if declares.positions == "relative":
         said.append("positions are taken as relative, from its config")
-    if subject.images:
-        pass
-    elif subject.pad_token is not None:
+    if subject.pad_token is not None and not subject.images:
         said.append(f"padding is written as token {subject.pad_token}, as its tokeniser would, because it looks for it")
-    elif "position_ids" in subject.names and not declares.seq2seq:
+    if subject.give_positions and "position_ids" in subject.names and not declares.seq2seq and not subject.images:
         said.append("with padding, position_ids count real tokens only, as generate() passes them")
     said.append("its casts to float32 inside are judged in float64")
     return said
@@ -286,7 +332,7 @@ def _window(module: nn.Module, text: Any) -> int | None:
         return size if set(kinds) == {"sliding_attention"} else None
     if getattr(text, "block_types", None) is not None:
         return None
-    return size if hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask") else None
+    return size if hasattr(_code(module), "create_sliding_window_causal_mask") else None
 
 
 def _positions(module: nn.Module, names: Any, text: Any) -> Nature:
@@ -306,7 +352,7 @@ def _positions(module: nn.Module, names: Any, text: Any) -> Nature:
 def _pad_token(module: nn.Module, text: Any) -> int | None:
     """The pad token, where a part finds positions (or neighbours that count) by looking for it among the tokens."""
     for part in module.modules():
-        looks = hasattr(part, FROM_TOKENS) or hasattr(sys.modules[type(part).__module__], FROM_TOKENS)
+        looks = hasattr(part, FROM_TOKENS) or hasattr(_code(part), FROM_TOKENS)
         index = getattr(part, "padding_idx", None)
         if looks and isinstance(index, int):
             return index

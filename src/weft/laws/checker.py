@@ -78,8 +78,9 @@ def check(
             findings.append(_judge("compiled", sameness.compiled, probe))
         if tokenizer is not None:
             findings.append(_judge("tokeniser round trip", lambda p: sanity.tokeniser(p, tokenizer), probe))
-        matrix, declared_grid = _matrices(probe)
-    return Report(name, tuple(findings), subject.assumed, matrix, declared_grid, time.perf_counter() - started)
+        matrix, allowed, tolerance = _matrices(probe)
+    seconds = time.perf_counter() - started
+    return Report(name, tuple(findings), subject.assumed, matrix, allowed, tolerance, seconds)
 
 
 @contextmanager
@@ -120,13 +121,14 @@ def _judge(name: str, law: Law, probe: Probe) -> Finding:
         return Finding(name, "not testable", f"calling it fails: {type(error).__name__}: {reason:.160}")
 
 
-def _matrices(probe: Probe) -> tuple[list[list[float]] | None, list[list[bool]] | None]:
+def _matrices(probe: Probe) -> tuple[list[list[float]] | None, list[list[bool]] | None, float]:
+    """What each output depends on, what it may depend on, and below what a difference is rounding."""
     try:
-        D = probe.matrix
+        D, tolerance = probe.matrix, probe.tolerance
     except Exception:
-        return None, None
+        return None, None, 0.0
     D = torch.nan_to_num(D, posinf=float(D[D.isfinite()].max()) if D.isfinite().any() else 1.0)
-    return D.tolist(), dependence.declared_matrix(probe).tolist()
+    return D.tolist(), dependence.declared_matrix(probe).tolist(), tolerance
 
 
 def subject(module: Any, example: Tensor | None = None, **declared: Any) -> Subject:

@@ -49,6 +49,7 @@ class Report:
     assumed: tuple[str, ...] = ()
     dependence: Sequence[Sequence[float]] | None = None
     declared: Sequence[Sequence[bool]] | None = None
+    tolerance: float = 0.0
     seconds: float = field(default=0.0, compare=False)
 
     @property

@@ -17,17 +17,18 @@ def write_page(report: Report, path: str | Path) -> Path:
     page.paragraph(verdict)
     for text in report.assumed:
         page.paragraph(f"Assumed: {text}.")
-    rows = [(f.law, f.verdict, f.evidence, f.blame or "", f.cause or "") for f in report.findings]
-    page.table(
-        ("Law", "Verdict", "Evidence", "Blame", "Likely cause"), rows, [COLOURS[f.verdict] for f in report.findings]
-    )
     if report.dependence is not None and report.declared is not None:
         page.heading("Who depends on whom")
         declared = [[float(cell) for cell in row] for row in report.declared]
         wrong = [
-            [value > 0 and not allowed for value, allowed in zip(row, seen, strict=True)]
+            [value > report.tolerance and not allowed for value, allowed in zip(row, seen, strict=True)]
             for row, seen in zip(report.dependence, report.declared, strict=True)
         ]
         page.figure(svg_matrix(declared), "Declared: output (down) may depend on input (across).")
         page.figure(svg_matrix(report.dependence, wrong), "Found: how much each output changes; red where it may not.")
+    page.heading("Laws")
+    rows = [(f.law, f.verdict, f.evidence, f.blame or "", f.cause or "") for f in report.findings]
+    page.table(
+        ("Law", "Verdict", "Evidence", "Blame", "Likely cause"), rows, [COLOURS[f.verdict] for f in report.findings]
+    )
     return page.write(path)
