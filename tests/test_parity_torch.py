@@ -393,12 +393,13 @@ def test_recurrent_nets_over_packed_sequences(dtype, cell, two_ways):
 
 @both_types
 @each_net
-def test_recurrent_nets_start_afresh_at_each_document(dtype, cell, two_ways):
+def test_recurrent_nets_start_afresh_at_each_later_document(dtype, cell, two_ways):
     ours, theirs = nets(cell, two_ways, dtype)
     x = random(1, S, M, dtype=dtype)
     ids = torch.tensor([[4, 4, 4, 9, 9, 9, 9, 9, 2, 2, -1]])
-    out, end = ours(x, Places.of_documents(ids))
-    pieces = [theirs(x[:, a:b]) for a, b in ((0, 3), (3, 8), (8, 10))]
+    mine, start = starts(cell, 2 if two_ways else 1, 1, dtype)
+    out, end = ours(x, Places.of_documents(ids), mine)
+    pieces = [theirs(x[:, a:b], given) for a, b, given in ((0, 3, start), (3, 8, None), (8, 10, None))]
     agree(out[:, :10], torch.cat([piece for piece, _ in pieces], 1))
     for a, b in zip(end, ends(pieces[-1][1]), strict=True):
         agree(a, b)

@@ -46,6 +46,13 @@ def test_learned_positions_refuse_to_go_past_the_end():
             part(torch.randn(1, places.length, 6), places)
 
 
+def test_padding_needs_no_learned_position():
+    part = LearnedPositions(5, 6)
+    for side in ("left", "right"):
+        places = Places.of_lengths(torch.tensor([5, 2]), 9, side)
+        assert part(torch.zeros(2, 9, 6), places).shape == (2, 9, 6)
+
+
 def test_positions_may_be_concatenated():
     x = torch.randn(2, 5, 6)
     places = Places.run(0, 5, CPU)

@@ -61,6 +61,8 @@ ILLEGAL = [
         lambda: DecoderSpec(positions={"kind": "learned", "join": "concatenate", "width": 128}),
         "leaves nothing of width",
     ),
+    (lambda: DecoderSpec(positions={"kind": "bucketed", "buckets": 3}), "greater than or equal to 4"),
+    (lambda: DecoderSpec(positions={"kind": "bucketed", "buckets": 8, "farthest": 4}), "raise it above 4"),
     (lambda: DecoderSpec(mixer=[]), "at least 1"),
     (lambda: DecoderSpec(widht=3), "has no field 'widht'"),
     (lambda: DecoderSpec(width="wide"), "valid integer"),

@@ -149,7 +149,7 @@ def laws(
         bool | None, typer.Option("--causal/--not-causal", help="Declare whether it looks only back.")
     ] = None,
     positions: Annotated[str | None, typer.Option(help="Declare its positions: none, absolute or relative.")] = None,
-    reach: Annotated[int | None, typer.Option(help="Declare how many tokens back it looks, all layers together.")] = None,
+    reach: Annotated[int | None, typer.Option(help="Declare how many tokens back it looks, over all layers.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Declare how many tokens there are.")] = None,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also compare with torch.compile.")] = False,
     html: Annotated[Path | None, typer.Option(help="Draw the report into this file.")] = None,

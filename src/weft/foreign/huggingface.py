@@ -59,7 +59,16 @@ class HuggingFaceSubject(Subject):
                 return _of_image(self.module(pixel_values=call.content))
             call.takes("real", "positions", "documents")
             content, extra = self._masked(call.content, call.real), self._extra(call)
-            return per_token(first_tensor(self.module(input_ids=content, **extra)), call.content.shape[1])
+            out = per_token(first_tensor(self.module(input_ids=content, **extra)), call.content.shape[1])
+            if call.documents is not None:
+                self._refuse_unless_packed(call.content, extra, out)
+            return out
+
+    def _refuse_unless_packed(self, content: Tensor, extra: dict[str, Any], out: Tensor) -> None:
+        """transformers looks for documents in position_ids only without an attention_mask, and not in every class."""
+        whole = self.module(input_ids=content, attention_mask=torch.ones_like(content), **extra)
+        if torch.allclose(first_tensor(whole), out, rtol=0, atol=1e-12):
+            raise Unable("its class makes no mask for packed documents from position_ids")
 
     def _extra(self, call: Call) -> dict[str, Any]:
         extra: dict[str, Any] = {"use_cache": False} if "use_cache" in self.names else {}
@@ -79,7 +88,7 @@ class HuggingFaceSubject(Subject):
 
     def _packed(self, documents: Tensor) -> Tensor:
         """Positions that begin again at each document, from which transformers makes a mask for packed texts."""
-        if "position_ids" not in self.names or not hasattr(_code(self.module), "create_causal_mask"):
+        if "position_ids" not in self.names or "attention_mask" not in self.names or not self.give_positions:
             raise Unable("its class makes no mask for packed documents from position_ids")
         index = torch.arange(documents.shape[1]).expand_as(documents)
         starts = torch.ones_like(documents, dtype=torch.bool)

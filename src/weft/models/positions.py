@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import nn
 
 from weft.foundation.spec import Spec
@@ -110,8 +110,17 @@ class BucketedSpec(_PositionSpec):
     """A learned number for each head and bucket of distances (T5)."""
 
     kind: Literal["bucketed"] = "bucketed"
-    buckets: PositiveInt = 32
+    buckets: Annotated[int, Field(ge=4)] = 32
     farthest: PositiveInt = 128
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.farthest <= self.buckets // 2:
+            raise ValueError(
+                f"positions.farthest {self.farthest} lies within the exact half of positions.buckets {self.buckets}: "
+                f"raise it above {self.buckets // 2}"
+            )
+        return self
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
         """The table."""

@@ -1,4 +1,4 @@
-"""Three ways to compute attention from queries, keys and values; all give the same numbers.
+"""Three ways to compute attention from queries, keys and values; all give the same numbers for real tokens.
 
 - explicit: E = e(Q, K), A = softmax(E + M), Y = A V with A in memory: any score, the weights can be seen;
 - fused: torch's scaled_dot_product_attention, which never stores A (FlashAttention, Dao et al. 2022);

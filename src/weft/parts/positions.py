@@ -42,14 +42,15 @@ class LearnedPositions(nn.Module):
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         """[B, T, D'] -> [B, T, D]; past the end raises `LengthError`."""
-        last = places.start + places.length - 1 if places.start is not None else int(places.positions.max())
+        first = places.start if places.plain else None
+        last = int(places.positions.max()) if first is None else first + places.length - 1
         if last >= self.length:
             raise LengthError(
                 f"{last + 1} tokens, but the learned positions hold {self.length}: "
                 "raise `length`, shorten the input or use rotary positions"
             )
-        if places.plain and places.start is not None:
-            p = self.table[places.start : places.start + places.length][None]
+        if first is not None:
+            p = self.table[first : first + places.length][None]
         else:
             p = self.table[places.positions.clamp(min=0)]
         return join_positions(x, p, self.join)

@@ -1,0 +1,1 @@
+"""Data: readers, tokenisers, batching and the built-in samples."""

@@ -1,0 +1,139 @@
+"""Files: opening, decoding and tables, with errors that name the file and the line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from weft.foundation.errors import WeftError
+
+
+class DataError(WeftError):
+    """Data that cannot be read; the sentence names the file, the line and the remedy."""
+
+
+def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Path]:
+    """The files meant by paths: files as given, folders searched for the suffixes, in a fixed order."""
+    found: list[Path] = []
+    for given in map(Path, paths):
+        if given.is_dir():
+            inside = sorted(p for p in given.rglob("*") if p.is_file() and name_suffix(p) in suffixes)
+            if not inside:
+                raise DataError(f"{given} holds no {' or '.join(suffixes)} file: give a folder that does")
+            found += inside
+        elif given.exists():
+            found.append(given)
+        else:
+            raise DataError(f"there is no file {given}: check the path")
+    return found
+
+
+def name_suffix(path: Path) -> str:
+    """The ending that says what is inside: .tsv for `a.tsv` and `a.tsv.gz`."""
+    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A file for reading, unpacked if it is .gz."""
+    try:
+        unpack: Any = gzip.open if path.suffix.lower() == ".gz" else open
+        return unpack(path, "rb")
+    except OSError as error:
+        raise DataError(f"cannot open {path}: {error.strerror or error}") from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, line) without line ends, decoded as UTF-8; a byte that is none is named with its line."""
+    number = 0
+    try:
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, 1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, text.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        where = f"{path.name}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8"
+        raise DataError(f"{where}; save the file as UTF-8") from None
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path.name} cannot be read to its end after line {number}: {error}") from None
+    if number == 0:
+        raise DataError(f"{path.name} is empty: give a file with data")
+
+
+def read_text(path: Path) -> str:
+    """A whole text file."""
+    return "\n".join(line for _, line in read_lines(path)) + "\n"
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of a .csv, .tsv or .jsonl file; `columns` by name (a header is then needed) or by number from 1."""
+    if name_suffix(path) == ".jsonl":
+        yield from _read_jsonl(path, columns)
+        return
+    numbered = ((n, line) for n, line in read_lines(path))
+    delimiter = "\t" if name_suffix(path) == ".tsv" else ","
+    lines: list[int] = []
+
+    def feed() -> Iterator[str]:
+        for number, line in numbered:
+            lines.append(number)
+            yield line + "\n"
+
+    if delimiter == "\t":
+        rows = csv.reader(feed(), delimiter=delimiter, quoting=csv.QUOTE_NONE)
+    else:
+        rows = csv.reader(feed(), delimiter=delimiter)
+    pick: list[int] | None = None
+    width = 0
+    for row in rows:
+        number = lines[-1]
+        if not row:
+            continue
+        if pick is None:
+            pick, is_header = _columns(path, row, columns)
+            width = len(row)
+            if is_header:
+                continue
+        if len(row) != width:
+            raise DataError(f"{path.name}, line {number}: {len(row)} cells, but the first line has {width}")
+        yield number, [row[index] for index in pick]
+
+
+def _columns(path: Path, first: list[str], columns: Sequence[str] | None) -> tuple[list[int], bool]:
+    """Which cells to take, and whether the first line is a header."""
+    if columns is None:
+        return list(range(len(first))), False
+    if all(name in first for name in columns):
+        return [first.index(name) for name in columns], True
+    if all(name.isdigit() and 1 <= int(name) <= len(first) for name in columns):
+        return [int(name) - 1 for name in columns], False
+    missing = next(name for name in columns if name not in first)
+    raise DataError(f"{path.name} has no column {missing!r}: it has {', '.join(first)[:200]}")
+
+
+def _read_jsonl(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, list[str]]]:
+    for number, row in read_jsonl(path):
+        names = list(row) if columns is None else list(columns)
+        for name in names:
+            if name not in row:
+                raise DataError(
+                    f"{path.name}, line {number}: there is no field {name!r}; it has {', '.join(row)[:200]}"
+                )
+        yield number, [str(row[name]) for name in names]
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, object) of a .jsonl file; blank lines are skipped."""
+    for number, line in read_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path.name}, line {number}: not JSON ({error.msg})") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path.name}, line {number}: a JSON object is expected, not a {type(row).__name__}")
+        yield number, row

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+import weft
+from weft.data.tokenisers import KINDS, load_tokeniser, train_tokeniser
+
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
+TEXT = "The cat sat on the mat. Don't stop!\n naïve 日本 🙂"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trained_tokenisers_come_back_from_disk(kind, tmp_path):
+    tokeniser = train_tokeniser(kind, [TEXT] * 3, vocabulary=300, specials=["<User:>"])
+    ids = tokeniser.encode("<User:>" + TEXT)
+    assert ids[0] == tokeniser.id_of("<User:>")
+    if kind != "words":
+        assert tokeniser.decode(ids, keep_special=True) == "<User:>" + TEXT
+        assert tokeniser.decode(ids) == TEXT
+    else:
+        assert tokeniser.decode(ids) == "The cat sat on the mat . Don ' t stop ! naïve 日本 🙂"
+    tokeniser.save(tmp_path / "tokenizer.json")
+    again = load_tokeniser(tmp_path)
+    assert again.encode(TEXT) == tokeniser.encode(TEXT) and again.vocabulary == tokeniser.vocabulary
+    assert (again.pad, again.start, again.stop) == (0, 1, 2)
+    assert tokeniser.encode_many([TEXT, "the"]) == [tokeniser.encode(TEXT), tokeniser.encode("the")]
+    assert len(tokeniser.pieces(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_bytes_know_every_text(kind):
+    tokeniser = train_tokeniser(kind, ["abc abc"])
+    for text in ("zebra", "ſ\x00\u2028", "مرحبا", " lead", "trail "):
+        assert tokeniser.decode(tokeniser.encode(text)) == text
+
+
+def test_unknown_characters_and_words_have_a_token():
+    for kind in ("characters", "words"):
+        tokeniser = train_tokeniser(kind, ["ab ab"])
+        assert tokeniser.encode("z") == [tokeniser.role("unknown")]
+
+
+def test_merges_reach_the_vocabulary_asked_for():
+    tokeniser = train_tokeniser("bpe", ["low lower lowest newest widest"] * 20, vocabulary=270)
+    assert tokeniser.vocabulary <= 270 and len(tokeniser.encode("lowest")) < 6
+
+
+def test_gpt2_files(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}))
+    with pytest.raises(weft.WeftError, match="needs its merges beside it"):
+        load_tokeniser(tmp_path)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\nĠ ab\n")
+    tokeniser = load_tokeniser(tmp_path)
+    assert tokeniser.encode("ab ab") == [2, 4] and tokeniser.decode([2, 4]) == "ab ab" and tokeniser.stop == 5
+
+
+def test_bert_files(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nplay\n##ing\n")
+    tokeniser = load_tokeniser(tmp_path / "vocab.txt")
+    assert tokeniser.encode("Playing chess") == [5, 6, 1]
+    assert (tokeniser.pad, tokeniser.start, tokeniser.stop) == (0, 2, 3)
+
+
+def sentencepiece(pieces, model_type=2) -> bytes:
+    def message(number, data):
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    out = b""
+    for piece, score, kind in pieces:
+        inner = message(1, piece.encode()) + bytes([2 << 3 | 5]) + struct.pack("<f", score) + bytes([3 << 3, kind])
+        out += message(1, inner)
+    return out + message(2, bytes([3 << 3, model_type]))
+
+
+def test_sentencepiece_files(tmp_path):
+    pieces = [("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3), ("▁a", -1, 1), ("▁", -2, 1), ("a", -3, 1), ("b", -4, 1)]
+    for model_type in (1, 2):
+        (tmp_path / "tokenizer.model").write_bytes(sentencepiece(pieces, model_type))
+        tokeniser = load_tokeniser(tmp_path)
+        assert tokeniser.encode("ab a") == [3, 6, 3] and tokeniser.decode([3, 6, 3]) == "ab a"
+        assert (tokeniser.start, tokeniser.stop) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xff\xff\xff", b"\x0a\x7f\x01", b"hello world", bytes([8] + [255] * 12)]
+)
+def test_broken_sentencepiece_files_are_refused(tmp_path, content):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(content)
+    with pytest.raises(weft.WeftError, match="no SentencePiece model"):
+        load_tokeniser(path)
+
+
+def test_other_errors(tmp_path):
+    with pytest.raises(weft.WeftError, match="no text to learn"):
+        train_tokeniser("bpe", [])
+    with pytest.raises(weft.WeftError, match="choose one of characters"):
+        train_tokeniser("nonsense", ["a"])
+    with pytest.raises(weft.WeftError, match="holds no tokeniser"):
+        load_tokeniser(tmp_path)
+    with pytest.raises(weft.WeftError, match="there is no tokeniser"):
+        load_tokeniser(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(weft.WeftError, match="can be read"):
+        load_tokeniser(tmp_path)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the golden pairs are not part of the project")
+@pytest.mark.parametrize(("name", "folder"), [("llama-spm", "llama2"), ("gpt-2", "gpt2")])
+def test_golden_pairs(name, folder):
+    tokeniser = load_tokeniser(SHARED / folder)
+    texts = (SHARED / f"ggml-vocab-{name}.gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    lines = (SHARED / f"ggml-vocab-{name}.gguf.out").read_text().split("\n")
+    for text, line in zip(texts, lines, strict=False):
+        assert tokeniser.encode(text) == [int(word) for word in line.split()], text
+    assert len(texts) > 40
