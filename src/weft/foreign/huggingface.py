@@ -21,7 +21,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 ROTARY = ("rope_parameters", "rope_theta", "rotary_dim", "rotary_pct")
 HEADS = ("CausalLM", "LMHead", "MaskedLM", "ConditionalGeneration", "GenerationDecoder", "MTModel")
 ALIBI = ("bloom", "mpt")
-FROM_TOKENS = "create_position_ids_from_input_ids"
+FROM_TOKENS = ("create_position_ids_from_input_ids", "make_positions")
 ASIDE = {
     "mask_token": "only masked images pass",
     "encoder_attn": "only the states of an encoder pass",
@@ -361,7 +361,7 @@ def _positions(module: nn.Module, names: Any, text: Any) -> Nature:
 def _pad_token(module: nn.Module, text: Any) -> int | None:
     """The pad token, where a part finds positions (or neighbours that count) by looking for it among the tokens."""
     for part in module.modules():
-        looks = hasattr(part, FROM_TOKENS) or hasattr(_code(part), FROM_TOKENS)
+        looks = any(hasattr(holder, name) for holder in (part, _code(part)) for name in FROM_TOKENS)
         index = getattr(part, "padding_idx", None)
         if looks and isinstance(index, int):
             return index

@@ -1,18 +1,24 @@
-"""Modules called as `module(tokens)` that give logits or hidden states [B, T, C], as a tensor or first in a tuple."""
+"""Modules called as `module(tokens)` that give logits or hidden states [B, T, C], as a tensor, in a tuple or an object."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from weft.foreign.exact import Exact
 from weft.foreign.subject import Call, Subject, Unable
 from weft.models.output import Declaration
 
 OUTPUTS = ("logits", "last_hidden_state", "hidden")
-REAL_NAMES = ("attention_mask", "padding_mask", "mask", "real", "src_key_padding_mask")
+REAL_NAMES = ("attention_mask", "padding_mask", "src_key_padding_mask", "key_padding_mask", "real", "mask")
 POSITION_NAMES = ("position_ids", "positions", "pos")
+TARGET_NAMES = ("targets", "labels")
+LENGTH_NAMES = ("block_size", "max_seq_len", "max_length", "max_len", "context_length", "n_ctx", "n_positions")
+POSITION_WORDS = ("pos", "wpe")
+DECODERS = ("causallm", "lmhead", "gpt", "decoder", "languagemodel")
 
 
 def first_tensor(out: Any) -> Tensor:
@@ -20,12 +26,12 @@ def first_tensor(out: Any) -> Tensor:
     if isinstance(out, Tensor):
         return out
     for name in OUTPUTS:
-        value = getattr(out, name, None)
+        value = out.get(name) if isinstance(out, dict) else getattr(out, name, None)
         if isinstance(value, Tensor):
             return value
     values = out.values() if isinstance(out, dict) else out if isinstance(out, (tuple, list)) else ()
     for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1:
             return value
     raise Unable(f"its answer is a {type(out).__name__} without a tensor: wrap it so that it gives [B, T, C]")
 
@@ -38,36 +44,100 @@ def per_token(out: Tensor, length: int) -> Tensor:
 
 
 class PlainSubject(Subject):
-    """Called with the content alone; a mask or positions only where the signature names them."""
+    """Called with the content alone; a mask or positions only where the signature names them.
+
+    Whether True in a mask means real or hidden is found by trial: marking all tokens as real must change nothing.
+    """
 
     def run(self, call: Call) -> Tensor:
         """module(content, ...)."""
-        names = inspect.signature(self.module.forward).parameters
-        real = next((name for name in REAL_NAMES if name in names), None)
-        position = next((name for name in POSITION_NAMES if name in names), None)
+        real, position = self._argument(REAL_NAMES), self._argument(POSITION_NAMES)
         call.takes(*(["real"] if real else []), *(["positions"] if position else []))
         extra: dict[str, Any] = {}
-        if call.real is not None and real:
-            extra[real] = ~call.real if real == "src_key_padding_mask" else call.real
-        if call.positions is not None and position:
-            extra[position] = call.positions
-        return per_token(first_tensor(self.module(call.content, **extra)), call.content.shape[1])
+        with Exact():
+            if call.positions is not None and position:
+                extra[position] = call.positions
+            if call.real is not None and real:
+                extra[real] = self._mark(call, real, extra)
+            return self._answer(call.content, extra)
 
+    def _argument(self, known: tuple[str, ...]) -> str | None:
+        names = inspect.signature(self.module.forward).parameters
+        return next((name for name in known if name in names), None)
 
-def guess_causal(module: nn.Module) -> tuple[bool, str]:
-    """Whether a module is taken to look only back, and why: its name, or that of a part that calls itself a decoder."""
-    name = type(module).__name__.lower()
-    for word in ("causallm", "lmhead", "gpt", "decoder", "languagemodel"):
-        if word in name and "encoder" not in name:
-            return True, f"{type(module).__name__} is named a decoder, so it is taken to declare causality"
-    flag = getattr(module, "causal", getattr(module, "is_causal", None))
-    if isinstance(flag, bool):
-        return flag, f"its attribute causal is {flag}"
-    return False, f"{type(module).__name__} is not named a decoder, so no causality is taken as declared"
+    def _answer(self, content: Tensor, extra: dict[str, Any]) -> Tensor:
+        out = first_tensor(self.module(content, **extra))
+        target = self._argument(TARGET_NAMES)
+        if out.dim() == 3 and out.shape[1] == 1 < content.shape[1] and target:
+            out = first_tensor(self.module(content, **extra, **{target: content}))
+        return per_token(out, content.shape[1])
+
+    def _mark(self, call: Call, name: str, extra: dict[str, Any]) -> Tensor:
+        """The mask in the sense and type in which an unpadded text stays as it is without one."""
+        assert call.real is not None
+        required = inspect.signature(self.module.forward).parameters[name].default is inspect.Parameter.empty
+        plain = None if required else self._answer(call.content, extra)
+        for mark in (lambda real: real, lambda real: ~real, lambda real: real.long(), lambda real: real.double()):
+            try:
+                marked = self._answer(call.content, {**extra, name: mark(torch.ones_like(call.real))})
+            except (RuntimeError, TypeError, ValueError):
+                continue
+            if plain is None or torch.allclose(marked, plain, rtol=0, atol=1e-9):
+                return mark(call.real)
+        raise Unable(f"its argument {name} is no mask [B, T] of real tokens: a text that is all real changes with it")
 
 
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
     """The last resort: a callable from content to one vector a token."""
     causal, why = guess_causal(module)
-    declares = Declaration(type(module).__name__, causal, False, "absolute")
-    return PlainSubject(module, declares, (why, "called as module(content)"), example, library="torch")
+    vocabulary, said = None, [why, "called as module(content)"]
+    tables = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]
+    tokens = [(name, part) for name, part in tables if not any(word in name for word in POSITION_WORDS)]
+    if example is None and tokens:
+        vocabulary = tokens[0][1].num_embeddings
+        said.append(f"tokens are drawn from the {vocabulary} rows of {tokens[0][0]}")
+    declares = Declaration(
+        type(module).__name__, causal, False, "absolute", length=_length(module), vocabulary=vocabulary
+    )
+    subject = PlainSubject(module, declares, (), example, library="torch")
+    if (name := subject._argument(REAL_NAMES)) is not None:
+        said.append(f"{name} marks padding, in the sense in which a text without padding stays as it is")
+    subject.assumed = (*said, "its casts to float32 inside are judged in float64")
+    return subject
+
+
+def guess_causal(module: nn.Module) -> tuple[bool, str]:
+    """Whether a module is taken to look only back, and why: its name, a flag, or a triangle that it keeps as a mask."""
+    kind = type(module).__name__
+    if any(word in kind.lower() for word in DECODERS) and "encoder" not in kind.lower():
+        return True, f"{kind} is named a decoder, so it is taken to declare causality"
+    for path, part in module.named_modules():
+        flag = getattr(part, "causal", getattr(part, "is_causal", None))
+        if isinstance(flag, bool):
+            return flag, f"{'its' if not path else path + ', whose'} attribute causal is {flag}, decides what it declares"
+    for name, buffer in module.named_buffers():
+        if _is_triangle(buffer):
+            return True, f"its buffer {name} is a triangle, so it is taken to declare causality"
+    return False, f"nothing in {kind} is named a decoder or causal, so no causality is taken as declared"
+
+
+def _is_triangle(buffer: Tensor) -> bool:
+    """A mask [..., n, n] that shows the past and hides the future, in any of the usual forms."""
+    if buffer.dim() < 2 or buffer.shape[-1] != buffer.shape[-2] or buffer.shape[-1] < 2:
+        return False
+    last = buffer.reshape(-1, *buffer.shape[-2:])[-1]
+    past = torch.ones(last.shape, dtype=torch.bool, device=last.device).tril()
+    hidden = last.isneginf() if last.is_floating_point() else last.bool()
+    return bool(torch.equal(last.bool() & ~last.isneginf(), past) or torch.equal(hidden, ~past))
+
+
+def _length(module: nn.Module) -> int | None:
+    """The longest text it takes, where an attribute, a table of positions or a triangle says so."""
+    said = [getattr(holder, name, None) for holder in (module, getattr(module, "config", None)) for name in LENGTH_NAMES]
+    said += [
+        part.num_embeddings
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding) and any(word in name for word in POSITION_WORDS)
+    ]
+    said += [buffer.shape[-1] for _, buffer in module.named_buffers() if _is_triangle(buffer)]
+    return min((length for length in said if isinstance(length, int) and length > 0), default=None)

@@ -1,0 +1,88 @@
+"""Hugging Face decoders that read an image before the text: image tokens stand where its patches go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.foreign.exact import Exact
+from weft.foreign.huggingface import HuggingFaceSubject, image_of
+from weft.foreign.plain import first_tensor, per_token
+from weft.foreign.subject import Call, Subject, Unable
+
+
+class ImageTextSubject(HuggingFaceSubject):
+    """The image is the source; as many image tokens as it has patches come before the text, whose outputs are judged."""
+
+    image_token: int = 0
+
+    def run(self, call: Call) -> Tensor:
+        """Text [B, T] after an image -> logits [B, T, C] of the text alone."""
+        call.takes("real", "source")
+        with Exact():
+            out = first_tensor(self.module(**self._with_image(call), **self._extra(self._prefixed(call))))
+            return per_token(out[:, self._prefix :], call.content.shape[1])
+
+    @property
+    def _prefix(self) -> int:
+        return self.declares.prefix or 0
+
+    def _prefixed(self, call: Call) -> Call:
+        """The call with image tokens before its text, all of them real."""
+        shape = (len(call.content), self._prefix)
+        content = torch.cat((torch.full(shape, self.image_token), call.content), 1)
+        real = None if call.real is None else torch.cat((torch.ones(shape, dtype=torch.bool), call.real), 1)
+        return replace(call, content=content, real=real)
+
+    def _with_image(self, call: Call) -> dict[str, Tensor]:
+        if call.source is None:
+            raise Unable("it needs an image")
+        content = self._prefixed(call).content
+        given = {"input_ids": content, "pixel_values": call.source}
+        if "token_type_ids" in self.names:
+            given["token_type_ids"] = (content == self.image_token).long()
+        return given
+
+    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+        """The image goes in with the first tokens."""
+        begun = cache[1] is not None
+        given = {"input_ids": call.content} if begun else self._with_image(call)
+        if begun and "token_type_ids" in self.names:
+            given["token_type_ids"] = torch.zeros_like(call.content)
+        with Exact():
+            out = self.module(**given, past_key_values=cache[1], use_cache=True)
+        return first_tensor(out)[:, 0 if begun else self._prefix :], (None, out.past_key_values)
+
+    def _tokens_of(self, call: Call) -> dict[str, Tensor]:
+        return self._with_image(call)
+
+    def _lengths(self, call: Call) -> set[int]:
+        return {call.content.shape[1] + self._prefix}
+
+
+def image_text_subject(found: HuggingFaceSubject) -> Subject | None:
+    """The adapter for a decoder with an image before its text; None where it cannot be found out how many tokens it is."""
+    module: nn.Module = found.module
+    config: Any = module.config
+    token = getattr(config, "image_token_id", None)
+    token = getattr(config, "image_token_index", None) if token is None else token
+    if token is None or not hasattr(module, "get_image_features") or getattr(config, "vision_config", None) is None:
+        return None
+    image = image_of(config)
+    try:
+        with torch.no_grad():
+            features = module.get_image_features(pixel_values=image)  # type: ignore[operator]
+        rows = getattr(features, "pooler_output", features)
+        count = int(rows[0].shape[-2])
+    except Exception:
+        return None
+    declares = replace(found.declares, prefix=count)
+    avoid = tuple(sorted({*found.avoid, int(token)}))
+    said = f"an image of {count} tokens stands before the text, as token {token}; the text's outputs are judged"
+    assumed = (*(text for text in found.assumed if "without images" not in text), said)
+    subject = ImageTextSubject(module, declares, assumed, found.example, image, avoid, library="transformers")
+    subject.image_token = int(token)
+    return subject
