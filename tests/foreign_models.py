@@ -5,10 +5,11 @@ A row is a class (a second word tells variants apart) with the shape words of it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 # fmt: off
 SPECIAL = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -182,7 +183,6 @@ ENCODERS: dict[str, Row] = {
     "EuroBertForMaskedLM": (LLAMA, {}),
     "NomicBertForMaskedLM": (BERT, {}),
     "FNetForMaskedLM": (BERT, {}),
-    "FunnelModel": ({**SPECIAL, "d_model": 24, "n_head": 4, "d_head": 6, "d_inner": 40, "block_sizes": [1, 1]}, {}),
     "IBertForMaskedLM": (BERT, {}),
     "LongformerForMaskedLM": (BERT, {"attention_window": 4}),
     "NystromformerForMaskedLM": (BERT, {"num_landmarks": 64, "segment_means_seq_len": 64}),
@@ -190,7 +190,6 @@ ENCODERS: dict[str, Row] = {
     "XLNetModel": (XLNET, {}),
     "XLNetLMHeadModel": (XLNET, {}),
     "XLMWithLMHeadModel": (XLM, {}),
-    "CanineModel": (BERT, {}),
     "CLIPTextModel": (BERT, {}),
     "SiglipTextModel": (BERT, {}),
     "LayoutLMForMaskedLM": (BERT, {}),
@@ -248,16 +247,185 @@ IMAGES: dict[str, Row] = {
     "ResNetModel": ({"image_size": 32, "embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1],
                      "layer_type": "basic"}, {}),
 }
+
+IMAGE_TEXT: dict[str, Row] = {
+    "LlavaForConditionalGeneration": ({"image_token_index": 60}, {"vision_config": ("CLIPVisionConfig", VIT),
+                                                                  "text_config": ("LlamaConfig", LLAMA)}),
+    "VipLlavaForConditionalGeneration": ({"image_token_index": 60, "vision_feature_layers": [-1, -2]},
+                                         {"vision_config": ("CLIPVisionConfig", VIT),
+                                          "text_config": ("LlamaConfig", LLAMA)}),
+    "PaliGemmaForConditionalGeneration": ({"image_token_index": 60, "projection_dim": 24},
+                                          {"vision_config": ("SiglipVisionConfig", {**VIT, "vision_use_head": False}),
+                                           "text_config": ("GemmaConfig", GEMMA)}),
+    "Gemma3ForConditionalGeneration": ({"image_token_index": 60, "boi_token_index": 58, "eoi_token_index": 59,
+                                        "mm_tokens_per_image": 4},
+                                       {"vision_config": ("SiglipVisionConfig", {**VIT, "vision_use_head": False}),
+                                        "text_config": ("Gemma3TextConfig", {**GEMMA, "sliding_window": 32})}),
+    "InternVLForConditionalGeneration": ({"image_token_id": 60, "downsample_ratio": 1.0},
+                                         {"vision_config": ("InternVLVisionConfig", {**VIT, "image_size": [16, 16],
+                                                                                     "patch_size": [8, 8]}),
+                                          "text_config": ("Qwen2Config", LLAMA)}),
+    "Mistral3ForConditionalGeneration": ({"image_token_index": 60}, {"vision_config": ("PixtralVisionConfig", VIT),
+                                                                     "text_config": ("MistralConfig", LLAMA)}),
+}
 # fmt: on
 
-HUGGINGFACE: dict[str, Row] = {**DECODERS, **ENCODERS, **SEQ2SEQ, **IMAGES}
+HUGGINGFACE: dict[str, Row] = {**DECODERS, **ENCODERS, **SEQ2SEQ, **IMAGES, **IMAGE_TEXT}
 
 
 def huggingface(name: str, **extra: Any) -> nn.Module:
     """A tiny model of one class."""
     import transformers
 
+    transformers.logging.set_verbosity_error()
     shape, own = HUGGINGFACE[name]
+    if name in IMAGE_TEXT:
+        own = {part: getattr(transformers, config)(**shape) for part, (config, shape) in own.items()}
     kind = getattr(transformers, name.split()[0])
     torch.manual_seed(0)
     return kind(kind.config_class(**{**shape, **own, **extra})).eval()
+
+
+def x_transformers() -> dict[str, Callable[[], nn.Module]]:
+    """Wrappers with the options that people use."""
+    import x_transformers as x
+
+    layers = {"dim": 24, "depth": 2, "heads": 3, "attn_dim_head": 8}
+
+    def decoder(wrapper: dict[str, Any] | None = None, **options: Any) -> Callable[[], nn.Module]:
+        return lambda: wrap(x.Decoder(**{**layers, **options}), **(wrapper or {}))
+
+    def encoder(**options: Any) -> Callable[[], nn.Module]:
+        return lambda: wrap(x.Encoder(**{**layers, **options}))
+
+    def wrap(stack: nn.Module, **options: Any) -> nn.Module:
+        return x.TransformerWrapper(num_tokens=61, max_seq_len=64, attn_layers=stack, **options)
+
+    sides = {f"{side}_{key}": value for side in ("enc", "dec") for key, value in
+             {"num_tokens": 61, "depth": 2, "heads": 3, "max_seq_len": 64}.items()}  # fmt: skip
+    return {
+        "decoder": decoder(),
+        "rotary": decoder(rotary_pos_emb=True),
+        "xpos": decoder(rotary_xpos=True),
+        "alibi": decoder(alibi_pos_bias=True, alibi_num_heads=2),
+        "relative bias": decoder(rel_pos_bias=True),
+        "dynamic bias": decoder(dynamic_pos_bias=True),
+        "flash": decoder(attn_flash=True),
+        "flash with alibi": decoder(attn_flash=True, alibi_pos_bias=True),
+        "normed queries and keys": decoder(attn_qk_norm=True),
+        "grouped queries": decoder(heads=4, attn_kv_heads=2),
+        "one key head": decoder(attn_one_kv_head=True),
+        "talking heads": decoder(attn_pre_talking_heads=True),
+        "root mean square, gated": decoder(use_rmsnorm=True, ff_glu=True, ff_swish=True),
+        "memory keys": decoder(attn_num_mem_kv=2),
+        "sandwich norm": decoder(sandwich_norm=True),
+        "macaron": decoder(macaron=True),
+        "sinusoids": decoder({"scaled_sinu_pos_emb": True}),
+        "no positions": decoder({"use_abs_pos_emb": False}),
+        "tied": decoder({"tie_embedding": True}),
+        "memory tokens": decoder({"num_memory_tokens": 2}),
+        "shifted tokens": decoder(shift_tokens=1),
+        "encoder": encoder(),
+        "encoder, rotary": encoder(rotary_pos_emb=True),
+        "encoder, flash": encoder(attn_flash=True),
+        "autoregressive wrapper": lambda: x.AutoregressiveWrapper(decoder(rotary_pos_emb=True)()),
+        "encoder-decoder": lambda: x.XTransformer(dim=24, **sides),
+        "vectors": lambda: x.ContinuousTransformerWrapper(
+            dim_in=7, dim_out=5, max_seq_len=64, attn_layers=x.Decoder(**layers)
+        ),
+        "image": lambda: x.ViTransformerWrapper(
+            image_size=16, patch_size=8, num_classes=5, attn_layers=x.Encoder(**layers)
+        ),
+        "layers alone": lambda: x.Decoder(**layers),
+    }
+
+
+X_TRANSFORMERS = (
+    "decoder", "rotary", "xpos", "alibi", "relative bias", "dynamic bias", "flash", "flash with alibi",
+    "normed queries and keys", "grouped queries", "one key head", "talking heads", "root mean square, gated",
+    "memory keys", "sandwich norm", "macaron", "sinusoids", "no positions", "tied", "memory tokens", "shifted tokens",
+    "encoder", "encoder, rotary", "encoder, flash", "autoregressive wrapper", "encoder-decoder", "vectors", "image",
+    "layers alone",
+)  # fmt: skip
+
+
+def torch_module(kind: str, batch_first: bool, norm_first: bool) -> nn.Module:
+    """torch.nn's own, tiny."""
+    torch.manual_seed(0)
+    options = {"d_model": 24, "nhead": 4, "dim_feedforward": 40, "batch_first": batch_first, "norm_first": norm_first}
+    nested = batch_first and not norm_first
+    made: dict[str, Callable[[], nn.Module]] = {
+        "EncoderLayer": lambda: nn.TransformerEncoderLayer(**options),
+        "Encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**options), 2, enable_nested_tensor=nested),
+        "DecoderLayer": lambda: nn.TransformerDecoderLayer(**options),
+        "Decoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(**options), 2),
+        "Transformer": lambda: nn.Transformer(num_encoder_layers=2, num_decoder_layers=2, **options),
+        "MultiheadAttention": lambda: nn.MultiheadAttention(24, 4, batch_first=batch_first),
+    }
+    return made[kind]()
+
+
+class SelfAttention(nn.Module):
+    """As people write it after the lecture; the triangle is a buffer."""
+
+    def __init__(self, width: int = 24, heads: int = 4, length: int = 32) -> None:
+        super().__init__()
+        self.qkv, self.output, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        self.register_buffer("tril", torch.ones(length, length).tril())
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        T = x.shape[1]
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        hidden = self.tril[:T, :T] == 0
+        if real is not None:
+            hidden = hidden | ~real[:, None, None].bool()
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        return self.output((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Two residual lines; `norm` makes the norms."""
+
+    def __init__(self, width: int = 24, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.attention, self.norm1, self.norm2 = SelfAttention(width), norm(width), norm(width)
+        self.feedforward = nn.Sequential(nn.Linear(width, 40), nn.GELU(), nn.Linear(40, width))
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), real)
+        return x + self.feedforward(self.norm2(x))
+
+
+class OwnModel(nn.Module):
+    """A user's own decoder under a name that says nothing; `answer` shapes what it gives."""
+
+    answer: Callable[[Tensor], Any] = staticmethod(lambda logits: logits)
+
+    def __init__(self, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> None:
+        super().__init__()
+        self.tokens, self.pos = nn.Embedding(61, 24), nn.Embedding(32, 24)
+        self.blocks = nn.ModuleList(Block(norm=norm) for _ in range(2))
+        self.head = nn.Linear(24, 61)
+
+    def forward(self, tokens: Tensor) -> Any:
+        return self.answer(self.logits(tokens, None))
+
+    def logits(self, tokens: Tensor, real: Tensor | None) -> Tensor:
+        x = self.tokens(tokens) + self.pos(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x, real)
+        return self.head(x)
+
+
+class OverTime(nn.Module):
+    """BatchNorm1d over the width, as it is often put in place of a LayerNorm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, 2)).transpose(1, 2)

@@ -21,10 +21,10 @@ class Exact(TorchFunctionMode):
     def __enter__(self) -> Any:
         self._before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *problem: Any) -> None:
-        super().__exit__(*problem)
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._before)
 
     def __torch_function__(

@@ -1,27 +1,30 @@
-"""Hugging Face transformers: attention_mask, position_ids, past_key_values, .logits; encoders, decoders, seq2seq, images."""
+"""Hugging Face transformers: attention_mask, position_ids, past_key_values, .logits; text in all forms, and images."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.foreign.exact import Exact
+from weft.foreign.huggingface_config import (
+    EXPERTS,
+    causal_of,
+    first_position_of,
+    image_of,
+    pad_token_of,
+    positions_of,
+    window_of,
+)
 from weft.foreign.plain import first_tensor, per_token
 from weft.foreign.subject import Call, Subject, Unable
 from weft.models.output import Declaration
-from weft.models.positions import Nature
 
 CACHES = ("past_key_values", "cache_params", "state")
-EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-ROTARY = ("rope_parameters", "rope_theta", "rotary_dim", "rotary_pct")
 HEADS = ("CausalLM", "LMHead", "MaskedLM", "ConditionalGeneration", "GenerationDecoder", "MTModel")
-ALIBI = ("bloom", "mpt")
-FROM_TOKENS = ("create_position_ids_from_input_ids", "make_positions")
 ASIDE = {
     "mask_token": "only masked images pass",
     "encoder_attn": "only the states of an encoder pass",
@@ -123,7 +126,7 @@ class HuggingFaceSubject(Subject):
         return None, None
 
     def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
-        """Feed tokens with the past; gives their logits and the new past. A source is encoded once, as `generate` does."""
+        """Feed tokens with the past; their logits and the new past. A source is encoded once, as `generate` does."""
         call.takes("source")
         encoded, past = cache
         name = self._cache_name
@@ -157,7 +160,7 @@ class HuggingFaceSubject(Subject):
         """With the eager implementation, which returns them; then back to the one before."""
         if any(name.endswith("sinks") for name, _ in self.module.named_parameters()):
             raise Unable("its rows share their mass with a sink that is not given: they sum to less than one")
-        before, lengths = self._implementation, {x.shape[1] for x in (call.content, call.source) if x is not None}
+        before, lengths = self._implementation, self._lengths(call)
         try:
             self.module.set_attn_implementation("eager")  # type: ignore[operator]
             with Exact():
@@ -173,6 +176,9 @@ class HuggingFaceSubject(Subject):
         if not maps:
             raise Unable("it gives no attention weights")
         return maps
+
+    def _lengths(self, call: Call) -> set[int]:
+        return {x.shape[1] for x in (call.content, call.source) if x is not None}
 
     def _tokens_of(self, call: Call) -> dict[str, Tensor]:
         if self.declares.seq2seq:
@@ -196,13 +202,20 @@ class HuggingFaceSubject(Subject):
         if self.declares.experts:
             other.module.set_experts_implementation("eager")  # type: ignore[operator]
             other.assumed = (*other.assumed, *_without_dropout_in_experts(other.module))
-        for word, why in ASIDE.items():
-            parameters = [p for name, p in other.module.named_parameters() if word in name]
-            if parameters and not (self.declares.seq2seq and "encoder" in why):
-                for parameter in parameters:
-                    parameter.requires_grad_(False)
+        for word, why in self._aside().items():
+            parameters = [p for name, p in other.module.named_parameters() if word in name and p.requires_grad]
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+            if parameters:
                 other.assumed = (*other.assumed, f"{len(parameters)} weights of {word} are left aside: {why} them")
         return other
+
+    def _aside(self) -> dict[str, str]:
+        """Parts by a word in their path, and what alone passes them."""
+        aside = {word: why for word, why in ASIDE.items() if not (self.declares.seq2seq and "encoder" in why)}
+        if "pixel_values" in self.names and not self.images:
+            aside |= dict.fromkeys(("vision", "visual", "image", "projector", "connector"), "only images pass")
+        return aside
 
 
 def _without_dropout_in_experts(module: nn.Module) -> list[str]:
@@ -221,7 +234,9 @@ def _without_dropout_in_experts(module: nn.Module) -> list[str]:
 
 def _refine_buffers(module: nn.Module) -> None:
     """Tables that were rounded to float32 when the model was made, made again in float64 where they are the same."""
-    tables = {name: table for name, table in module.named_buffers() if table.is_floating_point() and "inv_freq" not in name}
+    tables = {
+        name: table for name, table in module.named_buffers() if table.is_floating_point() and "inv_freq" not in name
+    }
     if not tables:
         return
     with torch.random.fork_rng(devices=[]), Exact():
@@ -230,11 +245,6 @@ def _refine_buffers(module: nn.Module) -> None:
         exact = again.get(name)
         if exact is not None and exact.shape == table.shape and torch.allclose(exact.double(), table, rtol=1e-5):
             table.copy_(exact)
-
-
-def _code(module: nn.Module) -> Any:
-    """The file that a class is written in."""
-    return sys.modules[type(module).__module__]
 
 
 def _of_image(out: Any) -> Tensor:
@@ -260,13 +270,13 @@ def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
     seq2seq = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in names
     text = config.get_text_config(decoder=True) if seq2seq else config.get_text_config()
     images = "pixel_values" in names and "input_ids" not in names
-    causal, why = _causal(module, config, seq2seq, images)
+    causal, why = causal_of(module, seq2seq, images)
     vocabulary = None if images else getattr(text, "vocab_size", None)
     source = torch.zeros(1, 1, dtype=torch.long) if seq2seq else None
-    window, layers = _window(module, text), getattr(text, "num_hidden_layers", None) or 1
-    positions, length = _positions(module, names, text), getattr(text, "max_position_embeddings", None)
+    window, layers = window_of(module, text), getattr(text, "num_hidden_layers", None) or 1
+    positions, length = positions_of(module, names, text), getattr(text, "max_position_embeddings", None)
     if images:
-        example = _image(config)
+        example = image_of(config)
     declares = Declaration(
         type(module).__name__,
         causal,
@@ -282,11 +292,14 @@ def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
     special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}
     avoid = tuple(sorted(token for token in special if isinstance(token, int)))
     subject = HuggingFaceSubject(module, declares, (), example, source, avoid, library="transformers")
-    subject.pad_token = _pad_token(module, text)
+    subject.pad_token = pad_token_of(module, text)
     subject.give_positions = subject.pad_token is None or getattr(text, "trigram_input", False)
-    starts = [table.min() for name, table in module.named_buffers() if name.endswith("position_ids") and table.numel()]
-    subject.first_position = int(starts[0]) if starts else 0
+    subject.first_position = first_position_of(module)
     subject.assumed = (why, *_assumptions(subject))
+    if not images and not seq2seq and "pixel_values" in names:
+        from weft.foreign.huggingface_images import image_text_subject
+
+        return image_text_subject(subject) or subject
     return subject
 
 
@@ -309,67 +322,13 @@ def _assumptions(subject: HuggingFaceSubject) -> list[str]:
         said.append(f"padding is written as token {subject.pad_token}, as its tokeniser would, because it looks for it")
     if subject.give_positions and "position_ids" in subject.names and not declares.seq2seq and not subject.images:
         said.append("with padding, position_ids count real tokens only, as generate() passes them")
+    if _counts_pads(subject):
+        said.append("it takes no position_ids, so padding on the left would be counted: pad on the right")
     said.append("its casts to float32 inside are judged in float64")
     return said
 
 
-def _causal(module: nn.Module, config: Any, seq2seq: bool, images: bool) -> tuple[bool, str]:
-    """Whether the class is taken to look only back, and why."""
-    kind = type(module).__name__
-    if images:
-        return False, f"{kind} takes images: it is taken to see each whole"
-    if seq2seq:
-        return True, f"{kind} is an encoder-decoder: its decoder is taken to declare causality"
-    if kind.startswith(("XLNet", "XLM", "Flaubert")) and not kind.startswith("XLMRoberta"):
-        causal = bool(getattr(config, "causal", False)) or getattr(config, "attn_type", "bi") == "uni"
-        return causal, f"{kind} is taken to {'look only back' if causal else 'see everything'}, as its config says"
-    if any(word in kind for word in ("CausalLM", "LMHead", "GenerationDecoder")):
-        return True, f"{kind} is a causal language model by its name: it is taken to declare causality"
-    if getattr(config, "is_decoder", False):
-        return True, f"{kind} has is_decoder=True in its config: it is taken to declare causality"
-    if any(getattr(part, "is_causal", False) is True for part in module.modules()):
-        return True, f"attention in {kind} has is_causal=True: it is taken to declare causality"
-    return False, f"{kind} is taken to see everything: neither its name nor its config says decoder"
-
-
-def _window(module: nn.Module, text: Any) -> int | None:
-    """Keys that a query sees, where every layer has the same window."""
-    size, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
-    if not isinstance(size, int) or size < 1 or getattr(text, "use_sliding_window", True) is False:
-        return None
-    if kinds is not None:
-        return size if set(kinds) == {"sliding_attention"} else None
-    if getattr(text, "block_types", None) is not None:
-        return None
-    return size if hasattr(_code(module), "create_sliding_window_causal_mask") else None
-
-
-def _positions(module: nn.Module, names: Any, text: Any) -> Nature:
-    """Relative where its config says rotary or ALiBi, none where it is a recurrence, else taken as absolute."""
-    if "recurrent" in (getattr(text, "block_types", None) or ()):
-        return "absolute"  # RecurrentGemma takes position 0 for the start of a text
-    if any(getattr(text, name, None) for name in ROTARY):
-        return "relative"
-    if getattr(text, "model_type", "") in ALIBI or getattr(text, "alibi", False):
-        return "relative"
-    if "cache_params" in names or "state" in names:
-        return "none"
-    tables = any(word in name for name, _ in module.named_modules() for word in ("position_emb", "embed_position"))
-    return "relative" if getattr(text, "relative_attention_num_buckets", None) and not tables else "absolute"
-
-
-def _pad_token(module: nn.Module, text: Any) -> int | None:
-    """The pad token, where a part finds positions (or neighbours that count) by looking for it among the tokens."""
-    for part in module.modules():
-        looks = any(hasattr(holder, name) for holder in (part, _code(part)) for name in FROM_TOKENS)
-        index = getattr(part, "padding_idx", None)
-        if looks and isinstance(index, int):
-            return index
-    return getattr(text, "pad_token_id", None) if getattr(text, "trigram_input", False) else None
-
-
-def _image(config: Any) -> Tensor:
-    inner = getattr(config, "vision_config", None) or config
-    size = getattr(inner, "image_size", 224)
-    height, width = (size, size) if isinstance(size, int) else size
-    return torch.zeros(1, getattr(inner, "num_channels", 3), height, width)
+def _counts_pads(subject: HuggingFaceSubject) -> bool:
+    """Whether absolute positions are its own business, and it does not look for padding."""
+    told = "position_ids" in subject.names or subject.pad_token is not None
+    return subject.declares.positions == "absolute" and not told and not subject.images

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.foreign.exact import Exact
-from weft.foreign.huggingface import HuggingFaceSubject, image_of
+from weft.foreign.huggingface import HuggingFaceSubject
+from weft.foreign.huggingface_config import image_of
 from weft.foreign.plain import first_tensor, per_token
 from weft.foreign.subject import Call, Subject, Unable
 
 
 class ImageTextSubject(HuggingFaceSubject):
-    """The image is the source; as many image tokens as it has patches come before the text, whose outputs are judged."""
+    """The image is the source; a token for each of its patches comes before the text, whose outputs are judged."""
 
     image_token: int = 0
 
@@ -56,6 +57,11 @@ class ImageTextSubject(HuggingFaceSubject):
             out = self.module(**given, past_key_values=cache[1], use_cache=True)
         return first_tensor(out)[:, 0 if begun else self._prefix :], (None, out.past_key_values)
 
+    def _aside(self) -> dict[str, str]:
+        """Which layer of the vision part is tapped is the config's choice; those after it are not passed."""
+        why = "only up to the layer that is tapped are they passed, and no gradient is asked of"
+        return dict.fromkeys(("vision", "visual", "image"), why)
+
     def _tokens_of(self, call: Call) -> dict[str, Tensor]:
         return self._with_image(call)
 
@@ -64,7 +70,7 @@ class ImageTextSubject(HuggingFaceSubject):
 
 
 def image_text_subject(found: HuggingFaceSubject) -> Subject | None:
-    """The adapter for a decoder with an image before its text; None where it cannot be found out how many tokens it is."""
+    """The adapter for a decoder with an image before its text; None where its number of tokens is not to be had."""
     module: nn.Module = found.module
     config: Any = module.config
     token = getattr(config, "image_token_id", None)

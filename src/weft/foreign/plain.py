@@ -1,4 +1,4 @@
-"""Modules called as `module(tokens)` that give logits or hidden states [B, T, C], as a tensor, in a tuple or an object."""
+"""Modules called as `module(tokens)` that give logits or hidden states [B, T, C]: a tensor, in a tuple or an object."""
 
 from __future__ import annotations
 
@@ -77,14 +77,19 @@ class PlainSubject(Subject):
         assert call.real is not None
         required = inspect.signature(self.module.forward).parameters[name].default is inspect.Parameter.empty
         plain = None if required else self._answer(call.content, extra)
-        for mark in (lambda real: real, lambda real: ~real, lambda real: real.long(), lambda real: real.double()):
+        whole = torch.ones_like(call.real)
+        for given, everything in zip(_senses(call.real), _senses(whole), strict=True):
             try:
-                marked = self._answer(call.content, {**extra, name: mark(torch.ones_like(call.real))})
+                marked = self._answer(call.content, {**extra, name: everything})
             except (RuntimeError, TypeError, ValueError):
                 continue
             if plain is None or torch.allclose(marked, plain, rtol=0, atol=1e-9):
-                return mark(call.real)
+                return given
         raise Unable(f"its argument {name} is no mask [B, T] of real tokens: a text that is all real changes with it")
+
+
+def _senses(real: Tensor) -> tuple[Tensor, ...]:
+    return real, ~real, real.long(), real.double()
 
 
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
@@ -114,7 +119,10 @@ def guess_causal(module: nn.Module) -> tuple[bool, str]:
     for path, part in module.named_modules():
         flag = getattr(part, "causal", getattr(part, "is_causal", None))
         if isinstance(flag, bool):
-            return flag, f"{'its' if not path else path + ', whose'} attribute causal is {flag}, decides what it declares"
+            return (
+                flag,
+                f"{'its' if not path else path + ', whose'} attribute causal is {flag}, decides what it declares",
+            )
     for name, buffer in module.named_buffers():
         if _is_triangle(buffer):
             return True, f"its buffer {name} is a triangle, so it is taken to declare causality"
@@ -133,7 +141,9 @@ def _is_triangle(buffer: Tensor) -> bool:
 
 def _length(module: nn.Module) -> int | None:
     """The longest text it takes, where an attribute, a table of positions or a triangle says so."""
-    said = [getattr(holder, name, None) for holder in (module, getattr(module, "config", None)) for name in LENGTH_NAMES]
+    said = [
+        getattr(holder, name, None) for holder in (module, getattr(module, "config", None)) for name in LENGTH_NAMES
+    ]
     said += [
         part.num_embeddings
         for name, part in module.named_modules()

@@ -120,7 +120,9 @@ def torch_subject(module: nn.Module, example: Tensor | None) -> Subject | None:
     kind = type(module).__name__
     if isinstance(module, nn.RNNBase):
         causal = not module.bidirectional
-        said = f"it reads {'forwards' if causal else 'in both directions'}, so it is taken to {'look only back' if causal else 'see everything'}"
+        said = (
+            "it reads forwards: it is taken to look only back" if causal else "it reads both ways: it sees everything"
+        )
         declares = Declaration(kind, causal, causal, "none")
         return RecurrentSubject(module, declares, (said,), torch.zeros(1, 1, module.input_size))
     if not isinstance(module, (*ENCODERS, *DECODERS, nn.Transformer, nn.MultiheadAttention)):

@@ -1,4 +1,4 @@
-"""x-transformers: TransformerWrapper around Decoder or Encoder, AutoregressiveWrapper, XTransformer, vectors and images."""
+"""x-transformers: wrappers around Decoder and Encoder (tokens, vectors, images), and encoder-decoders (XTransformer)."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ class XTransformersSubject(Subject):
                 if isinstance(value, types.FunctionType) and value.__closure__:
                     cells = (cell.cell_contents for cell in value.__closure__)
                     closure = tuple(types.CellType(copies.get(id(held), held)) for held in cells)
-                    bound = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, closure)
+                    bound = types.FunctionType(
+                        value.__code__, value.__globals__, value.__name__, value.__defaults__, closure
+                    )
                     vars(part)[name] = bound
         return other
 
@@ -140,7 +142,7 @@ def x_transformers_subject(module: nn.Module, example: Tensor | None) -> Subject
     source = torch.zeros(1, 1, dtype=torch.long) if seq2seq else None
     subject = XTransformersSubject(net, declares, (), example, source, library="x-transformers")
     if seq2seq:
-        known = min(module.encoder.num_tokens, inner.num_tokens)  # type: ignore[union-attr,type-var]
+        known = min(module.encoder.num_tokens, inner.num_tokens)  # type: ignore[union-attr]
         subject.declares = Declaration(**{**declares.__dict__, "vocabulary": known})
     subject.assumed = _assumptions(subject, type(layers).__name__, module is not net)
     return subject
@@ -148,14 +150,17 @@ def x_transformers_subject(module: nn.Module, example: Tensor | None) -> Subject
 
 def _assumptions(subject: XTransformersSubject, kind: str, wrapped: bool) -> tuple[str, ...]:
     """How it will be called, in plain words."""
-    causal, said = subject.declares.causal, []
-    said.append(f"its layers are a {kind} (causal={causal}), so it is taken to {'look only back' if causal else 'see everything'}")
+    causal = subject.declares.causal
+    sight = "look only back" if causal else "see everything"
+    said = [f"its layers are a {kind} (causal={causal}), so it is taken to {sight}"]
     if wrapped:
         said.append("the net inside the wrapper is called, because the wrapper itself gives a loss")
     if subject.declares.seq2seq:
         said.append("the source goes through its encoder, the target through the net of its decoder")
     if not subject.images:
-        said.append("mask=True marks real tokens; padding on the left is also told by seq_start_pos, as generate() does")
+        said.append(
+            "mask=True marks real tokens; padding on the left is also told by seq_start_pos, as generate() does"
+        )
     return (*said, "its casts to float32 inside are judged in float64")
 
 
@@ -163,7 +168,9 @@ def _positions(inner: Any, layers: Any) -> Nature:
     """Absolute where it adds a table or sines to the content, relative where attention knows distances, else none."""
     if type(getattr(inner, "pos_emb", None)).__name__ not in ("NoneType", "always") or hasattr(inner, "pos_embedding"):
         return "absolute"
-    return "relative" if getattr(layers, "rotary_pos_emb", None) is not None else "none" if layers.causal else "absolute"
+    return (
+        "relative" if getattr(layers, "rotary_pos_emb", None) is not None else "none" if layers.causal else "absolute"
+    )
 
 
 def _image(inner: Any) -> Tensor:

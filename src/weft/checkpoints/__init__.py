@@ -1,0 +1,1 @@
+"""Checkpoints: the run folder, safe tensors, foreign names and ours; never a pickle."""

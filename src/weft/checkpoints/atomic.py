@@ -1,0 +1,100 @@
+"""Atomic files: a file is the old one or the new one, whole, whatever happens in between (kill -9, a full disk)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+
+
+class DiskError(WeftError):
+    """A file that cannot be written or read; what was there before is still there."""
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """`write` to a neighbour, flush it to the disk, then rename it into place; the old file stays until then."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        write(fresh)
+        _flush(fresh)
+        os.replace(fresh, path)
+        _flush(path.parent)
+    except OSError as error:
+        raise _explain(path, error) from None
+    except SafetensorError as error:
+        raise _explain(path, OSError(_number_in(str(error)), str(error))) from None
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """A text file, atomically."""
+    write_atomic(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))  # type: ignore[arg-type]
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:
+    """A safetensors file, atomically; tensors are written contiguous and from the CPU."""
+    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, lambda fresh: save_file(ready, fresh, metadata=notes))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, mapped rather than copied; a broken file is named."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise DiskError(f"there is no file {path}: check the run folder") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DiskError(
+            f"{path} is no whole safetensors file ({str(error)[:120]}): restore it or train again"
+        ) from None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for writing; another process that does so too is refused. The system frees it at any end."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            raise DiskError(
+                f"{folder} is being written by process {owner}: wait for it, or choose another --out"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _number_in(text: str) -> int:
+    return errno.ENOSPC if "space" in text.lower() or "os error 28" in text.lower() else errno.EIO
+
+
+def _explain(path: Path, error: OSError) -> DiskError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskError(
+            f"the disk is full, so {path.name} was not written; the last good state is kept: free some space"
+        )
+    return DiskError(f"cannot write {path}: {error.strerror or error}; choose a folder that can be written")

@@ -1,0 +1,118 @@
+"""Optimisers: AdamW from torch, and Muon, whose matrix updates are made orthogonal; each for the weights it suits.
+
+Muon: momentum M, update O = NewtonSchulz(M) ~ U V^T for M = U S V^T, W <- W - lr s O, s = sqrt(max(1, rows / columns))
+(Jordan et al. 2024). torch's own computes in bf16, which is hopeless on CPUs without units for it; here the iteration
+runs in float32 unless bf16 is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from weft.foundation.numerics import bf16_is_fast
+from weft.parts.experts import Experts
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+    """NewtonSchulz: X <- a X + (b A + c A^2) X, A = X X^T, which drives all singular values near 1; [..., R, C]."""
+    a, b, c = COEFFICIENTS
+    X = matrices.to(torch.bfloat16 if bf16_is_fast(matrices.device) else torch.float32)
+    tall = X.shape[-2] > X.shape[-1]
+    X = X.mT if tall else X
+    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return (X.mT if tall else X).to(matrices.dtype)
+
+
+class Muon(Optimizer):
+    """Momentum with orthogonal updates for weight matrices [R, C] or stacks of them [E, R, C] (experts)."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        steps: int = 5,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "steps": steps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update; matrices of one shape go through the iteration together."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for same in _by_shape(group["params"]):
+                updates = torch.stack([self._momentum(weight, group["momentum"]) for weight in same])
+                scale = max(1.0, same[0].shape[-2] / same[0].shape[-1]) ** 0.5
+                for weight, update in zip(same, orthogonalise(updates, group["steps"]).unbind(0), strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.add_(update, alpha=-group["lr"] * scale)
+        return loss
+
+    def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
+        """Nesterov: what the gradient will be a step ahead."""
+        assert weight.grad is not None
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        state["momentum"].lerp_(weight.grad, 1 - momentum)
+        return weight.grad.lerp(state["momentum"], momentum)
+
+
+def _by_shape(weights: list[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.Size, list[Tensor]] = {}
+    for weight in weights:
+        if weight.grad is not None:
+            groups.setdefault(weight.shape, []).append(weight)
+    return list(groups.values())
+
+
+def split_weights(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """(matrices inside blocks, other tables, vectors): Muon's, AdamW's with decay, AdamW's without.
+
+    Embeddings, heads, positions and routers are tables that are looked up or read out; gains and biases are vectors.
+    """
+    matrices: list[nn.Parameter] = []
+    tables: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    routers = {id(part.router) for part in model.modules() if isinstance(part, Experts)}
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            continue
+        if weight.dim() < 2:
+            vectors.append(weight)
+        elif ".blocks." in f".{name}" and weight.dim() <= 3 and id(weight) not in routers and "taps" not in name:
+            matrices.append(weight)
+        else:
+            tables.append(weight)
+    return matrices, tables, vectors
+
+
+def build_optimisers(
+    model: nn.Module, kind: str = "muon", lr: float = 3e-3, matrix_lr: float = 0.02, weight_decay: float = 0.1
+) -> list[Optimizer]:
+    """AdamW alone, or Muon for the matrices inside blocks and AdamW for the rest."""
+    matrices, tables, vectors = split_weights(model)
+    shared = matrices if kind == "adamw" else []
+    groups = [
+        {"params": tables + shared, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    optimisers: list[Optimizer] = [AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10)] if groups else []
+    if kind == "muon" and matrices:
+        optimisers.append(Muon(matrices, lr=matrix_lr, weight_decay=weight_decay * 0.1))
+    return optimisers

@@ -1,0 +1,190 @@
+"""Optimisers, schedules, and files that survive a kill."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import weft
+from weft.checkpoints import atomic
+from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
+from weft.training.optimisers import Muon, build_optimisers, orthogonalise, split_weights
+from weft.training.schedules import Cosine, InverseRoot, Trapezoid
+
+
+def test_cosine():
+    schedule = Cosine(100, warmup=10, floor=0.1)
+    shares = [schedule.share(step) for step in range(100)]
+    assert shares[0] == pytest.approx(0.1) and shares[9] == shares[10] == 1.0
+    assert shares[55] == pytest.approx(0.55) and schedule.share(100) == pytest.approx(0.1)
+    assert all(a >= b for a, b in itertools.pairwise(shares))
+
+
+def test_trapezoid():
+    schedule = Trapezoid(100, warmup=5, decay=0.4)
+    assert [schedule.share(s) for s in (4, 5, 60)] == [1.0, 1.0, 1.0]
+    assert schedule.share(80) == pytest.approx(0.5) and schedule.share(100) == 0.0
+    assert Trapezoid(10, decay=0.0).share(9) == 1.0
+
+
+def test_inverse_root_peaks_after_the_warmup():
+    schedule = InverseRoot(1000, warmup=40)
+    shares = [schedule.share(step) for step in range(200)]
+    assert max(shares) == shares[39] == 1.0 and shares[159] == pytest.approx(0.5)
+
+
+def test_schedule_errors():
+    for make in (
+        lambda: Cosine(0),
+        lambda: Trapezoid(5, 6),
+        lambda: Trapezoid(5, decay=2.0),
+        lambda: InverseRoot(5, 0),
+    ):
+        with pytest.raises(weft.WeftError):
+            make()
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8), (3, 8, 24)])
+def test_orthogonalised_matrices_keep_their_directions_with_singular_values_near_one(shape):
+    M = torch.randn(shape)
+    O = orthogonalise(M)  # noqa: E741
+    values = torch.linalg.svdvals(O)
+    assert values.min() > 0.5 and values.max() < 1.3
+    U, _, V = torch.linalg.svd(M, full_matrices=False)
+    overlap = (O * (U @ V)).sum() / (O.norm() * (U @ V).norm())
+    assert overlap > 0.95
+
+
+def test_no_bf16_where_it_is_slow(monkeypatch):
+    monkeypatch.setattr("weft.training.optimisers.bf16_is_fast", lambda device: False)
+    seen = []
+    original = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append(a.dtype) or original(a, b))
+    orthogonalise(torch.randn(4, 6))
+    assert set(seen) == {torch.float32}
+
+
+def test_each_weight_has_one_optimiser():
+    model = weft.build("nano-moe")
+    matrices, tables, vectors = split_weights(model)
+    assert len(matrices) + len(tables) + len(vectors) == len(list(model.parameters()))
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)].rsplit(".", 1)[1] for p in tables} == {"weight", "router"}
+    assert any("feedforward.up" in names[id(p)] and p.dim() == 3 for p in matrices)
+    for kind, count in (("muon", 2), ("adamw", 1)):
+        optimisers = build_optimisers(model, kind)
+        held = [id(p) for o in optimisers for g in o.param_groups for p in g["params"]]
+        assert len(optimisers) == count and sorted(held) == sorted(names)
+    model.embedding.weight.requires_grad_(False)
+    assert not split_weights(model)[1] or all(p is not model.embedding.weight for p in split_weights(model)[1])
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_both_learn_and_repeat_bit_for_bit(kind):
+    def train():
+        model = weft.build(weft.preset("nano-gpt").replace(layers=2, width=32, vocabulary=17, **{"mixer.heads": 2}))
+        optimisers = build_optimisers(model, kind)
+        tokens = torch.arange(340).reshape(4, 85) % 17
+        losses = []
+        for _ in range(25):
+            logits = model(tokens[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            for optimiser in optimisers:
+                optimiser.step()
+                optimiser.zero_grad()
+            losses.append(float(loss.detach()))
+        return losses, model.state_dict()
+
+    losses, weights = train()
+    again, same = train()
+    assert losses[-1] < 0.2 * losses[0] and losses == again
+    assert all(torch.equal(weights[key], same[key]) for key in weights)
+
+
+def test_muon_resumes_bit_for_bit():
+    def steps(optimiser, weight, count):
+        for number in range(count):
+            optimiser.zero_grad()
+            ((weight @ weight.T) * (number + 1)).sum().backward()
+            optimiser.step(lambda: None)
+
+    start = torch.randn(6, 9)
+    straight = torch.nn.Parameter(start.clone())
+    whole = Muon([straight])
+    steps(whole, straight, 3)
+    kept = {"weight": straight.detach().clone(), "state": copy.deepcopy(whole.state_dict())}
+    steps(whole, straight, 2)
+    resumed = torch.nn.Parameter(kept["weight"])
+    other = Muon([resumed])
+    other.load_state_dict(kept["state"])
+    steps(other, resumed, 2)
+    assert torch.equal(straight, resumed)
+
+
+def test_tensors_come_back_and_broken_files_are_named(tmp_path):
+    path = tmp_path / "model.safetensors"
+    tensors = {"a": torch.randn(3, 5).T, "b": torch.arange(3)}
+    write_tensors(path, tensors, {"made": "by a test"})
+    back = read_tensors(path)
+    assert all(torch.equal(back[key], value) for key, value in tensors.items())
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DiskError, match="no whole safetensors file"):
+        read_tensors(path)
+    with pytest.raises(DiskError, match="there is no file"):
+        read_tensors(tmp_path / "nothing")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
+    path = tmp_path / "spec.json"
+    write_text(path, "old")
+
+    def full(fresh):
+        fresh.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DiskError, match="the disk is full"):
+        write_atomic(path, full)
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["spec.json"]
+    with pytest.raises(DiskError, match="cannot write"):
+        write_text(tmp_path / "nowhere" / "x", "y")
+    assert atomic._number_in("No space left on device (os error 28)") == errno.ENOSPC
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
+def test_a_full_disk_is_one_sentence(tmp_path):
+    def to_full(fresh):
+        with open("/dev/full", "w") as file:
+            file.write("x" * 100_000)
+
+    with pytest.raises(DiskError, match="the disk is full"):
+        write_atomic(tmp_path / "a", to_full)
+
+
+def test_two_writers_are_refused_and_a_killed_one_frees_the_folder(tmp_path):
+    code = "import sys, time\nfrom pathlib import Path\nfrom weft.checkpoints.atomic import locked\n"
+    code += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline().strip() == "held"
+    with pytest.raises(DiskError, match=f"written by process {child.pid}"), locked(tmp_path):
+        pass
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    for _ in range(50):
+        try:
+            with locked(tmp_path):
+                break
+        except DiskError:
+            time.sleep(0.02)
+    else:
+        pytest.fail("the lock outlived its process")
