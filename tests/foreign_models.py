@@ -17,6 +17,7 @@ BERT = {**SPECIAL, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_hea
         "max_position_embeddings": 64}
 LLAMA = {**BERT, "num_key_value_heads": 2}
 GEMMA = {**LLAMA, "head_dim": 6}
+CROSSED = {**BERT, "is_decoder": True, "add_cross_attention": True}
 THREE = {"num_attention_heads": 3, "num_key_value_heads": 3}  # heads of 8, so that a quarter of one can be turned
 WINDOW = {**GEMMA, "sliding_window": 4}
 GPT2 = {**SPECIAL, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 64}
@@ -222,6 +223,15 @@ SEQ2SEQ: dict[str, Row] = {
     "FSMTForConditionalGeneration": (BART, {"langs": ["en", "de"], "src_vocab_size": 61, "tgt_vocab_size": 61}),
     "ProphetNetForConditionalGeneration": (PROPHET, {}),
     "BigBirdPegasusForConditionalGeneration": (BART, {"attention_type": "original_full"}),
+    "WhisperForConditionalGeneration": (BART, {"max_source_positions": 8, "max_target_positions": 64, "num_mel_bins": 5,
+                                               "suppress_tokens": None, "begin_suppress_tokens": None}),
+    "Speech2TextForConditionalGeneration": (BART, {"max_source_positions": 32, "max_target_positions": 64,
+                                                   "input_feat_per_channel": 5, "conv_channels": 8}),
+}
+
+COMPOSED: dict[str, Row] = {
+    "EncoderDecoderModel": ({}, {"encoder": ("BertConfig", BERT), "decoder": ("BertConfig", CROSSED)}),
+    "VisionEncoderDecoderModel": ({}, {"encoder": ("ViTConfig", VIT), "decoder": ("BertConfig", CROSSED)}),
 }
 
 IMAGES: dict[str, Row] = {
@@ -270,7 +280,7 @@ IMAGE_TEXT: dict[str, Row] = {
 }
 # fmt: on
 
-HUGGINGFACE: dict[str, Row] = {**DECODERS, **ENCODERS, **SEQ2SEQ, **IMAGES, **IMAGE_TEXT}
+HUGGINGFACE: dict[str, Row] = {**DECODERS, **ENCODERS, **SEQ2SEQ, **COMPOSED, **IMAGES, **IMAGE_TEXT}
 
 
 def huggingface(name: str, **extra: Any) -> nn.Module:
@@ -279,10 +289,12 @@ def huggingface(name: str, **extra: Any) -> nn.Module:
 
     transformers.logging.set_verbosity_error()
     shape, own = HUGGINGFACE[name]
-    if name in IMAGE_TEXT:
-        own = {part: getattr(transformers, config)(**shape) for part, (config, shape) in own.items()}
     kind = getattr(transformers, name.split()[0])
+    if name in IMAGE_TEXT or name in COMPOSED:
+        own = {part: getattr(transformers, config)(**words) for part, (config, words) in own.items()}
     torch.manual_seed(0)
+    if name in COMPOSED:
+        return kind(kind.config_class.from_encoder_decoder_configs(own["encoder"], own["decoder"])).eval()
     return kind(kind.config_class(**{**shape, **own, **extra})).eval()
 
 

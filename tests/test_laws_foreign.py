@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from foreign_models import (
+    COMPOSED,
     DECODERS,
     ENCODERS,
     HUGGINGFACE,
@@ -25,13 +28,15 @@ from foreign_models import (
     torch_module,
     x_transformers,
 )
-from torch import Tensor, nn
-
 from weft.foreign.recognise import subject_of
 from weft.foreign.subject import Call, Subject
 from weft.laws import Report, check
 
 transformers = pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # DeBERTa, GPTBigCode
+    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning"),  # nn.Transformer sets it itself
+]
 CACHE = "cache = full forward"
 DOCUMENTS = "document isolation"
 ROWS = "attention rows are distributions"
@@ -49,7 +54,7 @@ LEAK = {
 
 # {class: {law: a word of the evidence, the blame or the cause}}; all else must hold.
 BREAKS: dict[str, dict[str, str]] = {
-    # BertLMHeadModel masks the future only with is_decoder=True (BertEncoder's layers take is_causal=config.is_decoder).
+    # Only with is_decoder=True does BertLMHeadModel mask the future (BertLayer: is_causal=config.is_decoder).
     "BertLMHeadModel undeclared": {"causality": "attention.self", "all lengths": "attention.self"},
     # get_predict_relative_pos_embeddings permutes to [B, T, ngram, heads, buckets], flattens, and views the result as
     # [B, ngram, heads, T, ...]: the bias of a token is computed from other tokens, later ones among them.
@@ -89,12 +94,15 @@ BREAKS: dict[str, dict[str, str]] = {
     # BatchNorm, in training.
     "ResNetModel": {"batch independence": "statistics over the batch"},
 }
+ONE_LENGTH = ("WhisperForConditionalGeneration", "Speech2TextForConditionalGeneration", "VisionEncoderDecoderModel")
 # {class: laws that cannot be tried, as the report says}
 UNTRIED: dict[str, set[str]] = {
     "BertLMHeadModel undeclared": {CACHE},
+    "OpenAIGPTLMHeadModel": {CACHE},  # it has none
     "RecurrentGemmaForCausalLM": {CACHE},  # it keeps its state on the module
     "XLMWithLMHeadModel causal": {CACHE},  # its cache is a dict of another kind
     "xLSTMForCausalLM": {CACHE, "left padding", "right padding"},
+    **{name: {"source padding"} for name in ONE_LENGTH},
     "FNetForMaskedLM": {"left padding", "right padding", "rows that see nothing"},
 }
 EVERY = {"finite outputs", "batch independence", GRADIENTS, "eval is deterministic", "same seed, same bits"}
@@ -102,10 +110,10 @@ TEXT = {*EVERY, "left padding", "right padding", "all lengths"}
 CAUSAL = {*TEXT, "causality", CACHE}
 MUST = {
     **dict.fromkeys(DECODERS, CAUSAL),
-    **dict.fromkeys(ENCODERS, {*TEXT, "rows that see nothing"}),
-    **dict.fromkeys(SEQ2SEQ, {*CAUSAL, "source seen", "source padding"}),
+    **{name: {*TEXT, "rows that see nothing"} for name in ENCODERS},
+    **{name: {*CAUSAL, "source seen", "source padding"} for name in {**SEQ2SEQ, **COMPOSED}},
     **dict.fromkeys(IMAGES, EVERY),
-    **dict.fromkeys(IMAGE_TEXT, {*CAUSAL, "prefix"}),
+    **{name: {*CAUSAL, "prefix"} for name in IMAGE_TEXT},
     "PaliGemmaForConditionalGeneration": {*TEXT, "prefix"},
     "Mistral3ForConditionalGeneration": CAUSAL,
 }
@@ -119,6 +127,7 @@ def test_hugging_face(name: str):
     model = huggingface(name)
     report = check(model)
     _as_expected(report, BREAKS.get(name, {}), MUST[name] - UNTRIED.get(name, set()))
+    assert all(report[law].verdict in ("not testable", "not declared") for law in UNTRIED.get(name, set()))
     if report["causality"].verdict == "holds":
         _sees_the_past(report)
     config = model.config.get_text_config()
@@ -140,9 +149,10 @@ def _as_expected(report: Report, breaks: dict[str, str], must: set[str]) -> None
 
 
 def _sees_the_past(report: Report) -> None:
-    """Causality is not held because nothing depends on anything: each output sees earlier inputs, and none later."""
+    """Causality does not hold because nothing depends on anything: outputs see earlier inputs, and none later."""
     D = torch.tensor(report.dependence)
-    assert float(D.tril(-1)[1:].amax(1).min()) > 1e-7
+    seeing = D.tril(-1)[1:].amax(1) > 1e-7
+    assert float(seeing.double().mean()) > 0.8  # not all: the first token of a chunk of Llama 4 sees itself alone
     assert float(D.triu(1).max()) < 1e-9
 
 
@@ -394,10 +404,13 @@ class PaddedInverted(Padded):
 class PaddedInNumbers(Padded):
     """Wants numbers, as Hugging Face does."""
 
-    sense = staticmethod(lambda mask: mask.eq(1) if mask.dtype == torch.long else mask.not_implemented)
+    @staticmethod
+    def sense(mask: Tensor) -> Tensor:
+        assert mask.dtype == torch.long, "give 0 and 1"
+        return mask == 1
 
 
-@pytest.mark.parametrize("kind", [Padded, PaddedInverted])
+@pytest.mark.parametrize("kind", [Padded, PaddedInverted, PaddedInNumbers])
 def test_the_sense_of_a_mask_is_found_out(kind: type[Padded]):
     report = check(kind())
     _as_expected(report, {}, {"left padding", "right padding", "causality"})
@@ -581,12 +594,12 @@ def test_own_attention_without_a_triangle():
 
 
 def test_own_model_that_subtracts_its_mean_over_time():
-    class Centred(nn.LayerNorm):
+    class CentredNorm(nn.LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x - x.mean(1, keepdim=True))
 
     _caught(
-        check(OwnModel(norm=Centred), laws=("causality",)),
+        check(OwnModel(norm=CentredNorm), laws=("causality",)),
         "causality",
         "blocks.0.norm1",
         "statistics over the sequence",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -230,14 +229,16 @@ def test_outputs():
 
 def test_tied_head_shares_the_embedding():
     embedding = TokenEmbedding(11, 6)
-    head, other = TiedHead(embedding, 0.5), LanguageHead(6, 11)
+    head, other = TiedHead(6, 11, 0.5), LanguageHead(6, 11)
     hidden = torch.randn(2, 6)
-    assert torch.allclose(head(hidden), 0.5 * hidden @ embedding.weight.T)
-    assert torch.allclose(head.weight, 0.5 * embedding.weight) and TiedHead(embedding).weight is embedding.weight
-    assert not list(head.parameters()) and other.weight.shape == (11, 6)
-    both = torch.nn.ModuleList([embedding, head])
-    twin = copy.deepcopy(both)
-    assert twin[1]._embedding[0] is twin[0]
+    assert torch.allclose(head(hidden, embedding), 0.5 * hidden @ embedding.weight.T)
+    assert torch.allclose(head.weight(embedding), 0.5 * embedding.weight)
+    assert TiedHead(6, 11).weight(embedding) is embedding.weight
+    assert not list(head.parameters()) and other.weight().shape == (11, 6)
+    exact = other.weight().detach().clone()
+    quantize(other)
+    assert 0 < (other.weight() - exact).abs().max() < 0.01
+    assert isinstance(quantize(torch.nn.Linear(3, 3)), Int8Linear)
 
 
 @pytest.mark.parametrize("name", ["point", "gaussian", "student"])

@@ -97,7 +97,18 @@ def test_the_clock_follows_documents_over_calls():
         assert places.positions.tolist() == positions
         clock.advance(places)
     places = clock.arrange(2, None, None)
-    assert places.positions.tolist() == [[1, 2]] and places.documents.tolist() == [[9, 9]]
+    assert places.positions.tolist() == [[1, 2]] and places.documents.tolist() == [[3, 3]]
+
+
+def test_an_id_that_comes_again_later_is_another_document():
+    model = stack(Causal())
+    x = torch.randn(1, 10, 12)
+    state = model.make_state(1, CPU)
+    with torch.no_grad():
+        for a, b, ids in ((0, 4, [[0, 0, 1, 1]]), (4, 10, [[0] * 6])):
+            mask = Documents(torch.tensor(ids))
+            out = model(x[:, a:b], state.clock.arrange(b - a, None, mask), mask, state)
+        assert torch.allclose(out, model(x[:, 4:], Places.run(0, 6, CPU)))
 
 
 def test_documents_that_come_late_see_nothing_before_them():

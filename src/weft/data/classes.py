@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def label_names(path: Path, labels: NDArray[np.generic]) -> list[str]:
 def read_arrays(path: Path, **fields: Sequence[str]) -> dict[str, NDArray[np.generic]]:
     """Arrays of an .npz file by field, each under the first of its names that is there; no pickles."""
     found: dict[str, NDArray[np.generic]] = {}
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path.name} is no .npz file that can be read: write it with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for field, names in fields.items():
@@ -54,14 +57,13 @@ def read_arrays(path: Path, **fields: Sequence[str]) -> dict[str, NDArray[np.gen
                 if name is not None:
                     found[field] = arrays[name]
             kept = ", ".join(arrays.files)[:200]
-    except ValueError as error:
+    except Exception as error:  # a damaged .npz fails as an error of zipfile, zlib, struct or numpy
         if "allow_pickle" not in str(error):
             raise DataError(f"{path.name} is no .npz file that can be read: {error}") from None
         raise DataError(
-            f"{path.name} holds Python objects, which are never unpickled: save one padded array and `lengths`"
+            f"{path.name} holds Python objects, which are never unpickled: "
+            "save plain arrays, padded and with `lengths` if need be"
         ) from None
-    except Exception as error:  # a damaged .npz fails as zipfile, zlib, struct or numpy error
-        raise DataError(f"{path.name} is no .npz file that can be read: {error}") from None
     for field, names in fields.items():
         if field not in found and field != "lengths":
             raise DataError(f"{path.name} has no array {' or '.join(names)}: it has {kept or 'none'}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from weft.foundation.errors import WeftError
+
+LONGEST_CELL = 1 << 24  # characters; the library's own limit, 131,072, is less than a long article
 
 
 class DataError(WeftError):
@@ -57,7 +60,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         where = f"{path.name}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8"
         raise DataError(f"{where}; save the file as UTF-8") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path.name} cannot be read to its end after line {number}: {error}") from None
     if number == 0:
         raise DataError(f"{path.name} is empty: give a file with data")
@@ -73,25 +76,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Iterator[tup
     if name_suffix(path) == ".jsonl":
         yield from _read_jsonl(path, columns)
         return
-    numbered = ((n, line) for n, line in read_lines(path))
-    delimiter = "\t" if name_suffix(path) == ".tsv" else ","
-    lines: list[int] = []
-
-    def feed() -> Iterator[str]:
-        for number, line in numbered:
-            lines.append(number)
-            yield line + "\n"
-
-    if delimiter == "\t":
-        rows = csv.reader(feed(), delimiter=delimiter, quoting=csv.QUOTE_NONE)
-    else:
-        rows = csv.reader(feed(), delimiter=delimiter)
     pick: list[int] | None = None
     width = 0
-    for row in rows:
-        number = lines[-1]
-        if not row:
-            continue
+    for number, row in _read_tsv(path) if name_suffix(path) == ".tsv" else _read_csv(path):
         if pick is None:
             pick, is_header = _columns(path, row, columns)
             width = len(row)
@@ -102,13 +89,33 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Iterator[tup
         yield number, [row[index] for index in pick]
 
 
+def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in read_lines(path) if line)
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(first line, cells): a cell in quotes may hold commas and line ends; strict, or a lost quote would eat rows."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    rows = csv.reader((line + "\n" for _, line in read_lines(path)), strict=True)
+    number = 1
+    try:
+        for row in rows:
+            if row:
+                yield number, row
+            number = rows.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path.name}, line {number}: {error}; double the quotes inside a cell in quotes, and close it"
+        ) from None
+
+
 def _columns(path: Path, first: list[str], columns: Sequence[str] | None) -> tuple[list[int], bool]:
     """Which cells to take, and whether the first line is a header."""
     if columns is None:
         return list(range(len(first))), False
     if all(name in first for name in columns):
         return [first.index(name) for name in columns], True
-    if all(name.isdigit() and 1 <= int(name) <= len(first) for name in columns):
+    if all(name.isdecimal() and 1 <= int(name) <= len(first) for name in columns):
         return [int(name) - 1 for name in columns], False
     missing = next(name for name in columns if name not in first)
     raise DataError(f"{path.name} has no column {missing!r}: it has {', '.join(first)[:200]}")
@@ -116,13 +123,18 @@ def _columns(path: Path, first: list[str], columns: Sequence[str] | None) -> tup
 
 def _read_jsonl(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, list[str]]]:
     for number, row in read_jsonl(path):
-        names = list(row) if columns is None else list(columns)
-        for name in names:
+        # The first line decides: fields may come in another order, or more of them, later.
+        columns = list(row) if columns is None else columns
+        for name in columns:
             if name not in row:
                 raise DataError(
                     f"{path.name}, line {number}: there is no field {name!r}; it has {', '.join(row)[:200]}"
                 )
-        yield number, [str(row[name]) for name in names]
+            if not isinstance(row[name], str | int | float):
+                raise DataError(
+                    f"{path.name}, line {number}: field {name!r} is {json.dumps(row[name])[:40]}, but a text is needed"
+                )
+        yield number, [str(row[name]) for name in columns]
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

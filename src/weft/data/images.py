@@ -6,10 +6,8 @@ Axes here: N images, H height, W width, C channels (1 grey, 3 colour); pixels ar
 from __future__ import annotations
 
 import io
-import lzma
 import math
 import struct
-import tarfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from weft.data.archives import is_archive, read_members
 from weft.data.classes import label_names, number_labels, read_arrays
 from weft.data.files import DataError, find_files, open_bytes
 
 Pixels = NDArray[np.uint8]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-ARCHIVE_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
 IN_MEMORY = 1 << 30  # bytes of pixels from which a folder is read batch by batch
 ORIENTATION = 0x0112
 IDX_LABELS, IDX_GREY, IDX_COLOUR = 0x801, 0x803, 0x804  # unsigned bytes with 1, 3 and 4 axes
@@ -77,7 +75,7 @@ def read_images(paths: Sequence[str | Path], size: int | None = None, learn: boo
     given = find_files(given, IMAGE_SUFFIXES)
     if all(path.suffix.lower() == ".npz" for path in given):
         read = [_from_npz(path) for path in given]
-    elif all(path.name.lower().endswith(ARCHIVE_SUFFIXES) for path in given):
+    elif all(is_archive(path) for path in given):
         read = [_from_tar(path, size) for path in given]
     else:
         read = _from_idx(given)
@@ -148,6 +146,9 @@ def _expect_one_size(sizes: Sequence[tuple[int, int]], names: Sequence[str]) -> 
 
 def _from_folders(folders: Sequence[Path], size: int | None, learn: bool) -> Images:
     """The folder that a file lies in names its class."""
+    idx = next((path for folder in folders for path in sorted(folder.glob("*idx?-ubyte*"))), None)
+    if idx is not None:
+        raise DataError(f"{idx.parent} holds IDX files: give the file of images and the file of labels themselves")
     files = [path for path in find_files(folders, IMAGE_SUFFIXES) if _wanted(path.name)]
     if learn and len({path.parent for path in files}) == 1:
         raise DataError(f"all images lie in {files[0].parent}: a folder per class, two or more, is expected")
@@ -186,15 +187,10 @@ def _from_tar(path: Path, size: int | None) -> tuple[Pixels, list[str]]:
     """The folder that a member lies in names its class."""
     names: list[str] = []
     pictures: list[Pixels] = []
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                file = archive.extractfile(member) if member.isfile() and _wanted(Path(member.name).name) else None
-                if file is not None:
-                    names.append(member.name)
-                    pictures.append(_decode(io.BytesIO(file.read()), f"{path.name}: {member.name}", size, None))
-    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path.name} is no archive that can be read to its end: {error}") from None
+    for name, content in read_members(path):
+        if _wanted(Path(name).name):
+            names.append(name)
+            pictures.append(_decode(io.BytesIO(content), f"{path.name}: {name}", size, None))
     if not pictures:
         raise DataError(f"{path.name} holds no image: a tar with a folder of images per class is expected")
     _expect_one_size([(picture.shape[0], picture.shape[1]) for picture in pictures], names)

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.archives import is_archive
 from weft.data.classes import label_names, number_labels, read_arrays
 from weft.data.files import DataError, find_files, name_suffix, read_lines, read_table
-from weft.data.skeletons import SKELETON, is_archive, read_skeletons
+from weft.data.skeletons import SKELETON, read_skeletons
 from weft.data.sounds import log_mel, read_sound
 
 Values = NDArray[np.float32]
@@ -134,14 +135,16 @@ def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
     has, *classes = head.get("classlabel", "false").split() or ["false"]
     if has.lower() != "true":
         raise DataError(f"{path.name} has no @classLabel true: sequences need a label each")
+    if not head.get("dimensions", "0").isdecimal():
+        raise DataError(f"{path.name}: @dimensions {head['dimensions']} is no number of channels")
     if head.get("timestamps", "false").lower() == "true":
         raise DataError(f"{path.name} has time stamps: write the values alone, with @timeStamps false")
     return classes
 
 
 def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str, str]) -> Values:
-    """[T, C]; missing values (?) lie on the line between their neighbours, and are no steps where all is missing at the end."""
-    wanted = 1 if head.get("univariate", "").lower() == "true" else int(head.get("dimensions", "0") or 0)
+    """[T, C]; missing values (?) are filled in a line between neighbours; steps all missing at the end are cut."""
+    wanted = 1 if head.get("univariate", "").lower() == "true" else int(head.get("dimensions", "0"))
     if not channels or (wanted and len(channels) != wanted):
         raise DataError(
             f"{path.name}, line {number}: {len(channels)} channels, but its head says {wanted or 'one or more'}"
@@ -181,6 +184,8 @@ def _from_npz(path: Path) -> Iterator[Example]:
     if lengths is not None and lengths.dtype.kind not in "iu":
         raise DataError(f"{path.name}: lengths of type {lengths.dtype}, but whole numbers are needed")
     sizes: list[int] = [] if lengths is None else [int(size) for size in lengths.ravel().tolist()]
+    if min(sizes, default=0) < 0:
+        raise DataError(f"{path.name}: a length is {min(sizes)}, but lengths must be 1 or more")
     if x.ndim == 2 and sizes and len(x) != len(sizes):
         if sum(sizes) != len(x):
             raise DataError(f"{path.name}: lengths add up to {sum(sizes)}, but x has {len(x)} steps")

@@ -35,7 +35,7 @@ def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = Non
     for path, part in zip(files, parts, strict=True):
         if part.names != parts[0].names:
             raise DataError(
-                f"{path.name} has columns {', '.join(part.names)}, but {files[0].name} has {', '.join(parts[0].names)}: "
+                f"{path.name} has columns {', '.join(part.names)}, and {files[0].name} {', '.join(parts[0].names)}: "
                 "give files with the same columns"
             )
     if not parts:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import lzma
 import re
-import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.archives import read_members
 from weft.data.files import DataError
 
 SKELETON = re.compile(r"a(\d+)_s(\d+)_e(\d+)_skeleton\w*\.txt$")
 JOINTS = 20
-ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
-
-
-def is_archive(path: Path) -> bool:
-    """Whether the name is a tar's."""
-    return path.name.lower().endswith(ARCHIVES)
 
 
 def read_skeletons(path: Path) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
@@ -44,17 +36,9 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
     if path.is_dir():
         for file in sorted(path.rglob("*.txt")):
             yield file.name, file.read_text(encoding="latin-1")
-        return
-    if not path.exists():
-        raise DataError(f"there is no file {path}: check the path")
-    try:
-        with tarfile.open(path) as archive:
-            for member in archive:
-                body = archive.extractfile(member) if member.isfile() else None
-                if body is not None:
-                    yield Path(member.name).name, body.read().decode("latin-1")
-    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path.name} is no archive that can be read to its end: {error}") from None
+    else:
+        for name, content in read_members(path):
+            yield Path(name).name, content.decode("latin-1")
 
 
 def _frames(name: str, text: str) -> NDArray[np.float32]:

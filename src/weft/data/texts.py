@@ -11,6 +11,8 @@ from weft.data.files import DataError, find_files, name_suffix, read_jsonl, read
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl")
 TEXT_FIELDS = ("text", "content", "document")
+SENTENCE_FIELDS = (*TEXT_FIELDS, "sentence")
+LABEL_FIELDS = ("label", "class", "sentiment")
 ROLES = ("system", "user", "assistant")
 
 
@@ -62,7 +64,10 @@ def _parquet_documents(path: Path) -> Iterator[str]:
         from pyarrow import parquet
     except ImportError:
         raise DataError(f"{path.name} needs the package pyarrow: pip install pyarrow") from None
-    file = parquet.ParquetFile(path)
+    try:
+        file = parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path.name} is no .parquet file that can be read: {error}") from None
     name = next((field for field in TEXT_FIELDS if field in file.schema_arrow.names), None)
     if name is None:
         raise DataError(f"{path.name} has no column text: it has {', '.join(file.schema_arrow.names)[:200]}")
@@ -74,7 +79,7 @@ def read_pairs(paths: Sequence[str | Path], columns: Sequence[str] | None = None
     """Pairs of texts: from tables (two columns), or from two parallel text files, line by line."""
     files = find_files(paths, TABLE_SUFFIXES)
     if all(name_suffix(path) in TABLE_SUFFIXES for path in files):
-        return [pair for path in files for pair in _table_pairs(path, columns)]
+        return _expect_pairs(files, [pair for path in files for pair in _table_pairs(path, columns)])
     if len(files) != 2:
         raise DataError(
             f"{len(files)} text files: parallel texts are two files, line by line, or a table of two columns"
@@ -83,7 +88,15 @@ def read_pairs(paths: Sequence[str | Path], columns: Sequence[str] | None = None
     if len(source) != len(target):
         sizes = f"{files[0].name} has {len(source)} lines and {files[1].name} {len(target)}"
         raise DataError(f"{sizes}: parallel files need a line in one for each line in the other")
-    return [(a, b) for a, b in zip(source, target, strict=True) if a.strip() and b.strip()]
+    return _expect_pairs(files, list(zip(source, target, strict=True)))
+
+
+def _expect_pairs(files: Sequence[Path], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs of which neither side is blank, if there is one."""
+    kept = [(a, b) for a, b in pairs if a.strip() and b.strip()]
+    if not kept:
+        raise DataError(f"{' and '.join(path.name for path in files)} hold no pair of texts: give rows with two")
+    return kept
 
 
 def _table_pairs(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, str]]:
@@ -97,20 +110,34 @@ def _table_pairs(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[st
 
 
 def read_labelled(paths: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """(text, label) from tables with a column of each; a header line `text,label` or `sentence,label` is recognised."""
+    """(text, label) from tables with a column of each; a header or fields such as text and label are recognised."""
     rows: list[tuple[str, str]] = []
     for path in find_files(paths, TABLE_SUFFIXES):
-        for number, cells in read_table(path, columns):
+        for number, cells in read_table(path, columns or _label_columns(path)):
             if len(cells) != 2:
                 raise DataError(
                     f"{path.name}, line {number}: {len(cells)} columns, but text and label are two: "
                     "choose them with --set data.columns=text,label"
                 )
-            if number == 1 and columns is None and cells[1].strip().lower() in ("label", "class", "sentiment"):
-                continue
+            if not cells[1].strip():
+                raise DataError(f"{path.name}, line {number}: the label is empty: give one, or remove the line")
             rows.append((cells[0], cells[1].strip()))
     expect_classes([label for _, label in rows])
     return rows
+
+
+def _label_columns(path: Path) -> list[str] | None:
+    """The names of the text's and the label's columns, in whatever order a header or a .jsonl has them."""
+    if name_suffix(path) == ".jsonl":
+        names = list(next(iter(read_jsonl(path)), (0, {}))[1])
+    else:
+        names = next(iter(read_table(path)), (0, []))[1]
+    labels = [name for name in names if name.strip().lower() in LABEL_FIELDS]
+    if len(labels) != 1:
+        return None
+    others = [name for name in names if name not in labels]
+    texts = others if len(others) == 1 else [name for name in others if name.strip().lower() in SENTENCE_FIELDS]
+    return [texts[0], labels[0]] if len(texts) == 1 else None
 
 
 def expect_classes(labels: Sequence[str]) -> None:
@@ -118,10 +145,10 @@ def expect_classes(labels: Sequence[str]) -> None:
     counts: dict[str, int] = {}
     for label in labels:
         counts[label] = counts.get(label, 0) + 1
+    if not counts:
+        raise DataError("there is no labelled example: give a file with rows of data")
     if len(counts) < 2:
-        raise DataError(
-            f"there is only one label ({next(iter(counts), 'none')!r}): two or more are needed to tell apart"
-        )
+        raise DataError(f"there is only one label ({next(iter(counts))!r}): two or more are needed to tell apart")
     lonely = next((label for label, count in counts.items() if count == 1), None)
     if lonely is not None:
         raise DataError(f"label {lonely!r} has one example: give it more, or leave it out")
@@ -140,9 +167,9 @@ def read_tagged(paths: Sequence[str | Path], column: int | None = None) -> list[
                     sentences.append((words, tags))
                     words, tags = [], []
                 continue
-            if line.startswith("#") and "\t" not in line:
-                continue
             cells = line.split("\t") if "\t" in line else line.split()
+            if cells[0] == "-DOCSTART-" or (not words and _is_comment(line, cells)):
+                continue
             if len(cells) == 10 and not cells[0].isdigit():
                 continue  # CoNLL-U: ranges (1-2) and empty nodes (1.1) are no words of their own
             word, tag = _word_and_tag(path, number, cells, column)
@@ -153,6 +180,11 @@ def read_tagged(paths: Sequence[str | Path], column: int | None = None) -> list[
     if not sentences:
         raise DataError(f"{Path(paths[0]).name} has no tagged word: lines of word and tag, or CoNLL-U, are expected")
     return sentences
+
+
+def _is_comment(line: str, cells: list[str]) -> bool:
+    """Comments stand before a sentence; `#` and `#tag` can also be its first words, with a tag each."""
+    return line.startswith("# ") or (line.startswith("#") and "\t" not in line and len(cells) != 2)
 
 
 def _word_and_tag(path: Path, number: int, cells: list[str], column: int | None) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from weft.foreign.plain import first_tensor, per_token
 from weft.foreign.subject import Call, Subject, Unable
 from weft.models.output import Declaration
 
+SOURCES = ("input_ids", "input_features", "pixel_values")
 CACHES = ("past_key_values", "cache_params", "state")
 HEADS = ("CausalLM", "LMHead", "MaskedLM", "ConditionalGeneration", "GenerationDecoder", "MTModel")
 ASIDE = {
@@ -46,6 +47,7 @@ class HuggingFaceSubject(Subject):
     give_positions: bool = True
     first_position: int = 0
     pad_token: int | None = None
+    source_name: str = "input_ids"
 
     @property
     def names(self) -> Any:
@@ -60,6 +62,9 @@ class HuggingFaceSubject(Subject):
             if self.images:
                 call.takes()
                 return _of_image(self.module(pixel_values=call.content))
+            if "input_ids" not in self.names:
+                taken = ", ".join(list(self.names)[:2])
+                raise Unable(f"its forward takes {taken}, neither input_ids nor pixel_values: write a Subject for it")
             call.takes("real", "positions", "documents")
             content, extra = self._masked(call.content, call.real), self._extra(call)
             out = per_token(first_tensor(self.module(input_ids=content, **extra)), call.content.shape[1])
@@ -111,9 +116,26 @@ class HuggingFaceSubject(Subject):
             if "decoder_attention_mask" not in self.names:
                 raise Unable("its forward takes no decoder_attention_mask")
             extra["decoder_attention_mask"] = call.real.long()
-        extra["input_ids"] = self._masked(_given(call.source), call.source_real)
+            if self.give_positions and self._takes("decoder_position_ids", "decoder"):
+                extra["decoder_position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0)
+        if call.source_real is not None and self.give_positions and self._takes("", "encoder"):
+            extra["position_ids"] = (call.source_real.long().cumsum(1) - 1).clamp(min=0)
+        extra |= self._source(call)
         out = first_tensor(self.module(decoder_input_ids=self._masked(call.content, call.real), **extra))
         return per_token(out, call.content.shape[1])
+
+    def _takes(self, name: str, side: str) -> bool:
+        """Whether one side's positions can be given: by name, or passed on by a model composed of two others."""
+        part = getattr(self.module, side, None) if hasattr(self.module.config, side) else None
+        return name in self.names or (part is not None and "position_ids" in inspect.signature(part.forward).parameters)
+
+    def _source(self, call: Call) -> dict[str, Tensor]:
+        """Tokens, sound [B, frames, channels] or an image, under the name that its forward has for them."""
+        if call.source is None:
+            raise Unable("it needs a source")
+        if self.source_name == "input_features" and hasattr(self.module.config, "num_mel_bins"):
+            return {self.source_name: call.source.transpose(1, 2)}
+        return {self.source_name: self._masked(call.source, call.source_real)}
 
     @property
     def _cache_name(self) -> str:
@@ -134,7 +156,7 @@ class HuggingFaceSubject(Subject):
             given: dict[str, Any] = {"input_ids": call.content}
             if self.declares.seq2seq:
                 if encoded is None:
-                    encoded = self.module.get_encoder()(input_ids=_given(call.source), return_dict=True)  # type: ignore[operator]
+                    encoded = self.module.get_encoder()(**self._source(call), return_dict=True)  # type: ignore[operator]
                 given = {"encoder_outputs": encoded, "decoder_input_ids": call.content}
             out = self.module(**given, **{name: past}, use_cache=True)
         past = getattr(out, name, None)
@@ -182,7 +204,7 @@ class HuggingFaceSubject(Subject):
 
     def _tokens_of(self, call: Call) -> dict[str, Tensor]:
         if self.declares.seq2seq:
-            return {"input_ids": _given(call.source), "decoder_input_ids": call.content}
+            return {**self._source(call), "decoder_input_ids": call.content}
         return {"pixel_values" if self.images else "input_ids": call.content}
 
     def loss_inputs(self) -> bool:
@@ -199,7 +221,7 @@ class HuggingFaceSubject(Subject):
         """The copy's experts are computed in float64 too; what only inputs that are not tried pass is left aside."""
         other = super().widened()
         _refine_buffers(other.module)
-        if self.declares.experts:
+        if self.declares.experts and hasattr(other.module, "set_experts_implementation"):
             other.module.set_experts_implementation("eager")  # type: ignore[operator]
             other.assumed = (*other.assumed, *_without_dropout_in_experts(other.module))
         for word, why in self._aside().items():
@@ -239,8 +261,11 @@ def _refine_buffers(module: nn.Module) -> None:
     }
     if not tables:
         return
-    with torch.random.fork_rng(devices=[]), Exact():
-        again = dict(type(module)(copy.deepcopy(module.config)).named_buffers())
+    try:
+        with torch.random.fork_rng(devices=[]), Exact():
+            again = dict(type(module)(copy.deepcopy(module.config)).named_buffers())
+    except Exception:  # a class that is not made from its config alone keeps its tables
+        return
     for name, table in tables.items():
         exact = again.get(name)
         if exact is not None and exact.shape == table.shape and torch.allclose(exact.double(), table, rtol=1e-5):
@@ -257,22 +282,17 @@ def _of_image(out: Any) -> Tensor:
     return states if pooled is None or pooled.shape[1] != states.shape[2] else torch.cat((states, pooled[:, None]), 1)
 
 
-def _given(source: Tensor | None) -> Tensor:
-    if source is None:
-        raise Unable("it needs a source")
-    return source
-
-
 def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
     """The adapter for a PreTrainedModel, from its class and config."""
     config: Any = module.config
     names = inspect.signature(module.forward).parameters
     seq2seq = bool(getattr(config, "is_encoder_decoder", False)) and "decoder_input_ids" in names
     text = config.get_text_config(decoder=True) if seq2seq else config.get_text_config()
-    images = "pixel_values" in names and "input_ids" not in names
+    images = "pixel_values" in names and "input_ids" not in names and not seq2seq
     causal, why = causal_of(module, seq2seq, images)
     vocabulary = None if images else getattr(text, "vocab_size", None)
-    source = torch.zeros(1, 1, dtype=torch.long) if seq2seq else None
+    source_name = next((name for name in SOURCES if name in names), "input_ids")
+    source = _source_example(config, source_name) if seq2seq else None
     window, layers = window_of(module, text), getattr(text, "num_hidden_layers", None) or 1
     positions, length = positions_of(module, names, text), getattr(text, "max_position_embeddings", None)
     if images:
@@ -292,7 +312,7 @@ def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
     special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}
     avoid = tuple(sorted(token for token in special if isinstance(token, int)))
     subject = HuggingFaceSubject(module, declares, (), example, source, avoid, library="transformers")
-    subject.pad_token = pad_token_of(module, text)
+    subject.pad_token, subject.source_name = pad_token_of(module, text), source_name
     subject.give_positions = subject.pad_token is None or getattr(text, "trigram_input", False)
     subject.first_position = first_position_of(module)
     subject.assumed = (why, *_assumptions(subject))
@@ -303,13 +323,23 @@ def huggingface_subject(module: nn.Module, example: Tensor | None) -> Subject:
     return subject
 
 
+def _source_example(config: Any, name: str) -> Tensor:
+    """One source of the kind that an encoder-decoder reads; Whisper takes sound of just one length."""
+    if name == "input_features":
+        frames = 2 * config.max_source_positions if hasattr(config, "num_mel_bins") else 32
+        return torch.zeros(1, frames, getattr(config, "num_mel_bins", getattr(config, "input_feat_per_channel", 80)))
+    return (
+        image_of(getattr(config, "encoder", config)) if name == "pixel_values" else torch.zeros(1, 1, dtype=torch.long)
+    )
+
+
 def _assumptions(subject: HuggingFaceSubject) -> list[str]:
     """How it will be called, in plain words."""
     declares, said = subject.declares, []
     if subject.images:
         said.append("called with pixel_values of the size in its config")
     elif declares.seq2seq:
-        said.append("called with the source as input_ids and the target as decoder_input_ids")
+        said.append(f"called with the source as {subject.source_name} and the target as decoder_input_ids")
     elif "pixel_values" in subject.names:
         said.append("called with text alone, without images")
     if declares.window is not None:
@@ -330,5 +360,9 @@ def _assumptions(subject: HuggingFaceSubject) -> list[str]:
 
 def _counts_pads(subject: HuggingFaceSubject) -> bool:
     """Whether absolute positions are its own business, and it does not look for padding."""
-    told = "position_ids" in subject.names or subject.pad_token is not None
+    told = subject.pad_token is not None or (
+        subject._takes("decoder_position_ids", "decoder")
+        if subject.declares.seq2seq
+        else "position_ids" in subject.names
+    )
     return subject.declares.positions == "absolute" and not told and not subject.images

@@ -25,17 +25,24 @@ class ImageTextSubject(HuggingFaceSubject):
         call.takes("real", "source")
         with Exact():
             out = first_tensor(self.module(**self._with_image(call), **self._extra(self._prefixed(call))))
-            return per_token(out[:, self._prefix :], call.content.shape[1])
+            out = per_token(out, call.content.shape[1] + self._prefix)
+            return out.gather(1, self._places(call)[..., None].expand(-1, -1, out.shape[2]))
 
     @property
     def _prefix(self) -> int:
         return self.declares.prefix or 0
 
+    def _places(self, call: Call) -> Tensor:
+        """[B, T]: where each token of the text stands: after the image, but padding on the left before it."""
+        real = torch.ones_like(call.content, dtype=torch.bool) if call.real is None else call.real
+        padded = (~real).long().cumprod(1) * (real.any(1, keepdim=True))
+        return torch.arange(call.content.shape[1]) + self._prefix * (1 - padded)
+
     def _prefixed(self, call: Call) -> Call:
-        """The call with image tokens before its text, all of them real."""
-        shape = (len(call.content), self._prefix)
-        content = torch.cat((torch.full(shape, self.image_token), call.content), 1)
-        real = None if call.real is None else torch.cat((torch.ones(shape, dtype=torch.bool), call.real), 1)
+        """The call with image tokens among its text, all of them real."""
+        places, (B, T) = self._places(call), call.content.shape
+        content = torch.full((B, T + self._prefix), self.image_token).scatter(1, places, call.content)
+        real = None if call.real is None else torch.ones_like(content, dtype=torch.bool).scatter(1, places, call.real)
         return replace(call, content=content, real=real)
 
     def _with_image(self, call: Call) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ class PlainSubject(Subject):
         for given, everything in zip(_senses(call.real), _senses(whole), strict=True):
             try:
                 marked = self._answer(call.content, {**extra, name: everything})
-            except (RuntimeError, TypeError, ValueError):
+            except Exception:  # a sense that its code refuses is not the one
                 continue
             if plain is None or torch.allclose(marked, plain, rtol=0, atol=1e-9):
                 return given

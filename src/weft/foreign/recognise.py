@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +60,7 @@ def _recognise(module: Any, example: Tensor | None) -> Subject:
             raise WeftError(f"a {type(module).__name__} cannot be checked: give a torch module or a callable")
         module = _Function(module)
     names = {kind.__module__.split(".")[0] for kind in type(module).__mro__}
-    if "transformers" in names and "transformers" in sys.modules:
+    if "PreTrainedModel" in {kind.__name__ for kind in type(module).__mro__} and "transformers" in names:
         from weft.foreign.huggingface import huggingface_subject
 
         return huggingface_subject(module, example)

@@ -60,7 +60,11 @@ class Call:
 
 @dataclass
 class Subject:
-    """A module, what it declares, and what was assumed in saying so."""
+    """A module, what it declares, and what was assumed in saying so.
+
+    `avoid`: tokens with a meaning of their own, never drawn. `beside`: names of parts that the outputs asked for do not
+    pass (a pooler, a classifier), so no gradient is expected to reach them.
+    """
 
     module: nn.Module
     declares: Declaration
@@ -68,6 +72,7 @@ class Subject:
     example: Tensor | None = None
     source_example: Tensor | None = None
     avoid: tuple[int, ...] = ()
+    beside: tuple[str, ...] = ()
     library: str = "torch"
     notes: list[str] = field(default_factory=list)
 

@@ -43,7 +43,9 @@ class WeftSubject(Subject):
             source = torch.zeros(1, spec.channels, spec.image, spec.image)
         elif isinstance(module, (EncoderDecoder, RecurrentSeq2Seq)):
             source = torch.zeros(1, 1, dtype=torch.long)
-        return WeftSubject(module, module.declares(), (), example, source, library="weft")
+        # Encoders and vision models are asked for hidden states, which do not pass the head.
+        beside = ("head",) if isinstance(module, (Encoder, VisionTransformer)) else ()
+        return WeftSubject(module, module.declares(), (), example, source, beside=beside, library="weft")
 
     def _tokens(self, example: Tensor | None, vocabulary: int | None, shape: tuple[int, int], random: Any) -> Tensor:
         if self.declares.seq2seq:
@@ -71,8 +73,7 @@ class WeftSubject(Subject):
             memory = module.encode(_given(call.source), mask=call.source_real)
             return module.decode(call.content, memory, call.positions, mask, state).logits
         if isinstance(module, ImageTextDecoder):
-            begun = state is not None and not (isinstance(state.clock.next, int) and state.clock.next == 0)
-            images = None if begun else call.source
+            images = None if state is not None and state.clock.begun else call.source
             return module(call.content, call.positions, mask, state, images=images).logits
         if isinstance(module, VisionTransformer):
             call.takes()

@@ -1,4 +1,4 @@
-"""x-transformers: wrappers around Decoder and Encoder (tokens, vectors, images), and encoder-decoders (XTransformer)."""
+"""x-transformers: wrappers around Decoder and Encoder (tokens, vectors, images), encoder-decoders (XTransformer)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from weft.foundation.errors import SpecError
 
@@ -76,6 +76,12 @@ class VersionedSpec(Spec):
     MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {}
     version: int = 1
 
+    @model_validator(mode="after")
+    def _is_current(self) -> Self:
+        if self.version != self.VERSION:
+            raise ValueError(f"version {self.version} is not {self.VERSION}: read older specs with from_json")
+        return self
+
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> Self:
         """Read a tree of this or an older version."""
@@ -92,6 +98,19 @@ class VersionedSpec(Spec):
         for step in range(version, cls.VERSION):
             tree = cls.MIGRATIONS[step](tree)
         return {**tree, "version": cls.VERSION}
+
+
+def parse_table(text: str) -> Tree:
+    """A table from JSON or TOML text."""
+    if text.lstrip().startswith(("{", "[", '"')) and "=" not in text.split("\n", 1)[0]:
+        try:
+            return expect_table(json.loads(text))
+        except json.JSONDecodeError as error:
+            raise SpecError(f"this spec is not JSON ({error}): check the file") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"this spec is neither JSON nor TOML ({error}): check the file") from None
 
 
 def expect_table(tree: Any) -> Tree:

@@ -103,6 +103,7 @@ FOR_IMAGES = (
     "gradients reach every parameter",
     "eval is deterministic",
     "same seed, same bits",
+    "compiled",
 )
 
 
@@ -129,8 +130,3 @@ def _matrices(probe: Probe) -> tuple[list[list[float]] | None, list[list[bool]] 
         return None, None, 0.0
     D = torch.nan_to_num(D, posinf=float(D[D.isfinite()].max()) if D.isfinite().any() else 1.0)
     return D.tolist(), dependence.declared_matrix(probe).tolist(), tolerance
-
-
-def subject(module: Any, example: Tensor | None = None, **declared: Any) -> Subject:
-    """How a module will be called and what it is taken to declare, without checking anything."""
-    return subject_of(module, example, **declared)

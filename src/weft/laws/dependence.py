@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.foreign.subject import Call, Unable
+from weft.foundation.errors import WeftError
 from weft.laws.causes import causality_cause
 from weft.laws.finding import Finding
 from weft.laws.probe import Mode, Probe
@@ -139,8 +140,8 @@ def graph_reach(probe: Probe) -> Finding:
     seen = torch.linalg.matrix_power(step, max(layers, 1)) > 0
     try:
         D = probe.dependence(Call(probe.content, mask=Graph(A)))
-    except Exception as error:
-        raise Unable(f"{error}") from error
+    except WeftError as error:
+        return Finding(law, "not declared", f"it refuses a graph: {error}")
     value, (i, j) = _worst(D, ~seen)
     if value > (probe.tolerance if subject.declares.experts or probe.noise > 0 else 0.0):
         changed = probe.content.clone()
@@ -164,7 +165,7 @@ def batch_independence(probe: Probe) -> Finding:
         company[1:] = probe.other(together)[1:]
         calls = [probe.call(together), probe.call(company)]
         a, b = (probe.run(call, mode) for call in calls)
-        value = float(torch.nan_to_num((a[0] - b[0]).abs(), nan=float("inf")).max())
+        value = max(value, float(torch.nan_to_num((a[0] - b[0]).abs(), nan=float("inf")).max()))
         limit = probe.tolerance if probe.subject.declares.experts or probe.noise > 0 else 0.0
         if value > limit:
             path = _blame(probe, calls, parted_in_row(rows, probe.tolerance), mode)
@@ -192,7 +193,7 @@ def document_isolation(probe: Probe) -> Finding:
         packed = probe.run(packed_call)
     except Unable as why:
         return Finding(law, "not testable", str(why))
-    except Exception as error:
+    except WeftError as error:
         return Finding(law, "not declared", f"it refuses packed documents: {error}")
     worst, path = 0.0, None
     for first, last in ((cut, T), (0, cut)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -250,8 +251,10 @@ def compiled(probe: Probe) -> Finding:
     """torch.compile gives the same."""
     law = "compiled"
     try:
-        module = torch.compile(probe.subject.module, dynamic=False)
-        out = probe.subject.over(module).run(probe.call(probe.content)).detach().double()  # type: ignore[arg-type]
+        copied = probe.subject.over(copy.deepcopy(probe.subject.module))
+        copied.module.compile(dynamic=False)
+        with torch.no_grad():
+            out = copied.run(probe.call(probe.content)).double()
     except Exception as error:
         return Finding(law, "not testable", f"torch.compile: {str(error).splitlines()[0]:.120}")
     value = float((out - probe.outputs).abs().max())

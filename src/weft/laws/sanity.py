@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.foreign.subject import Call, Unable
+from weft.foundation.errors import WeftError
 from weft.laws.finding import Finding
 from weft.laws.probe import Probe
 from weft.laws.trace import trace
@@ -59,7 +60,7 @@ def dead_rows(probe: Probe) -> Finding:
         try:
             if not torch.isfinite(probe.run(call)).all():
                 return Finding(law, "broken", "a node without edges gives numbers that are not finite")
-        except Exception as error:
+        except WeftError as error:
             return Finding(law, "holds", f"a row of padding alone stays finite; a graph is refused: {error}")
     return Finding(law, "holds", "all outputs are finite")
 
@@ -97,12 +98,12 @@ def gradients(probe: Probe) -> Finding:
         out = probe.subject.run(probe.call(content)).double()
         weight = torch.randn(out.shape, generator=probe.random, dtype=torch.float64)
         (out * weight).sum().backward()
-    unreached = [name for name, p in parameters.items() if p.grad is None]
+    unreached = [name for name, p in parameters.items() if p.grad is None or not p.grad.any()]
     bad = [name for name, p in parameters.items() if p.grad is not None and not torch.isfinite(p.grad).all()]
     module.zero_grad(set_to_none=True)
     if bad:
         return Finding(law, "broken", f"the gradient of {bad[0]} is not finite", bad[0].rsplit(".", 1)[0])
-    heads = [name for name in unreached if _beside(name)]
+    heads = [name for name in unreached if name.split(".")[0] in probe.subject.beside]
     unreached = [name for name in unreached if name not in heads]
     if unreached:
         said = f"none reaches {unreached[0]}" + (f" and {len(unreached) - 1} more" if len(unreached) > 1 else "")
@@ -111,11 +112,6 @@ def gradients(probe: Probe) -> Finding:
         )
     tail = f"; {len(heads)} of heads beside the output asked for are left out" if heads else ""
     return Finding(law, "holds", f"{len(parameters) - len(heads)} parameters{tail}")
-
-
-def _beside(name: str) -> bool:
-    """Heads that the output asked for does not pass: poolers and answers beside the hidden states."""
-    return any(word in name for word in ("pooler", "head.", "classifier", "cls.", "class_token", "segments"))
 
 
 def first_loss(probe: Probe) -> Finding:

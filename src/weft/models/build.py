@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 import torch
-from pydantic import Field
 from torch import nn
 
 from weft.foundation.errors import SpecError
+from weft.foundation.numerics import pick_device
 from weft.foundation.seeds import generator
-from weft.foundation.spec import VersionedSpec, expect_table
+from weft.foundation.spec import VersionedSpec, parse_table
 from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
@@ -26,16 +25,12 @@ from weft.parts.initialisation import initialise
 AnySpec = (
     DecoderSpec | EncoderSpec | EncoderDecoderSpec | VisionSpec | ImageTextSpec | SeriesSpec | RecurrentSeq2SeqSpec
 )
-ModelSpec = Annotated[AnySpec, Field(discriminator="family")]
 FAMILIES: dict[str, type[VersionedSpec]] = {kind.model_fields["family"].default: kind for kind in get_args(AnySpec)}
 
 
 def read_spec(source: str | Mapping[str, Any]) -> AnySpec:
-    """A spec of any family from JSON text or a tree; `family` says which."""
-    try:
-        tree = expect_table(json.loads(source)) if isinstance(source, str) else dict(source)
-    except json.JSONDecodeError as error:
-        raise SpecError(f"this spec is not JSON ({error}): check the file") from None
+    """A spec of any family from JSON or TOML text or a tree; `family` says which."""
+    tree = parse_table(source) if isinstance(source, str) else dict(source)
     family = tree.get("family")
     if not isinstance(family, str) or family not in FAMILIES:
         raise SpecError(f"family {family!r} is unknown: choose one of {', '.join(FAMILIES)}")
@@ -49,12 +44,14 @@ def build(
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
     """A model from a preset's name or a spec, initialised from `seed` alone; device "meta" builds without memory."""
-    spec = preset(model) if isinstance(model, str) else model
-    if torch.device(device).type == "meta":
+    spec = preset(model) if isinstance(model, str) else read_spec(model) if isinstance(model, Mapping) else model
+    if not isinstance(spec, VersionedSpec):
+        raise SpecError(f"a model is built from a preset's name or a spec, not from a {type(model).__name__}")
+    if str(device) == "meta":
         with torch.device("meta"):
             return spec.build().to(dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = spec.build()
     initialise(module, spec.initialisation.build(), generator(seed, "weights"))
-    return module.to(device=device, dtype=dtype)
+    return module.to(device=pick_device(str(device)), dtype=dtype)

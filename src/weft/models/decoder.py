@@ -6,6 +6,7 @@ recurrence or convolution, so the RNN language model is one of its presets.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
@@ -40,7 +41,7 @@ class DecoderSpec(BodySpec):
         position = self.positions.build_input(self.length, self.width)
         entry = SequenceInput(position, dropout=self.dropout)
         stack = self.build_stack(seen_by(causal=True))
-        return Decoder(self, embedding, entry, stack, self.head.build(self.width, self.vocabulary, embedding))
+        return Decoder(self, embedding, entry, stack, self.head.build(self.width, self.vocabulary))
 
     def declares(self) -> Declaration:
         """Causal, cached, and what the body adds."""
@@ -80,11 +81,11 @@ class Decoder(nn.Module):
         notes = Notes(places.real)
         x = self.input(self.embedding(tokens), places)
         hidden = self.stack(x, places, mask, state, notes=notes)
-        return Output(hidden, self.head, state, notes.summary())
+        return Output(hidden, partial(self.head, embedding=self.embedding), state, notes.summary())
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state: growing, or refusing more than `capacity` tokens."""
-        return self.stack.make_state(batch, self.head.weight.device, capacity)
+        return self.stack.make_state(batch, self.embedding.weight.device, capacity)
 
     def declares(self) -> Declaration:
         """What this model promises."""

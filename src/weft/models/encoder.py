@@ -16,7 +16,7 @@ from weft.models.output import Declaration, Output
 from weft.models.specs import ActivationName
 from weft.models.stacks import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
-from weft.parts.masks import Graph, Mask
+from weft.parts.masks import Graph, Mask, Prefix
 from weft.parts.notes import Notes
 from weft.parts.outputs import Pool, PooledHead, TokenHead
 from weft.parts.stack import Stack
@@ -134,7 +134,7 @@ class Encoder(nn.Module):
         mask = as_mask(mask)
         places = arrange_call(tokens, positions, mask, None)
         if self.spec.class_token:
-            if mask is not None and any(isinstance(term, Graph) for term in mask.terms()):
+            if mask is not None and any(isinstance(leaf, (Graph, Prefix)) for leaf in mask.leaves()):
                 raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
             places = places.after(1)
         notes = Notes(places.real)

@@ -3,6 +3,7 @@ encoder states, and an MLP (Vaswani et al. 2017, T5)."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal, Self
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
@@ -59,13 +60,14 @@ class EncoderDecoderSpec(BodySpec):
             target_embedding,
             SequenceInput(self.positions.build_input(self.length, self.width), dropout=self.dropout),
             self.build_stack(seen_by(causal=True), decoder_layers, cross=True, causal=True),
-            self.head.build(self.width, targets, target_embedding or embedding),
+            self.head.build(self.width, targets),
         )
 
     def declares(self) -> Declaration:
         """A causal, cached decoder that sees all of the source."""
         targets = self.target_vocabulary or self.vocabulary
-        body = self.declare(self.family, length=self.length, vocabulary=targets, seq2seq=True)
+        layers = self.layers if self.decoder_layers is None else self.decoder_layers
+        body = self.declare(self.family, layers, length=self.length, vocabulary=targets, seq2seq=True)
         return Declaration(**{**body.__dict__, "causal": True, "cached": True, "order_free": False})
 
 
@@ -120,9 +122,10 @@ class EncoderDecoder(nn.Module):
         places = arrange_call(target, positions, mask, state)
         notes = notes or Notes()
         notes.real = places.real
-        x = self.target_input((self.target_embedding or self.embedding)(target), places)
+        embedding = self.target_embedding or self.embedding
+        x = self.target_input(embedding(target), places)
         hidden = self.decoder(x, places, mask, state, memory=(memory.hidden, memory.places), notes=notes)
-        return Output(hidden, self.head, state, notes.summary())
+        return Output(hidden, partial(self.head, embedding=embedding), state, notes.summary())
 
     def forward(
         self,
@@ -137,7 +140,7 @@ class EncoderDecoder(nn.Module):
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state for the decoder; it belongs to one memory."""
-        return self.decoder.make_state(batch, self.head.weight.device, capacity)
+        return self.decoder.make_state(batch, self.embedding.weight.device, capacity)
 
     def declares(self) -> Declaration:
         """What this model promises."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -12,13 +14,14 @@ from weft.foundation.errors import ShapeError
 from weft.models.output import Declaration, Output
 from weft.models.specs import AttentionSpec, HeadSpec, TiedHeadSpec
 from weft.models.stacks import BodySpec, arrange_call, as_mask, expect_tokens
-from weft.parts.embeddings import ConvolutionStem, PatchEmbedding, SequenceInput, TokenEmbedding
+from weft.models.vision import build_patches, patch_side
+from weft.parts.embeddings import PatchEmbedding, SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask, Prefix
 from weft.parts.notes import Notes
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.places import Places
 from weft.parts.stack import Stack
-from weft.parts.state import State
+from weft.parts.state import Clock, State
 
 
 class ImageTextSpec(BodySpec):
@@ -37,11 +40,9 @@ class ImageTextSpec(BodySpec):
 
     @model_validator(mode="after")
     def _images_fit(self) -> Self:
-        size = self.image
-        for _ in self.stem:
-            size = (size + 1) // 2
-        if size % self.patch:
-            raise ValueError(f"image {self.image} (after the stem {size}) does not divide into patch {self.patch}")
+        patch_side(self.image, self.stem, self.patch)
+        if any(mixer.kind == "attention" and mixer.window is not None for mixer in self.mixer):
+            raise ValueError("mixer.window would hide the image from later text: leave it out of an image-text decoder")
         if not all(isinstance(mixer, AttentionSpec) for mixer in self.mixer):
             raise ValueError("mixer must be attention in an image-text decoder: text sees the whole image before it")
         if self.positions.own_width():
@@ -51,16 +52,12 @@ class ImageTextSpec(BodySpec):
     @property
     def prefix(self) -> int:
         """How many tokens the image is."""
-        size = self.image
-        for _ in self.stem:
-            size = (size + 1) // 2
-        return (size // self.patch) ** 2
+        return patch_side(self.image, self.stem, self.patch) ** 2
 
     def build(self) -> ImageTextDecoder:
         """The model, with torch's own random weights; `weft.build` initialises it."""
         embedding = TokenEmbedding(self.vocabulary, self.width)
-        stem = ConvolutionStem(self.channels, self.stem) if self.stem else None
-        patches = PatchEmbedding(self.patch, self.stem[-1] if self.stem else self.channels, self.width, stem)
+        patches = build_patches(self.patch, self.channels, self.width, self.stem)
         position = self.positions.build_input(self.prefix + self.length, self.width)
         return ImageTextDecoder(
             self,
@@ -68,7 +65,7 @@ class ImageTextSpec(BodySpec):
             embedding,
             SequenceInput(position, dropout=self.dropout),
             self.build_stack(Prefix(self.prefix)),
-            self.head.build(self.width, self.vocabulary, embedding),
+            self.head.build(self.width, self.vocabulary),
         )
 
     def declares(self) -> Declaration:
@@ -107,23 +104,20 @@ class ImageTextDecoder(nn.Module):
         expect_tokens(tokens)
         mask = as_mask(mask)
         P = self.spec.prefix
-        begun = state is not None and not (isinstance(state.clock.next, int) and state.clock.next == 0)
+        clock = Clock(tokens.shape[0], tokens.device, origin=P) if state is None else state.clock
+        begun = clock.begun
         if positions is not None:
-            positions = positions + P
-        places = arrange_call(tokens, positions, mask, state)
+            positions = torch.where(positions >= 0, positions + P, positions)
+        places = arrange_call(tokens, positions, mask, state, clock)
         x = self.embedding(tokens)
         if images is not None:
-            x, places = self._with_image(x, images, places, begun, positions)
-        elif not begun and positions is None:
-            places = _moved(places, P)
+            x, places = self._with_image(x, images, places, begun)
         notes = Notes(places.real)
         hidden = self.stack(self.input(x, places), places, mask, state, notes=notes)
         text = hidden if images is None else hidden[:, P:]
-        return Output(text, self.head, state, notes.summary())
+        return Output(text, partial(self.head, embedding=self.embedding), state, notes.summary())
 
-    def _with_image(
-        self, x: Tensor, images: Tensor, places: Places, begun: bool, positions: Tensor | None
-    ) -> tuple[Tensor, Places]:
+    def _with_image(self, x: Tensor, images: Tensor, places: Places, begun: bool) -> tuple[Tensor, Places]:
         P = self.spec.prefix
         if begun:
             raise ShapeError("this state has seen its beginning already: give the image with the first call only")
@@ -133,22 +127,18 @@ class ImageTextDecoder(nn.Module):
                 f"{cells.shape[0]} images of {cells.shape[1]} patches for {x.shape[0]} texts: this model takes one "
                 f"image of {P} patches a text; resize images to {self.spec.image} x {self.spec.image}"
             )
-        if positions is not None:
-            places = Places.of(places.positions - P * (places.positions >= 0))
-        return torch.cat((cells, x), 1), places.after(P)
+        if places.documents is not None:
+            raise ShapeError("packed documents cannot share one image: give each text a row of its own")
+        if places.plain and places.start == P:
+            return torch.cat((cells, x), 1), Places.run(0, P + places.length, places.device)
+        text = places.positions.expand(x.shape[0], -1)
+        image = torch.arange(P, device=text.device).expand(x.shape[0], -1)
+        return torch.cat((cells, x), 1), replace(places, length=P + places.length, given=torch.cat((image, text), 1))
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state; `capacity` counts text and image tokens."""
-        return self.stack.make_state(batch, self.head.weight.device, capacity)
+        return self.stack.make_state(batch, self.embedding.weight.device, capacity, origin=self.spec.prefix)
 
     def declares(self) -> Declaration:
         """What this model promises."""
         return self.spec.declares()
-
-
-def _moved(places: Places, by: int) -> Places:
-    """The same tokens, `by` positions later."""
-    if places.plain and places.start is not None:
-        return Places.run(places.start + by, places.length, places.device)
-    positions = places.positions
-    return Places.of(positions + by * (positions >= 0), places.documents)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from weft.foundation.lazy import lazy
 from weft.models.positions import Nature
 from weft.parts.places import Places
 from weft.parts.state import State
@@ -26,10 +27,23 @@ class Output:
     state: State | None = None
     auxiliary: dict[str, Tensor] = field(default_factory=dict)
 
-    @cached_property
+    def __post_init__(self) -> None:
+        device = self.hidden.device.type
+        self._modes = (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled(device))
+
+    @lazy
     def logits(self) -> Tensor:
-        """The answer, computed at the first use."""
-        return self.head(self.hidden)
+        """The answer, computed at the first use, in the modes (gradients, inference, autocast) of the call itself."""
+        inference, gradients, autocast = self._modes
+        device = self.hidden.device.type
+        if torch.compiler.is_compiling():
+            return self.head(self.hidden)
+        with (
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(gradients),
+            torch.autocast(device, enabled=autocast),
+        ):
+            return self.head(self.hidden)
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,11 @@ class Memory:
     hidden: Tensor
     places: Places
     summary: Tensor | None = None
+
+    def reorder(self, rows: Tensor) -> Memory:
+        """Rows rows[0], rows[1], ... in this order; to be done together with `State.reorder`."""
+        summary = None if self.summary is None else self.summary.index_select(0, rows)
+        return Memory(self.hidden.index_select(0, rows), self.places.reorder(rows), summary)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import singledispatch
+from typing import Any
 
 from torch import nn
 
@@ -214,7 +215,7 @@ def _vectors(part: VectorEmbedding, view: View) -> Products:
 @products.register
 def _patches(part: PatchEmbedding, view: View) -> Products:
     """Each 3 x 3 convolution of the stem halves height and width, so the layers before it have 4 x as many pixels."""
-    layers = [] if part.stem is None else list(part.stem.layers)  # type: ignore[arg-type]
+    layers: list[Any] = [] if part.stem is None else list(part.stem.layers)
     pixels = view.queries * part.patch**2
     stem = []
     for layer in reversed(layers):
@@ -227,8 +228,7 @@ def _patches(part: PatchEmbedding, view: View) -> Products:
 @products.register(LanguageHead)
 @products.register(TiedHead)
 def _language(part: LanguageHead | TiedHead, view: View) -> Products:
-    C, D = part.weight.shape
-    return (Product("logits", "X W_C", view.queries, D, C),)
+    return (Product("logits", "X W_C", view.queries, part.width, part.vocabulary),)
 
 
 @products.register

@@ -112,7 +112,8 @@ class RecurrentSeq2Seq(nn.Module):
     ) -> Output:
         """Target tokens [B, T] -> hidden [B, T, H], logits [B, T, C], alignment [B, T, S]."""
         expect_tokens(target)
-        assert memory.summary is not None
+        if memory.summary is None:
+            raise WeftError("this memory is another model's: give what this model's encode() returned")
         places = _only_padding(arrange_call(target, positions, as_mask(mask), state))
         kept = state.layers[0] if state is not None else None
         start = kept.tensors if isinstance(kept, TensorState) else None
@@ -121,7 +122,9 @@ class RecurrentSeq2Seq(nn.Module):
         hidden, end, alignment = run(y, places, memory, start or self._start(memory.summary))
         if state is not None:
             state.clock.advance(places)
-            state.layers[0] = TensorState(end)
+            kept = TensorState()
+            kept.keep(*end)
+            state.layers[0] = kept
         return Output(self.drop(hidden), self.head, state, {} if alignment is None else {"alignment": alignment})
 
     def forward(
@@ -175,7 +178,7 @@ class RecurrentSeq2Seq(nn.Module):
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state for the decoder; its size does not grow with the text, so `capacity` does not bound it."""
-        clock = Clock(batch, self.head.weight.device)
+        clock = Clock(batch, self.source_embedding.weight.device)
         return State(clock, {}, [TensorState()])
 
     def declares(self) -> Declaration:

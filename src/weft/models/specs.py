@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import nn
 
 from weft.foundation.spec import Spec
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
-from weft.parts.embeddings import TokenEmbedding
 from weft.parts.experts import Experts
 from weft.parts.feedforward import FeedForward, GatedFeedForward, gated_width
 from weft.parts.initialisation import FanIn, Normal, Scheme, Xavier
@@ -140,29 +139,18 @@ class AttentionSpec(Spec):
 
     def build(self, width: int, causal: bool) -> SelfAttention:
         """Self-attention; what it may see is its layer's mask."""
-        size = self.size(width)
-        query_norm, key_norm = (None if self.query_key_norm is None else self.query_key_norm.build(size) for _ in "qk")
-        return SelfAttention(
-            width,
-            self.heads,
-            self.key_heads,
-            size,
-            self.value_width,
-            build_score(self.score, size, size, self.heads),
-            self.bias,
-            self.output_bias,
-            query_norm,
-            key_norm,
-            self.dropout,
-        )
+        return SelfAttention(width, self.heads, *self._parts(width))
 
     def build_cross(self, width: int) -> CrossAttention:
         """Cross-attention of the same kind."""
+        return CrossAttention(width, self.heads, None, *self._parts(width))
+
+    def _parts(self, width: int) -> tuple[Any, ...]:
+        """What self- and cross-attention are built with alike, in the order of their arguments."""
         size = self.size(width)
         score = build_score(self.score, size, size, self.heads)
-        return CrossAttention(
-            width, self.heads, None, self.key_heads, size, self.value_width, score, self.bias, dropout=self.dropout
-        )
+        norms = [None if self.query_key_norm is None else self.query_key_norm.build(size) for _ in "qk"]
+        return (self.key_heads, size, self.value_width, score, self.bias, self.output_bias, *norms, self.dropout)
 
     def size(self, width: int) -> int:
         """D_K, the size of one head's queries and keys."""
@@ -291,7 +279,7 @@ class LinearHeadSpec(Spec):
     kind: Literal["linear"] = "linear"
     bias: bool = False
 
-    def build(self, width: int, vocabulary: int, embedding: TokenEmbedding) -> LanguageHead:
+    def build(self, width: int, vocabulary: int) -> LanguageHead:
         """A linear map D -> C."""
         return LanguageHead(width, vocabulary, self.bias)
 
@@ -302,9 +290,9 @@ class TiedHeadSpec(Spec):
     kind: Literal["tied"] = "tied"
     scale: float = 1.0
 
-    def build(self, width: int, vocabulary: int, embedding: TokenEmbedding) -> TiedHead:
+    def build(self, width: int, vocabulary: int) -> TiedHead:
         """The embedding, transposed."""
-        return TiedHead(embedding, self.scale)
+        return TiedHead(width, vocabulary, self.scale)
 
 
 HeadSpec = Annotated[LinearHeadSpec | TiedHeadSpec, Field(discriminator="kind")]
@@ -314,8 +302,8 @@ class InitialisationSpec(Spec):
     """How weights start; see `weft.parts.initialisation`."""
 
     scheme: Literal["normal", "xavier", "fan-in"] = "normal"
-    std: float = 0.02
-    embedding: float = 0.02
+    std: NonNegativeFloat = 0.02
+    embedding: NonNegativeFloat = 0.02
     zero_residual: bool = False
 
     def build(self) -> Scheme:

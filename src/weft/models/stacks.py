@@ -137,9 +137,9 @@ class BodySpec(VersionedSpec):
         wanted = self.arrangement == "pre-norm" if self.last_norm is None else self.last_norm
         return self.norm.build(self.width) if wanted else None
 
-    def declare(self, family: str, **more: Any) -> Declaration:
-        """What a model of this body promises."""
-        mixers = [self.mixer_of(layer) for layer in range(self.layers)]
+    def declare(self, family: str, layers: int | None = None, **more: Any) -> Declaration:
+        """What a model of this body promises; `layers` where what it promises is not of all."""
+        mixers = [self.mixer_of(layer) for layer in range(self.layers if layers is None else layers)]
         windows = [getattr(mixer, "window", None) for mixer in mixers if mixer.kind != "none"]
         reaches = [_reach(mixer) for mixer in mixers if mixer.kind != "none"]
         bounded = bool(reaches) and None not in reaches
@@ -171,7 +171,11 @@ def seen_by(causal: bool) -> Mask:
 
 def as_mask(mask: Mask | Tensor | None) -> Mask | None:
     """A mask as given; a boolean [B, T] marks real tokens."""
-    return Real(mask.bool()) if isinstance(mask, Tensor) else mask
+    if isinstance(mask, Tensor):
+        return Real(mask.bool())
+    if mask is not None and not isinstance(mask, Mask):
+        raise ShapeError(f"a mask is one of weft.parts.masks or a boolean [B, T], not a {type(mask).__name__}")
+    return mask
 
 
 def arrange_call(
@@ -179,6 +183,7 @@ def arrange_call(
     positions: Tensor | None,
     mask: Mask | None,
     state: State | None,
+    clock: Clock | None = None,
 ) -> Places:
     """Where the tokens [B, T, ...] of a call stand: as given, or following the mask's padding and the state's clock."""
     batch, length = tokens.shape[:2]
@@ -186,7 +191,8 @@ def arrange_call(
         raise ShapeError("an empty sequence: give at least one token")
     if state is not None:
         state.expect_batch(batch)
-    clock = Clock(batch, tokens.device) if state is None else state.clock
+    if clock is None:
+        clock = Clock(batch, tokens.device) if state is None else state.clock
     places = clock.arrange(length, positions, mask)
     if places.given is not None and places.given.shape[0] not in (1, batch):
         raise ShapeError(

@@ -14,14 +14,29 @@ from weft.foundation.errors import WeftError
 from weft.models.output import Declaration, Output
 from weft.models.positions import GridSpec, GridTableSpec, NoPositionsSpec, PositionSpec
 from weft.models.specs import ActivationName
-from weft.models.stacks import BodySpec, seen_by
+from weft.models.stacks import BodySpec, as_mask, seen_by
 from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding
 from weft.parts.masks import Mask
 from weft.parts.notes import Notes
-from weft.parts.outputs import Pool, PooledHead
+from weft.parts.outputs import PooledHead
 from weft.parts.places import Places
 from weft.parts.stack import Stack
 from weft.parts.state import State
+
+
+def patch_side(image: int, stem: tuple[int, ...], patch: int) -> int:
+    """Patches along one side of an image, after a stem that halves it at each step."""
+    size = image
+    for _ in stem:
+        size = (size + 1) // 2
+    if size % patch:
+        raise ValueError(f"image {image} (after the stem {size}) does not divide into patch {patch}")
+    return size // patch
+
+
+def build_patches(patch: int, channels: int, width: int, stem: tuple[int, ...]) -> PatchEmbedding:
+    """The map from an image to vectors, with its stem."""
+    return PatchEmbedding(patch, channels, width, ConvolutionStem(channels, stem) if stem else None)
 
 
 class VisionSpec(BodySpec):
@@ -40,17 +55,13 @@ class VisionSpec(BodySpec):
     positions: PositionSpec = NoPositionsSpec()
     grid: GridSpec = GridTableSpec()
     pool: Literal["first", "mean"] = "first"
-    classes: PositiveInt | None = 10
+    classes: PositiveInt | None = None
     head_hidden: PositiveInt | None = None
     head_activation: ActivationName | Literal["tanh"] = "tanh"
 
     @model_validator(mode="after")
     def _images_fit(self) -> Self:
-        size = self.image
-        for _ in self.stem:
-            size = (size + 1) // 2
-        if size % self.patch:
-            raise ValueError(f"image {self.image} (after the stem {size}) does not divide into patch {self.patch}")
+        patch_side(self.image, self.stem, self.patch)
         if self.pool == "first" and any(mixer.kind == "grid-convolution" for mixer in self.mixer):
             raise ValueError("mixer grid-convolution has no place for a class token: set pool to mean")
         if self.positions.nature() == "absolute":
@@ -60,26 +71,18 @@ class VisionSpec(BodySpec):
     @property
     def side(self) -> int:
         """Patches along one side of the image."""
-        size = self.image
-        for _ in self.stem:
-            size = (size + 1) // 2
-        return size // self.patch
-
-    def build_patches(self) -> PatchEmbedding:
-        """The input map."""
-        stem = ConvolutionStem(self.channels, self.stem) if self.stem else None
-        return PatchEmbedding(self.patch, self.stem[-1] if self.stem else self.channels, self.width, stem)
+        return patch_side(self.image, self.stem, self.patch)
 
     def build(self) -> VisionTransformer:
         """The model, with torch's own random weights; `weft.build` initialises it."""
         extra = 1 if self.pool == "first" else 0
         return VisionTransformer(
             self,
-            self.build_patches(),
+            build_patches(self.patch, self.channels, self.width, self.stem),
             ClassToken(self.width) if extra else None,
             self.grid.build((self.side, self.side), self.width, extra),
             self.build_stack(seen_by(causal=False)),
-            PooledHead(self.width, self.classes, _pool(self.pool), self.head_hidden, self.head_activation),
+            PooledHead(self.width, self.classes, self.pool, self.head_hidden, self.head_activation),
         )
 
     def declares(self) -> Declaration:
@@ -87,10 +90,6 @@ class VisionSpec(BodySpec):
         body = self.declare(self.family)
         nature = body.positions if self.grid.kind == "none" else "absolute"
         return Declaration(**{**body.__dict__, "positions": nature, "order_free": body.order_free and nature == "none"})
-
-
-def _pool(name: Literal["first", "mean"]) -> Pool:
-    return name
 
 
 class VisionTransformer(nn.Module):
@@ -113,12 +112,15 @@ class VisionTransformer(nn.Module):
         self,
         images: Tensor,
         positions: Tensor | None = None,
-        mask: Mask | None = None,
+        mask: Mask | Tensor | None = None,
         state: State | None = None,
     ) -> Output:
         """[B, channels, height, width] -> hidden [B, (1 +) h w, D], logits [B, classes]; new sizes resize the grid."""
         if positions is not None or state is not None:
             raise WeftError("a vision model has its image's grid for positions and keeps no state: leave both out")
+        mask = as_mask(mask)
+        if mask is not None and any(leaf.placing for leaf in mask.leaves()):
+            raise WeftError("an image has no padding and no documents: leave them out of the mask")
         x, grid = self.patches(images)
         cells = Places.run(0, x.shape[1], x.device, grid)
         places = cells if self.class_token is None else cells.after(1)

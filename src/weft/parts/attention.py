@@ -8,9 +8,11 @@ step. Shapes: x [B, T, D]; queries [B, H, T, K]; keys [B, G, S, K] and values [B
 
 from __future__ import annotations
 
+from typing import get_args
+
 from torch import Tensor, nn
 
-from weft.foundation.errors import ShapeError
+from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
 from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused, weigh
 from weft.parts.masks import Mask, visible_pairs
@@ -124,7 +126,11 @@ class SelfAttention(_Attention):
         sight = sight or Sight.of(x)
         query, key, value = self.project(x)
         query, key = self.position(query, key, sight)
-        if state is not None and sight.admission is not None:
+        if state is not None:
+            if sight.admission is None:
+                raise WeftError(
+                    "a state needs to know where its keys go: call the stack, or give a sight with an admission"
+                )
             key, value = state.append(key, value, sight.admission)
         return self.merge(self.gather(query, key, value, sight))
 
@@ -149,6 +155,7 @@ class CrossAttention(_Attention):
         value_width: int | None = None,
         score: Score | None = None,
         bias: bool = True,
+        output_bias: bool | None = None,
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
         dropout: float = 0.0,
@@ -161,7 +168,7 @@ class CrossAttention(_Attention):
         self._sections = [self.key_heads * self.head_width, self.key_heads * self.value_width]
         self.query = nn.Linear(width, heads * self.head_width, bias=bias)
         self.key_value = nn.Linear(self.memory_width, sum(self._sections), bias=bias)
-        self.output = ResidualLinear(heads * self.value_width, width, bias=bias)
+        self.output = ResidualLinear(heads * self.value_width, width, bias if output_bias is None else output_bias)
 
     def project(self, x: Tensor) -> Tensor:
         """X W_Q, split into heads."""
@@ -185,7 +192,7 @@ class CrossAttention(_Attention):
         if state is None or state.tensors is None:
             kept = self.remember(memory)
             if state is not None:
-                state.tensors = kept
+                state.keep(*kept)
         else:
             kept = (state.tensors[0], state.tensors[1])
         return self.merge(self.gather(self.project(x), *kept, sight))
@@ -193,6 +200,8 @@ class CrossAttention(_Attention):
 
 def set_backend(module: nn.Module, backend: Backend) -> None:
     """Make every attention inside `module` run one backend: auto, explicit, fused or blocked."""
+    if backend not in get_args(Backend):
+        raise WeftError(f"there is no backend {backend!r}: choose one of {', '.join(get_args(Backend))}")
     for part in module.modules():
         if isinstance(part, _Attention):
             part.backend = backend

@@ -42,7 +42,7 @@ class Convolution(nn.Module):
             row = torch.cat((before, x), 1)
             if state is not None:
                 document = () if state.tensors is None else state.tensors[1:]
-                state.tensors = (row[:, row.shape[1] - self.kernel + 1 :], *document)
+                state.keep(row[:, row.shape[1] - self.kernel + 1 :], *document)
             return self.output(self._convolve(row))
         return self.output(self._convolve_segments(x, places, before, state))
 
@@ -58,6 +58,8 @@ class Convolution(nn.Module):
 
     def _convolve_segments(self, x: Tensor, places: Places, before: Tensor, state: TensorState | None) -> Tensor:
         segments = Segments.of(places, x.shape[0])
+        if not len(segments.lengths):
+            return x.new_zeros(x.shape)
         document = state.tensors[1] if state is not None and state.tensors and len(state.tensors) > 1 else None
         going_on = continues(places, segments, document)[:, None, None]
         row = torch.cat((torch.where(going_on, before[segments.rows], 0), segments.gather(x)), 1)
@@ -65,7 +67,7 @@ class Convolution(nn.Module):
             reach = torch.arange(self.kernel - 1, device=x.device)
             window = row[torch.arange(len(row), device=x.device)[:, None], segments.lengths[:, None] + reach]
             kept = before.index_put((segments.rows[segments.last],), window[segments.last])
-            state.tensors = (kept, *last_document(places, x.shape[0], document))
+            state.keep(kept, *last_document(places, x.shape[0], document))
         return segments.scatter(self._convolve(row))
 
     def make_state(self) -> TensorState:

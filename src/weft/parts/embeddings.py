@@ -36,17 +36,18 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> [B, T, D]."""
-        if tokens.dtype.is_floating_point:
+        if tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
             raise ShapeError(f"tokens are whole numbers, but these are {tokens.dtype}: convert them with .long()")
-        if (
-            tokens.device.type == "cpu"
-            and tokens.numel()
-            and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocabulary
-        ):
-            worst = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
-            raise ShapeError(f"token {worst}, but the vocabulary has 0 to {self.vocabulary - 1}: check the tokeniser")
+        tokens = tokens.long()
+        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+            self._expect_known(int(tokens.min()), int(tokens.max()))
         x = F.embedding(tokens, self.weight)
         return x if self.scale == 1.0 else x * self.scale
+
+    def _expect_known(self, least: int, most: int) -> None:
+        if least < 0 or most >= self.vocabulary:
+            worst = least if least < 0 else most
+            raise ShapeError(f"token {worst}, but the vocabulary has 0 to {self.vocabulary - 1}: check the tokeniser")
 
 
 class VectorEmbedding(nn.Module):
@@ -60,30 +61,36 @@ class VectorEmbedding(nn.Module):
         """[B, T, C] -> [B, T, D]."""
         if vectors.shape[-1] != self.linear.in_features:
             raise ShapeError(f"vectors of {vectors.shape[-1]} numbers, but the model takes {self.linear.in_features}")
-        return self.linear(vectors)
+        return self.linear(vectors.to(self.linear.weight.dtype))
 
 
 class PatchEmbedding(nn.Module):
     """Patches of p x p pixels, flattened, times W [channels p p, D]: the same as a p x p convolution of stride p.
 
-    Patch size 1 makes pixels tokens. With a `stem` (a module on images, such as `ConvolutionStem`) it sees the stem's
-    channels.
+    Patch size 1 makes pixels tokens. With a `stem` it sees the stem's last channels.
     """
 
-    def __init__(self, patch: int, channels: int, width: int, stem: nn.Module | None = None) -> None:
+    def __init__(self, patch: int, channels: int, width: int, stem: ConvolutionStem | None = None) -> None:
         super().__init__()
-        self.patch, self.channels = patch, channels
+        self.patch = patch
+        self.channels = channels if stem is None else stem.widths[-1]
         self.stem = stem
-        self.linear = nn.Linear(channels * patch * patch, width)
+        self.linear = nn.Linear(self.channels * patch * patch, width)
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """[B, channels, height, width] -> ([B, h w, D], (h, w))."""
         if images.dim() != 4:
             raise ShapeError(f"images are [B, channels, height, width], but these are {tuple(images.shape)}")
+        if not images.is_floating_point():
+            raise ShapeError(
+                f"images are floating-point numbers, but these are {images.dtype}: use images.float() / 255"
+            )
+        taken = self.channels if self.stem is None else self.stem.channels
+        if images.shape[1] != taken:
+            raise ShapeError(f"images of {images.shape[1]} channels, but the model takes {taken}")
+        images = images.to(self.linear.weight.dtype)
         if self.stem is not None:
             images = self.stem(images)
-        if images.shape[1] != self.channels:
-            raise ShapeError(f"images of {images.shape[1]} channels, but the model takes {self.channels}")
         grid = (images.shape[-2] // self.patch, images.shape[-1] // self.patch)
         return self.linear(patchify(images, self.patch)), grid
 
@@ -93,6 +100,7 @@ class ConvolutionStem(nn.Module):
 
     def __init__(self, channels: int, widths: tuple[int, ...]) -> None:
         super().__init__()
+        self.channels, self.widths = channels, widths
         sizes = (channels, *widths)
         self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in pairwise(sizes))
 
@@ -124,7 +132,15 @@ class SegmentEmbedding(nn.Module):
 
     def forward(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         """x + S_segment."""
-        return x + (self.table[0] if segments is None else F.embedding(segments, self.table))
+        if segments is None:
+            return x + self.table[0]
+        if segments.shape != x.shape[:2]:
+            raise ShapeError(
+                f"segments of shape {tuple(segments.shape)} for tokens of {tuple(x.shape[:2])}: one a token"
+            )
+        if segments.device.type == "cpu" and not bool(((segments >= 0) & (segments < len(self.table))).all()):
+            raise ShapeError(f"segments are 0 to {len(self.table) - 1}: check the segment ids")
+        return x + F.embedding(segments.long(), self.table)
 
 
 class SequenceInput(nn.Module):

@@ -103,7 +103,7 @@ class Experts(nn.Module):
             hidden = self.activation(hidden)
         out = grouped_linear(hidden, self.down, ends, counts)
         out = out * gates.flatten()[order, None].to(out.dtype)
-        return torch.zeros_like(tokens).index_add(0, rows, out)
+        return torch.zeros_like(tokens).index_add(0, rows, out.to(tokens.dtype))
 
     def _report(self, notes: Notes, x: Tensor, logits: Tensor, probabilities: Tensor, chosen: Tensor) -> None:
         if notes.real is None:

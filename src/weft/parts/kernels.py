@@ -90,7 +90,8 @@ def blocked(
     query: Tensor, key: Tensor, value: Tensor, sight: Sight, scale: float, dropout: float = 0.0, block: int = BLOCK
 ) -> Tensor:
     """Y alone, a block of queries at a time against the keys that it may see: memory O(block x S), never T x S."""
-    parameters = tuple(sight.position.parameters()) if sight.position is not None else ()
+    position = sight.position
+    parameters = () if position is None else tuple(p for p in position.parameters() if p.requires_grad)
     return _Blocked.apply(  # type: ignore[no-untyped-call]
         query, key, value, sight, scale, dropout, sight.extents(block), *parameters
     )

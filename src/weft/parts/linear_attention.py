@@ -32,7 +32,11 @@ def _elu_plus_one(x: Tensor) -> Tensor:
     return F.elu(x) + 1
 
 
-FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "elu": _elu_plus_one, "relu": F.relu}
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"identity": _identity, "elu": _elu_plus_one, "relu": F.relu}
 
 
 def divide(numerator: Tensor, total: Tensor | None) -> Tensor:
@@ -115,7 +119,7 @@ class LinearAttention(nn.Module):
             kept = state.tensors if state is not None else None
             y, sums = self.mix(qkv, None if kept is None else (kept[0], kept[1]))
             if state is not None and sums is not None:
-                state.tensors = sums
+                state.keep(*sums)
         else:
             y = self._mix_segments(qkv, places, state)
         return self.output(y)
@@ -135,6 +139,8 @@ class LinearAttention(nn.Module):
     def _mix_segments(self, qkv: Tensor, places: Places, state: TensorState | None) -> Tensor:
         B = qkv.shape[0]
         segments = Segments.of(places, B)
+        if not len(segments.lengths):
+            return qkv.new_zeros(*qkv.shape[:2], self.heads * self.head_width)
         kept = state.tensors if state is not None else None
         document = kept[2] if kept is not None and len(kept) > 2 else None
         size = (B, self.heads, self.head_width)
@@ -148,7 +154,7 @@ class LinearAttention(nn.Module):
         if state is not None and sums is not None:
             rows = (segments.rows[segments.last],)
             ends = (old.index_put(rows, new[segments.last]) for old, new in zip(before, sums, strict=True))
-            state.tensors = (*ends, *last_document(places, B, document))
+            state.keep(*ends, *last_document(places, B, document))
         return segments.scatter(y)
 
     def make_state(self) -> TensorState:

@@ -13,6 +13,7 @@ from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
 from weft.parts.places import Places, first_real, last_real
+from weft.parts.quantized import Int8Linear
 
 Pool = Literal["first", "mean", "last"]
 DistributionName = Literal["point", "gaussian", "student"]
@@ -23,37 +24,38 @@ class LanguageHead(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, bias: bool = False) -> None:
         super().__init__()
+        self.width, self.vocabulary = width, vocabulary
         self.linear = nn.Linear(width, vocabulary, bias=bias)
 
-    @property
-    def weight(self) -> Tensor:
+    def weight(self, embedding: TokenEmbedding | None = None) -> Tensor:
         """W [C, D], for a loss in chunks."""
+        if isinstance(self.linear, Int8Linear):
+            return self.linear.dequantized()
         return self.linear.weight
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., C]."""
+    def forward(self, hidden: Tensor, embedding: TokenEmbedding | None = None) -> Tensor:
+        """[..., D] -> [..., C]; the embedding is not needed."""
         return self.linear(hidden)
 
 
 class TiedHead(nn.Module):
-    """Logits by the embedding's own matrix, transposed (Press and Wolf 2017); `scale` multiplies (T5: D^-1/2)."""
+    """Logits by the embedding's own matrix, transposed (Press and Wolf 2017); `scale` multiplies (T5: D^-1/2).
 
-    def __init__(self, embedding: TokenEmbedding, scale: float = 1.0) -> None:
+    It is given the embedding with each call and holds none, so the shared weight stands once in the state dict.
+    """
+
+    def __init__(self, width: int, vocabulary: int, scale: float = 1.0) -> None:
         super().__init__()
-        # In a tuple, so that the shared weight is the embedding's alone and stands once in the state dict.
-        self._embedding = (embedding,)
-        self.scale = scale
+        self.width, self.vocabulary, self.scale = width, vocabulary, scale
 
-    @property
-    def weight(self) -> Tensor:
+    def weight(self, embedding: TokenEmbedding) -> Tensor:
         """W [C, D], for a loss in chunks."""
-        weight = self._embedding[0].weight
-        return weight if self.scale == 1.0 else weight * self.scale
+        return embedding.weight if self.scale == 1.0 else embedding.weight * self.scale
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """[..., D] -> [..., C]."""
         hidden = hidden if self.scale == 1.0 else hidden * self.scale
-        return F.linear(hidden, self._embedding[0].weight)
+        return F.linear(hidden, embedding.weight)
 
 
 def pool_tokens(hidden: Tensor, places: Places, pool: Pool) -> Tensor:

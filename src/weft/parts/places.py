@@ -7,13 +7,13 @@ angles, cached decoding, ragged batches, packing) is a function of these numbers
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from weft.foundation.errors import ShapeError
+from weft.foundation.lazy import lazy
 
 Pads = Literal["none", "right", "anywhere"]
 
@@ -24,6 +24,7 @@ class Places:
 
     `start`: token i of every row stands at position start + i (padding aside), known without looking at a tensor, so
     that the cheapest kernel can be chosen without waiting for the device. `pads` says where padding may stand.
+    `ids` are the documents' names as the user gave them; `documents` may be running numbers instead.
     `packed`: documents are contiguous and count from 0 each, so that positions differ as indices do within one.
     """
 
@@ -34,6 +35,7 @@ class Places:
     packed: bool = False
     given: Tensor | None = None
     documents: Tensor | None = None
+    ids: Tensor | None = None
     grid: tuple[int, int] | None = None
 
     @staticmethod
@@ -72,15 +74,17 @@ class Places:
     def of_documents(documents: Tensor) -> Places:
         """Packed rows: `documents` [B, T] names each token's document, negative for padding; each counts from 0."""
         begins = document_begins(documents)
-        distinct = document_begins(documents.sort(1).values)
-        if documents.device.type == "cpu" and bool((begins.sum(1) != distinct.sum(1)).any()):
+        in_order = documents.sort(1).values
+        stretches = (begins & (documents >= 0)).sum(1)
+        distinct = (document_begins(in_order) & (in_order >= 0)).sum(1)
+        if documents.device.type == "cpu" and bool((stretches != distinct).any()):
             raise ShapeError("a document's tokens must stand together: give each stretch of a row its own document id")
         index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
         first = index.masked_fill(~begins, 0).cummax(1).values
         positions = (index - first).masked_fill(documents < 0, -1)
         return Places(documents.shape[1], documents.device, None, "anywhere", True, positions, documents)
 
-    @cached_property
+    @lazy
     def positions(self) -> Tensor:
         """[B or 1, N], built only when a tensor is needed."""
         if self.given is not None:
@@ -88,7 +92,7 @@ class Places:
         assert self.start is not None
         return torch.arange(self.start, self.start + self.length, device=self.device)[None]
 
-    @cached_property
+    @lazy
     def real(self) -> Tensor | None:
         """[B or 1, N], True where a token is real; None where all are."""
         return None if self.pads == "none" else self.positions >= 0
@@ -104,9 +108,18 @@ class Places:
             raise ShapeError("packed documents cannot have tokens put before each row: pack them with theirs")
         given = self.given
         if given is not None:
-            ahead = torch.arange(extra, device=self.device).expand(given.shape[0], -1)
+            first = torch.where(given >= 0, given, torch.iinfo(torch.long).max).amin(1, keepdim=True)
+            first = torch.where((given >= 0).any(1, keepdim=True), first, 0)
+            ahead = first + torch.arange(extra, device=self.device)
             given = torch.cat((ahead, torch.where(given >= 0, given + extra, -1)), 1)
         return replace(self, length=self.length + extra, given=given, grid=None)
+
+    def reorder(self, rows: Tensor) -> Places:
+        """Rows rows[0], rows[1], ... in this order."""
+        given, documents = (
+            t if t is None or t.shape[0] == 1 else t.index_select(0, rows) for t in (self.given, self.documents)
+        )
+        return replace(self, given=given, documents=documents)
 
     def slice(self, first: int, last: int) -> Places:
         """Tokens first .. last - 1."""
@@ -118,6 +131,11 @@ class Places:
             documents=None if self.documents is None else self.documents[:, first:last],
             grid=None,
         )
+
+
+def distances(queries: Places, keys: Places) -> Tensor:
+    """i - j, [B or 1, T, S]."""
+    return queries.positions[:, :, None] - keys.positions[:, None, :]
 
 
 def document_begins(documents: Tensor) -> Tensor:

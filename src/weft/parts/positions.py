@@ -43,7 +43,11 @@ class LearnedPositions(nn.Module):
     def forward(self, x: Tensor, places: Places) -> Tensor:
         """[B, T, D'] -> [B, T, D]; past the end raises `LengthError`."""
         first = places.start if places.plain else None
-        last = int(places.positions.max()) if first is None else first + places.length - 1
+        last = (
+            (int(places.positions.max()) if places.positions.numel() else -1)
+            if first is None
+            else first + places.length - 1
+        )
         if last >= self.length:
             raise LengthError(
                 f"{last + 1} tokens, but the learned positions hold {self.length}: "

@@ -1,4 +1,4 @@
-"""Quantized: int8 weights as a drop-in for linear layers; a quarter of the memory to read for each token.
+"""Quantized: int8 weights as a drop-in for linear layers; a quarter of the memory to keep.
 
     W_ci ~ s_c q_ci, q in -127 .. 127, s_c = max_i |W_ci| / 127; one scale an output row.
 
@@ -65,6 +65,10 @@ class Int8Linear(nn.Module):
         """C."""
         return self.weight.shape[0]
 
+    def dequantized(self) -> Tensor:
+        """s_c q_ci as a float matrix [C, D]."""
+        return self.weight * self.scale[:, None]
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., C]."""
         y = F.linear(x, _widened(self.weight, x)) * self.scale.to(x.dtype)
@@ -72,7 +76,12 @@ class Int8Linear(nn.Module):
 
 
 def quantize(module: nn.Module) -> nn.Module:
-    """Put an `Int8Linear` in the place of every linear layer inside `module`; embeddings and norms stay as they are."""
+    """Put an `Int8Linear` in the place of every linear layer inside `module`; a linear layer alone gives its own.
+
+    Embeddings, norms, routers and the stacked matrices of experts stay as they are.
+    """
+    if isinstance(module, nn.Linear):
+        return Int8Linear.of(module)
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             setattr(module, name, Int8Linear.of(child))

@@ -129,7 +129,7 @@ class Recurrence(nn.Module):
         start, document = (None, None) if kept is None else (kept[:ways], kept[ways] if len(kept) > ways else None)
         out, end = self.recurrent(x, places, start, document)
         if state is not None:
-            state.tensors = (*end, *last_document(places, x.shape[0], document))
+            state.keep(*end, *last_document(places, x.shape[0], document))
         return self.output(out)
 
     def make_state(self) -> TensorState:

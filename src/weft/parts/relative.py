@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import wide
-from weft.parts.places import Places
+from weft.parts.places import Places, distances
 from weft.parts.weights import drawn
 
 Turn = tuple[Tensor, Tensor]
@@ -147,7 +147,7 @@ class Alibi(AttentionPosition):
 
     def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
         """[B or 1, H, T, S]."""
-        distance = _distances(queries, keys).abs()[:, None]
+        distance = distances(queries, keys).abs()[:, None]
         slopes = alibi_slopes(self.heads).to(query)
         return -slopes[:, None, None] * distance.to(query.dtype)
 
@@ -177,7 +177,7 @@ class BucketedBias(AttentionPosition):
 
     def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
         """[B or 1, H, T, S]."""
-        bucket = t5_buckets(-_distances(queries, keys), self.buckets, self.farthest, self.both_ways)
+        bucket = t5_buckets(-distances(queries, keys), self.buckets, self.farthest, self.both_ways)
         return self.table[bucket].permute(0, 3, 1, 2)
 
 
@@ -192,10 +192,5 @@ class RelativeVectors(AttentionPosition):
     def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
         """[B, H, T, S]; each query meets each of the 2 reach + 1 vectors once, then pairs look theirs up."""
         met_BHTR = (query * query.shape[-1] ** -0.5) @ self.table.T
-        index = (-_distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach
+        index = (-distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach
         return met_BHTR.gather(-1, index[:, None].expand(*query.shape[:3], -1))
-
-
-def _distances(queries: Places, keys: Places) -> Tensor:
-    """i - j, [B or 1, T, S]."""
-    return queries.positions[:, :, None] - keys.positions[:, None, :]

@@ -6,13 +6,14 @@ causal flag, blocks, or a dense tensor as the last resort.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from weft.parts.masks import Causal, Documents, Everything, Mask, Padding, Real, arrange, both, visible_pairs
+from weft.foundation.errors import WeftError
+from weft.foundation.lazy import lazy
+from weft.parts.masks import Causal, Everything, Mask, arrange, both, rules_of, visible_pairs
 from weft.parts.places import Places, document_begins
 from weft.parts.relative import AttentionPosition, Turn, rotate
 
@@ -37,6 +38,10 @@ class Sight:
         self.queries = queries
         self.keys = queries if keys is None else keys
         self.mask = Everything() if mask is None else mask
+        if self.queries.given is None and any(term.placing for term in self.mask.terms()):
+            raise WeftError(
+                f"{self.mask!r} speaks of padding or documents, but the places do not: use Sight.of(x, mask)"
+            )
         self.position = position
         self.admission = admission
         self._turns: dict[torch.dtype, Turn | None] = {}
@@ -47,17 +52,17 @@ class Sight:
         places = arrange(mask, x.shape[1]) or Places.run(0, x.shape[1], x.device)
         return Sight(places, mask=mask, position=position)
 
-    @cached_property
+    @lazy
     def rule(self) -> Mask:
         """The mask without what the places know already and without what surely holds for all pairs."""
-        terms = [term for term in self.mask.terms() if not isinstance(term, (Padding, Real, Documents))]
+        terms = rules_of(self.mask)
         if self.queries.start is None or self.keys.start is None:
             return both(terms)
         q = (self.queries.start, self.queries.start + self.queries.length - 1)
         k = (self.keys.start, self.keys.start + self.keys.length - 1)
         return both(term for term in terms if not term.covers(q, k))
 
-    @cached_property
+    @lazy
     def form(self) -> Form:
         """The cheapest form that says the same, known without reading a tensor."""
         if self.queries.documents is not None and self.keys.documents is not None:
@@ -71,7 +76,7 @@ class Sight:
             return "causal"
         return "dense"
 
-    @cached_property
+    @lazy
     def visible(self) -> Tensor:
         """Boolean, broadcastable to [B, H, T, S]: the last resort, O(T S) memory."""
         return self.visible_block(0, self.queries.length, 0, self.keys.length)

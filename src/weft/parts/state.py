@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.foundation.errors import LengthError, ShapeError
 from weft.parts.masks import Mask, arrange
-from weft.parts.places import Places, real_counts
+from weft.parts.places import Places, document_begins, real_counts
 
 FIRST_CAPACITY = 64
 RING_SLACK = 64
@@ -34,6 +34,10 @@ class TensorState:
     """A mixer's memory that is a few tensors with the batch first: hidden vectors, last inputs, running sums."""
 
     tensors: tuple[Tensor, ...] | None = None
+
+    def keep(self, *tensors: Tensor) -> None:
+        """Remember these; gradients do not flow from one call into the next."""
+        self.tensors = tuple(t.detach() for t in tensors)
 
     def reorder(self, rows: Tensor) -> None:
         """Keep rows[0], rows[1], ... in this order."""
@@ -61,6 +65,8 @@ class Track:
     """
 
     def __init__(self, batch: int, device: torch.device, capacity: int | None = None, window: int | None = None):
+        if capacity is not None and capacity < 1:
+            raise LengthError(f"a state of capacity {capacity} holds nothing: make it at least 1, or None to grow")
         self.batch, self.device = batch, device
         # A state that can hold no more than a window sees all of it anyway: no ring is needed.
         self.window = None if window is not None and capacity is not None and capacity <= window else window
@@ -71,8 +77,26 @@ class Track:
         self.documents: Tensor | None = None
         self.filled: Tensor | None = None
 
+    def expect_room(self, places: Places) -> None:
+        """Refuse tokens that do not fit, before anything is changed."""
+        if self.limit is not None and self.used + places.length > self.capacity:
+            used = self._needed(places)
+            if used > self.capacity:
+                raise LengthError(
+                    f"{used} tokens, but this state holds {self.limit}: "
+                    "make a state of larger capacity, or one that grows (capacity=None)"
+                )
+
+    def _needed(self, places: Places) -> int:
+        """How many slots the fullest row needs afterwards, exactly."""
+        if self.filled is None and places.plain:
+            return self.used + places.length
+        filled = self.used if self.filled is None else self.filled
+        return int((filled + real_counts(places, self.batch)).max())
+
     def admit(self, places: Places) -> Admission:
         """Give new tokens their slots; says which keys are seen afterwards."""
+        self.expect_room(places)
         if self.window is not None:
             return self._admit_ring(places)
         first, self.used = self.used, self._make_room(places)
@@ -96,16 +120,9 @@ class Track:
         used = self.used + places.length
         if used <= self.capacity:
             return used
-        if self.filled is not None or not places.plain:
-            filled = self.used if self.filled is None else self.filled
-            used = int((filled + real_counts(places, self.batch)).max())
+        used = self._needed(places)
         if used <= self.capacity:
             return used
-        if self.limit is not None:
-            raise LengthError(
-                f"{used} tokens, but this state holds {self.limit}: "
-                "make a state of larger capacity, or one that grows (capacity=None)"
-            )
         self.capacity = max(2 * self.capacity, used)
         if self.positions is not None:
             self.positions = _extend(self.positions, 1, self.capacity + 1, -1)
@@ -163,31 +180,46 @@ class KeyValueState:
     values: Tensor | None = None
 
     def append(self, key: Tensor, value: Tensor, admission: Admission) -> tuple[Tensor, Tensor]:
-        """Write new keys and values [B, G, T, .] into their slots; gives all that may be seen."""
-        old_keys, old_values = self._room(key, value, admission.capacity)
+        """Write new keys and values [B, G, T, .] into their slots; gives all that may be seen.
+
+        What is remembered carries no gradient: within a call gradients flow, into earlier calls they do not.
+        """
+        stores = self._room(key, value, admission.capacity)
+        before = [s[:, :, : admission.seen].clone() for s in stores] if admission.joined else []
+        learning = torch.is_grad_enabled() and (key.requires_grad or value.requires_grad)
+        seen = []
+        for store, new in zip(stores, (key, value), strict=True):
+            written = self._write(store.clone() if learning else store, new, admission)
+            if learning:
+                with torch.no_grad():
+                    self._write(store, new, admission)
+            seen.append(written[:, :, : admission.seen].to(new.dtype))
         if admission.joined:
-            before = (old_keys[:, :, : admission.seen].clone(), old_values[:, :, : admission.seen].clone())
+            pairs = zip(before, (key, value), strict=True)
+            seen = [torch.cat((old.to(new.dtype), new), 2) for old, new in pairs]
+        return seen[0], seen[1]
+
+    @staticmethod
+    def _write(store: Tensor, new: Tensor, admission: Admission) -> Tensor:
+        new = new.to(store.dtype)
         if admission.first is not None:
-            last = admission.first + key.shape[2]
-            old_keys[:, :, admission.first : last] = key
-            old_values[:, :, admission.first : last] = value
-        else:
-            assert admission.slots is not None
-            for store, new in ((old_keys, key), (old_values, value)):
-                index = admission.slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
-                store.scatter_(2, index, new.expand(index.shape[0], -1, -1, -1))
-        if admission.joined:
-            return torch.cat((before[0], key), 2), torch.cat((before[1], value), 2)
-        return old_keys[:, :, : admission.seen], old_values[:, :, : admission.seen]
+            store[:, :, admission.first : admission.first + new.shape[2]] = new
+            return store
+        assert admission.slots is not None
+        index = admission.slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
+        return store.scatter_(2, index, new.expand(index.shape[0], -1, -1, -1))
 
     def _room(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-        if self.keys is None or self.values is None:
-            self.keys, self.values = (
-                new.new_zeros(new.shape[0], new.shape[1], capacity + 1, new.shape[3]) for new in (key, value)
-            )
-        elif self.keys.shape[2] < capacity + 1:
-            # The old last slot held padding; it becomes an ordinary slot that is written before it is seen.
-            self.keys, self.values = _extend(self.keys, 2, capacity + 1, 0), _extend(self.values, 2, capacity + 1, 0)
+        # Made outside of inference mode, so that a state may pass from inference to ordinary calls.
+        with torch.inference_mode(False), torch.no_grad():
+            if self.keys is None or self.values is None:
+                self.keys, self.values = (
+                    torch.zeros(n.shape[0], n.shape[1], capacity + 1, n.shape[3], dtype=n.dtype, device=n.device)
+                    for n in (key, value)
+                )
+            elif self.keys.shape[2] < capacity + 1:
+                # The old last slot held padding; it becomes an ordinary slot that is written before it is seen.
+                self.keys, self.values = (_extend(s, 2, capacity + 1, 0) for s in (self.keys, self.values))
         return self.keys, self.values
 
     def reorder(self, rows: Tensor) -> None:
@@ -197,12 +229,22 @@ class KeyValueState:
 
 
 class Clock:
-    """Which position comes next in each row: a number while all rows agree, a tensor [B] once they do not."""
+    """Which position comes next in each row: a number while all rows agree, a tensor [B] once they do not.
 
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self.batch, self.device = batch, device
-        self.next: int | Tensor = 0
-        self.document: Tensor | None = None
+    `origin` is the first position of every text (a model whose image stands before the text starts later). Documents
+    are numbered anew over all calls, so that an id that comes again later is another document.
+    """
+
+    def __init__(self, batch: int, device: torch.device, origin: int = 0) -> None:
+        self.batch, self.device, self.origin = batch, device, origin
+        self.next: int | Tensor = origin
+        self.last_id: Tensor | None = None
+        self.number: Tensor | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was counted yet."""
+        return not isinstance(self.next, int) or self.next != self.origin
 
     def arrange(self, length: int, positions: Tensor | None, mask: Mask | None) -> Places:
         """Where the next `length` tokens stand, continuing each row."""
@@ -213,31 +255,43 @@ class Clock:
                 raise ShapeError(f"{given.length} positions for {length} tokens: give one position a token")
             if implied is not None and implied.real is not None:
                 given = Places.of(torch.where(implied.real, given.positions, -1), given.documents)
-            return self._with_document(given)
+            return self._numbered(given)[0]
         if implied is None:
-            if isinstance(self.next, int) and self.document is None:
+            if isinstance(self.next, int) and self.number is None:
                 return Places.run(self.next, length, self.device)
             implied = Places.run(0, length, self.device)
-        return self._with_document(self._shifted(implied))
+        numbered, going_on = self._numbered(implied)
+        return self._shifted(numbered, going_on)
 
-    def _shifted(self, places: Places) -> Places:
+    def _shifted(self, places: Places, going_on: Tensor | None) -> Places:
+        """Count on from where each row is; documents that begin here count from the origin."""
         if isinstance(self.next, int) and self.next == 0:
             return places
         nexts = torch.as_tensor(self.next, device=self.device).expand(self.batch)[:, None]
-        positions = places.positions
-        going_on = torch.ones_like(positions, dtype=torch.bool)
-        if places.documents is not None and self.document is not None:
-            going_on = places.documents == self.document[:, None]
-        elif places.documents is not None:
-            going_on = torch.zeros_like(positions, dtype=torch.bool)
-        positions = torch.where((positions >= 0) & going_on, positions + nexts, positions)
+        if going_on is not None:
+            nexts = torch.where(going_on, nexts, self.origin)
+        positions = torch.where(places.positions >= 0, places.positions + nexts, -1)
         return replace(places, given=positions, start=None, pads="anywhere", packed=False)
 
-    def _with_document(self, places: Places) -> Places:
-        """Tokens that come without a document id belong to the row's last document."""
-        if self.document is None or places.documents is not None:
-            return places
-        return replace(places, documents=self.document[:, None].expand(self.batch, places.length))
+    def _numbered(self, places: Places) -> tuple[Places, Tensor | None]:
+        """Documents by running numbers, and where a token goes on with its row's last document."""
+        if places.documents is None:
+            if self.number is None:
+                return places, None
+            return replace(places, documents=self.number[:, None].expand(self.batch, places.length)), None
+        ids = places.documents.expand(self.batch, -1)
+        real = (places.positions >= 0).expand(self.batch, -1)
+        begins = document_begins(ids) & real
+        order = begins.long().cumsum(1) - 1
+        if self.number is None or self.last_id is None:
+            number, going_on = order, torch.zeros_like(real)
+        else:
+            first = ids.gather(1, real.long().argmax(1, keepdim=True))
+            same = first == self.last_id[:, None]
+            number = self.number[:, None] + order + (~same).long()
+            going_on = same & (order == 0)
+        numbered = replace(places, documents=torch.where(real, number, -1), ids=ids)
+        return numbered, going_on if self.begun else None
 
     def advance(self, places: Places) -> None:
         """Count the tokens of a call that is done."""
@@ -247,21 +301,28 @@ class Clock:
         positions = places.positions.expand(self.batch, -1)
         index = torch.where(positions >= 0, torch.arange(places.length, device=self.device), -1)
         last = index.amax(1)
-        ahead = positions.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1
-        before = torch.as_tensor(self.next, device=self.device).expand(self.batch)
-        self.next = torch.where(last >= 0, ahead, before)
+        self.next = _at_last(positions + 1, last, torch.as_tensor(self.next, device=self.device).expand(self.batch))
         if places.documents is not None:
-            ids = places.documents.expand(self.batch, -1).gather(1, last.clamp(min=0)[:, None])[:, 0]
-            kept = torch.full_like(ids, -1) if self.document is None else self.document
-            self.document = torch.where(last >= 0, ids, kept)
+            numbers = places.documents.expand(self.batch, -1)
+            self.number = _at_last(numbers, last, self.number)
+            if places.ids is not None:
+                self.last_id = _at_last(places.ids, last, self.last_id)
 
     def reorder(self, rows: Tensor) -> None:
         """Keep rows[0], rows[1], ... in this order."""
         self.batch = len(rows)
         if isinstance(self.next, Tensor):
             self.next = self.next.index_select(0, rows)
-        if self.document is not None:
-            self.document = self.document.index_select(0, rows)
+        if self.number is not None:
+            self.number = self.number.index_select(0, rows)
+        if self.last_id is not None:
+            self.last_id = self.last_id.index_select(0, rows)
+
+
+def _at_last(values: Tensor, last: Tensor, before: Tensor | None) -> Tensor:
+    """Each row's value at its last real token; what was before where there is none."""
+    found = values.gather(1, last.clamp(min=0)[:, None])[:, 0]
+    return torch.where(last >= 0, found, torch.full_like(found, -1) if before is None else before)
 
 
 @dataclass
@@ -284,7 +345,11 @@ class State:
             raise ShapeError(f"{batch} rows, but this state was made for {self.batch}: make a state for {batch} rows")
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep rows[0], rows[1], ... in this order: for beam search (repeat, drop) and batching."""
+        """Keep rows[0], rows[1], ... in this order: for beam search (repeat, drop) and batching.
+
+        An encoder-decoder's memory is reordered with it: `memory.reorder(rows)`.
+        """
+        rows = torch.as_tensor(rows, device=self.clock.device)
         parts: list[LayerState] = [self.clock, *self.tracks.values(), *self.layers, *self.crosses]
         for part in parts:
             part.reorder(rows)

@@ -1,0 +1,75 @@
+"""Built-in samples: generated, no download, a function of the seed, each with a best score known beforehand.
+
+A model that scores better than `best` allows has seen what it should not: `sample("markov").best.beaten_by(loss)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.data.files import DataError
+from weft.data.samples.captions import Captioned, scenes
+from weft.data.samples.classification import Graph, nodes, sentiment
+from weft.data.samples.forecast import Series, brownian, brownian3d, brownian_best, seasonal
+from weft.data.samples.images import Images, digits, shapes
+from weft.data.samples.known import Best, Sample
+from weft.data.samples.sequences import BONES, JOINTS, RATE, Sequences, skeletons, tones, write_wavs
+from weft.data.samples.tagging import grammar, pronouns
+from weft.data.samples.text import markov, stdlib
+from weft.data.samples.translation import Pair, dates
+
+__all__ = [
+    "BONES",
+    "JOINTS",
+    "RATE",
+    "Best",
+    "Captioned",
+    "Graph",
+    "Images",
+    "Pair",
+    "Sample",
+    "Sequences",
+    "Series",
+    "brownian_best",
+    "sample",
+    "samples",
+    "write_wavs",
+]
+
+Maker = Callable[[int, int], Sample[Any]]
+
+# By task, the one meant by `sample:` first; the number is the size of the training part when none is given:
+# characters of text, time steps of a series, examples of all else.
+SAMPLES: dict[str, dict[str, tuple[Maker, int]]] = {
+    "text": {"stdlib": (stdlib, 1_000_000), "markov": (markov, 200_000)},
+    "translation": {"dates": (dates, 20_000)},
+    "classification": {"sentiment": (sentiment, 8_000), "nodes": (nodes, 2_000)},
+    "tagging": {"grammar": (grammar, 4_000), "pronouns": (pronouns, 6_000)},
+    "images": {"digits": (digits, 5_000), "shapes": (shapes, 4_000)},
+    "captions": {"scenes": (scenes, 4_000)},
+    "forecast": {"seasonal": (seasonal, 4_000), "brownian": (brownian, 8_000), "brownian3d": (brownian3d, 8_000)},
+    "sequences": {"skeletons": (skeletons, 800), "tones": (tones, 600)},
+}
+
+
+def samples() -> dict[str, tuple[str, ...]]:
+    """The names of the built-in samples by task; the first of a task is its default."""
+    return {task: tuple(makers) for task, makers in SAMPLES.items()}
+
+
+def sample(name: str, seed: int = 0, size: int | None = None) -> Sample[Any]:
+    """A built-in sample by its name (or its task's name: the default one), e.g. `sample("dates", size=1000)`.
+
+    `size` is that of the training part: characters of text, time steps of a series, examples of all else.
+    """
+    if name in SAMPLES:
+        name = next(iter(SAMPLES[name]))
+    found = next((makers[name] for makers in SAMPLES.values() if name in makers), None)
+    if found is None:
+        known = ", ".join(f"{task}: {' '.join(names)}" for task, names in samples().items())
+        raise DataError(f"there is no sample {name!r}: choose one of {known}")
+    make, usual = found
+    if size is not None and size < 1:
+        raise DataError(f"a sample of size {size} is empty: give a size of 1 or more, or none for {usual}")
+    return make(seed, usual if size is None else size)

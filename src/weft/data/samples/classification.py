@@ -1,0 +1,131 @@
+"""Classification: opinions in which *not* turns a word around, and the nodes of graphs by their neighbours."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.data.samples.known import Best, Sample, distinct, held_out, listed, numbers, words
+
+GOOD = listed(
+    "good great lovely funny clever charming wonderful moving brilliant delightful exciting beautiful superb fresh "
+    "touching witty"
+)
+BAD = listed(
+    "bad terrible awful boring dull silly clumsy dreadful tedious ugly weak horrible stale pointless lifeless messy"
+)
+NEGATIONS = ("not {}", "not {} at all", "never {}", "anything but {}", "far from {}", "hardly {}")
+PLAIN = ("{}", "really {}", "so {}", "quite {}", "truly {}", "{} from start to end")
+THINGS = listed("film book play concert novel show series album opera story")
+# Whose opinion does not count, and whose does; both end alike, so that the next word does not tell.
+OTHERS = (
+    "the critics wrote that {} was",
+    "my brother said that {} was",
+    "people told me {} was",
+    "the papers claimed that {} was",
+    "my neighbour swore that {} was",
+    "everyone expected that {} was",
+    "the poster promised that {} was",
+    "her friends thought {} was",
+)
+MINE = (
+    "i found that {} was",
+    "i thought {} was",
+    "to me {} was",
+    "for me {} was",
+    "in my eyes {} was",
+    "i must say {} was",
+    "in my opinion {} was",
+    "i felt that {} was",
+)
+# None of them says whether the two agree.
+JOINTS = (", while", ";", ", and")
+NODES, NEIGHBOURS = 12, 3
+COLOURS = ("blue", "red")
+
+
+def sentiment(seed: int, size: int) -> Sample[tuple[tuple[str, str], ...]]:
+    """Opinions with negations, and somebody else's opinion beside the writer's: (text, label).
+
+    The label is the writer's: "the critics wrote that the film was dull, while to me it was not terrible" is positive.
+    """
+    choose = words(seed, "sentiment")
+    rows = distinct("sentiment", size + held_out(size), lambda: _opinion(choose))
+    best = Best("accuracy", 1.0, "by construction: the writer's own word, turned around if it is negated")
+    shortcut = Best(
+        "accuracy",
+        5 / 8,
+        "a bag of words does not know which word is the writer's nor which is negated: with one negation (half of the "
+        "texts) it guesses, else it guesses when the two words disagree: 1/2 x 1/2 + 1/2 x 3/4",
+    )
+    classes = ("negative", "positive")
+    return Sample("sentiment", "classification", tuple(rows[:size]), tuple(rows[size:]), best, shortcut, classes)
+
+
+def _opinion(choose: random.Random) -> tuple[str, str]:
+    theirs, mine = _verdict(choose), _verdict(choose)
+    while theirs[2] == mine[2]:  # two different words, or a text could not be told from its mirror
+        theirs = _verdict(choose, theirs[1])
+    clauses = [(choose.choice(OTHERS), theirs[0]), (choose.choice(MINE), mine[0])]
+    choose.shuffle(clauses)
+    (first, said), (second, added) = clauses
+    text = f"{first.format('the ' + choose.choice(THINGS))} {said}"
+    text += f"{choose.choice(JOINTS)} {second.format('it')} {added}"
+    return text, "positive" if mine[1][0] != mine[1][1] else "negative"
+
+
+def _verdict(choose: random.Random, kind: tuple[bool, bool] | None = None) -> tuple[str, tuple[bool, bool], str]:
+    """(phrase, (is the word good, is it negated), word), both even chances unless given."""
+    good, negated = kind or (choose.random() < 0.5, choose.random() < 0.5)
+    word = choose.choice(GOOD if good else BAD)
+    return choose.choice(NEGATIONS if negated else PLAIN).format(word), (good, negated), word
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes as tokens, who neighbours whom (N x N, the graph mask), and a label a node."""
+
+    nodes: tuple[str, ...]
+    adjacency: NDArray[np.bool_]
+    labels: tuple[str, ...]
+
+
+def nodes(seed: int, size: int) -> Sample[tuple[Graph, ...]]:
+    """Graphs of 12 nodes, half red and half blue, 3 neighbours each; a node's label is its neighbours' majority."""
+    random = numbers(seed, "nodes")
+    drawn = distinct("nodes", size + held_out(size), lambda: _coloured(random))
+    graphs = tuple(_graph(colours, edges) for colours, edges in drawn)
+    half, ways = NODES // 2, math.comb(NODES - 1, NEIGHBOURS)
+    unlike = sum(math.comb(half, k) * math.comb(half - 1, NEIGHBOURS - k) for k in range(2, NEIGHBOURS + 1)) / ways
+    best = Best("accuracy", 1.0, "by construction: three neighbours of two colours always have a majority")
+    shortcut = Best(
+        "accuracy", unlike, "without the graph: the other colour, of which one more node is left (counting)"
+    )
+    return Sample("nodes", "classification", graphs[:size], graphs[size:], best, shortcut, COLOURS)
+
+
+def _coloured(random: np.random.Generator) -> tuple[bytes, bytes]:
+    colours = random.permutation(np.arange(NODES) % 2).astype(np.uint8)
+    return colours.tobytes(), _regular(random).tobytes()
+
+
+def _regular(random: np.random.Generator) -> NDArray[np.bool_]:
+    """A random graph in which all have the same number of neighbours: pair up loose ends until none collide."""
+    while True:
+        ends = random.permutation(np.repeat(np.arange(NODES), NEIGHBOURS)).reshape(-1, 2)
+        adjacency = np.zeros((NODES, NODES), dtype=np.bool_)
+        adjacency[ends[:, 0], ends[:, 1]] = True
+        adjacency |= adjacency.T
+        if not adjacency.diagonal().any() and (adjacency.sum(0) == NEIGHBOURS).all():
+            return adjacency
+
+
+def _graph(colour_bytes: bytes, edge_bytes: bytes) -> Graph:
+    colours = np.frombuffer(colour_bytes, dtype=np.uint8)
+    adjacency = np.frombuffer(edge_bytes, dtype=np.bool_).reshape(NODES, NODES).copy()
+    majority = (adjacency @ colours.astype(np.int64)) * 2 > NEIGHBOURS
+    return Graph(tuple(COLOURS[c] for c in colours), adjacency, tuple(COLOURS[int(m)] for m in majority))

@@ -1,0 +1,83 @@
+"""What a built-in sample is: two parts, and the best score that any honest model can have on the second."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from weft.data.files import DataError
+from weft.foundation.seeds import derive
+
+Part = TypeVar("Part")
+Example = TypeVar("Example", bound=Hashable)
+
+LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity")
+# Draws allowed for each distinct example wanted, before we say that there are not so many.
+PATIENCE = 50
+
+
+@dataclass(frozen=True)
+class Best:
+    """A score known beforehand, with the reason; `spread` is its standard deviation on this validation part."""
+
+    metric: str
+    value: float
+    why: str
+    spread: float = 0.0
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether a smaller score is a better one."""
+        return self.metric in LOWER_IS_BETTER
+
+    def beaten_by(self, score: float, spreads: float = 4.0) -> bool:
+        """Whether a score is better than luck allows: then something leaks."""
+        ahead = self.value - score if self.lower_is_better else score - self.value
+        return ahead > spreads * self.spread + 1e-9
+
+
+@dataclass(frozen=True)
+class Sample(Generic[Part]):
+    """A built-in sample. `best` bounds every model; `shortcut` is the most that one gets which looks too little."""
+
+    name: str
+    task: str
+    train: Part
+    validation: Part
+    best: Best | None
+    shortcut: Best | None = None
+    classes: tuple[str, ...] = ()
+
+
+def numbers(seed: int, *names: str | int) -> np.random.Generator:
+    """Random numbers for one purpose of one sample."""
+    return np.random.default_rng(derive(seed, "sample", *names))
+
+
+def words(seed: int, *names: str | int) -> random.Random:
+    """Random choices for one purpose of one sample."""
+    return random.Random(derive(seed, "sample", *names))
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a text: a list that reads well in a source file."""
+    return tuple(text.split())
+
+
+def held_out(size: int, least: int = 1) -> int:
+    """How many examples the validation part has: a tenth of all, but never fewer than `least`."""
+    return max(size // 9, least)
+
+
+def distinct(name: str, count: int, draw: Callable[[], Example]) -> list[Example]:
+    """`count` examples, no two alike, in the order drawn: so the two parts share none."""
+    found: dict[Example, None] = {}
+    for _ in range(PATIENCE * count + 1000):
+        found[draw()] = None
+        if len(found) == count:
+            return list(found)
+    raise DataError(f"sample {name} found only {len(found)} different examples of {count}: ask for a smaller size")
