@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from foreign_models import (
+    BERT,
     COMPOSED,
     DECODERS,
     ENCODERS,
@@ -21,6 +22,7 @@ from foreign_models import (
     IMAGE_TEXT,
     IMAGES,
     SEQ2SEQ,
+    VIT,
     X_TRANSFORMERS,
     OverTime,
     OwnModel,
@@ -439,6 +441,14 @@ def test_a_classifier_says_that_it_has_no_answer_for_each_token():
     ).findings[0]
     assert finding.verdict == "not testable"
     assert "not one vector for each of" in finding.evidence
+
+
+def test_a_model_that_cannot_be_called_breaks_nothing():
+    """CLIPModel wants an image with each text, and its answer is a table of both."""
+    kind = transformers.CLIPModel
+    report = check(kind(kind.config_class(text_config=BERT, vision_config=VIT, projection_dim=8)))
+    assert not report.broken
+    assert report["all lengths"].verdict == "not testable"
 
 
 # Planted faults

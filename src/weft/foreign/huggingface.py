@@ -27,6 +27,8 @@ SOURCES = ("input_ids", "input_features", "pixel_values")
 CACHES = ("past_key_values", "cache_params", "state")
 HEADS = ("CausalLM", "LMHead", "MaskedLM", "ConditionalGeneration", "GenerationDecoder", "MTModel")
 ASIDE = {
+    "pooler": "only an answer for the whole text passes",
+    "contact_head": "only predicted contacts pass",
     "mask_token": "only masked images pass",
     "encoder_attn": "only the states of an encoder pass",
     "crossattention": "only the states of an encoder pass",
@@ -88,6 +90,7 @@ class HuggingFaceSubject(Subject):
                 extra["position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0) + self.first_position
         if call.documents is not None:
             extra["position_ids"] = self._packed(call.documents) + self.first_position
+            extra |= self._boundaries(call.documents)
         if call.positions is not None:
             if "position_ids" not in self.names:
                 raise Unable("its forward takes no position_ids")
@@ -102,6 +105,16 @@ class HuggingFaceSubject(Subject):
         starts = torch.ones_like(documents, dtype=torch.bool)
         starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
         return index - torch.where(starts, index, 0).cummax(1).values
+
+    def _boundaries(self, documents: Tensor) -> dict[str, Any]:
+        """The same told as a collator for packed texts does, which convolutions and recurrences beside attention read."""
+        if len(documents) != 1 or inspect.Parameter.VAR_KEYWORD not in {p.kind for p in self.names.values()}:
+            return {}
+        sizes = documents[0].unique_consecutive(return_counts=True)[1]
+        ends = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).int()
+        longest = int(sizes.max())
+        told = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+        return {**told, "seq_idx": documents.int()}
 
     def _masked(self, tokens: Tensor, real: Tensor | None) -> Tensor:
         """The pad token at padded places, for classes that look for it."""
@@ -221,6 +234,7 @@ class HuggingFaceSubject(Subject):
         """The copy's experts are computed in float64 too; what only inputs that are not tried pass is left aside."""
         other = super().widened()
         _refine_buffers(other.module)
+        _open_gates(other.module)
         if self.declares.experts and hasattr(other.module, "set_experts_implementation"):
             other.module.set_experts_implementation("eager")  # type: ignore[operator]
             other.assumed = (*other.assumed, *_without_dropout_in_experts(other.module))
@@ -235,6 +249,12 @@ class HuggingFaceSubject(Subject):
     def _aside(self) -> dict[str, str]:
         """Parts by a word in their path, and what alone passes them."""
         aside = {word: why for word, why in ASIDE.items() if not (self.declares.seq2seq and "encoder" in why)}
+        if self.images:
+            del aside["pooler"]
+        if type(self.module).__name__.endswith("TextModel"):
+            aside["head."] = ASIDE["pooler"]
+        if getattr(self.module.config, "model_type", "") == "phimoe":
+            aside["router"] = "only in training does a gradient pass"
         if "pixel_values" in self.names and not self.images:
             aside |= dict.fromkeys(("vision", "visual", "image", "projector", "connector"), "only images pass")
         return aside
@@ -270,6 +290,15 @@ def _refine_buffers(module: nn.Module) -> None:
         exact = again.get(name)
         if exact is not None and exact.shape == table.shape and torch.allclose(exact.double(), table, rtol=1e-5):
             table.copy_(exact)
+
+
+def _open_gates(module: nn.Module) -> None:
+    """Gates that start at exactly zero would hide whatever they multiply; an empty weight has nothing to learn."""
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if weight.dim() == 1 and weight.numel() and not weight.any() and not name.endswith("bias"):
+                weight.copy_(torch.linspace(0.01, 0.02, len(weight)))
+            weight.requires_grad_(weight.requires_grad and bool(weight.numel()))
 
 
 def _of_image(out: Any) -> Tensor:

@@ -140,7 +140,8 @@ def x_transformers_subject(module: nn.Module, example: Tensor | None) -> Subject
         width = getattr(getattr(inner, "project_in", None), "in_features", layers.dim)
         example = torch.zeros(1, 1, width)
     source = torch.zeros(1, 1, dtype=torch.long) if seq2seq else None
-    subject = XTransformersSubject(net, declares, (), example, source, library="x-transformers")
+    beside = ("mlp_head",) if hasattr(inner, "patch_size") else ()
+    subject = XTransformersSubject(net, declares, (), example, source, beside=beside, library="x-transformers")
     if seq2seq:
         known = min(module.encoder.num_tokens, inner.num_tokens)  # type: ignore[union-attr]
         subject.declares = Declaration(**{**declares.__dict__, "vocabulary": known})

@@ -264,7 +264,7 @@ def compiled(probe: Probe) -> Finding:
 
 def lengths(probe: Probe) -> Finding:
     """One set of weights serves all lengths: shorter texts run, and a causal model's agree with a longer one's."""
-    law, worst = "all lengths", 0.0
+    law, worst, whole = "all lengths", 0.0, probe.outputs  # what cannot be called at all is no matter of length
     for length in sorted({1, 2, probe.length // 2, probe.length - 1} - {0}):
         call = probe.call(probe.content[:, :length])
         try:
@@ -277,7 +277,7 @@ def lengths(probe: Probe) -> Finding:
             return Finding(law, "broken", f"a text of {length} tokens gives numbers that are not finite")
         if not probe.subject.declares.causal:
             continue
-        value = float((out - probe.outputs[:, :length]).abs().max())
+        value = float((out - whole[:, :length]).abs().max())
         if value > probe.tolerance:
             differs = parted_in_slice(length, probe.length, 0, probe.tolerance)
             path = first_parting(*traces(probe, [call, probe.call(probe.content)]), differs)
