@@ -86,11 +86,12 @@ BREAKS: dict[str, dict[str, str]] = {
     "FalconMambaForCausalLM": {CACHE: "in chunks"},
     "JambaForCausalLM": {CACHE: "in chunks", **NEIGHBOUR},
     # BambaModel.forward numbers positions from 0 in each call, past or not, unless position_ids are given.
-    "BambaForCausalLM": {CACHE: "positions restart", **NEIGHBOUR},
+    "BambaForCausalLM": {CACHE: "positions restart"},
     # With use_cache=True no causal mask is made, so that several tokens in one call see each other.
     "FSMTForConditionalGeneration": {CACHE: "in chunks"},
-    # Attention is masked by document; what stands beside it (recurrence, convolution, chunks by index) is not.
-    **dict.fromkeys(("Qwen3NextForCausalLM", "Lfm2ForCausalLM", "Llama4ForCausalLM", "MiniMaxForCausalLM"), NEIGHBOUR),
+    # Attention is masked by document, but Lightning attention reads neither position_ids nor seq_idx (nor does Jamba's
+    # scan), and chunked_overlay counts chunks by index in the row.
+    **dict.fromkeys(("Llama4ForCausalLM", "MiniMaxForCausalLM"), NEIGHBOUR),
     # lm_head starts with deviation 1 where it is not tied to the embedding.
     "MT5ForConditionalGeneration": {"initial loss": "weights start too large"},
     # BatchNorm, in training.
@@ -222,11 +223,19 @@ def test_prophetnet_is_causal_with_its_bias_in_order(monkeypatch: pytest.MonkeyP
         index = buckets[:, None, None].expand(-1, self.ngram, self.num_attn_heads, -1, -1).long()
         return bias.permute(0, 1, 4, 2, 3).gather(-1, index)
 
-    laws = ("causality", "right padding", "all lengths")
+    laws = ("causality", "right padding", "all lengths", CACHE)
     monkeypatch.setattr(kind, "get_predict_relative_pos_embeddings", in_order)
     report = check(huggingface("ProphetNetForCausalLM"), laws=laws)
     assert not report.broken, str(report)
     _sees_the_past(report)
+
+
+@pytest.mark.parametrize("name", ["Qwen3NextForCausalLM", "Lfm2ForCausalLM", "BambaForCausalLM"])
+def test_packing_that_a_class_refuses_is_not_held_against_it(name: str):
+    """Told where documents end, these refuse without a kernel that this machine lacks."""
+    finding = check(huggingface(name), laws=(DOCUMENTS,))[DOCUMENTS]
+    assert finding.verdict in ("not testable", "not declared")
+    assert "packed sequences apart" in finding.evidence
 
 
 def test_bamba_agrees_with_its_cache_once_position_ids_are_given():

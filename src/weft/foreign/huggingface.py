@@ -107,7 +107,7 @@ class HuggingFaceSubject(Subject):
         return index - torch.where(starts, index, 0).cummax(1).values
 
     def _boundaries(self, documents: Tensor) -> dict[str, Any]:
-        """The same told as a collator for packed texts does, which convolutions and recurrences beside attention read."""
+        """The same as a collator for packed texts tells it; convolutions and recurrences beside attention read this."""
         if len(documents) != 1 or inspect.Parameter.VAR_KEYWORD not in {p.kind for p in self.names.values()}:
             return {}
         sizes = documents[0].unique_consecutive(return_counts=True)[1]

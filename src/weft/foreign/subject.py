@@ -114,7 +114,7 @@ class Subject:
             module = copy.deepcopy(self.module)
         except Exception as error:
             raise Unable(f"the module cannot be copied ({type(error).__name__})") from error
-        other = self.over(module.double().eval())
+        other = self.over(module.cpu().double().eval())
         stirred = stir(other.module)
         if stirred:
             said = f"{stirred} weights that are exactly zero got small values in the copy, to show what they hide"

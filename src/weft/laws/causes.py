@@ -43,7 +43,8 @@ def local_dependence(probe: Probe, path: str, mode: Mode) -> Tensor | None:
 
 def causality_cause(probe: Probe, path: str | None, D: Tensor, mode: Mode) -> str:
     """Why the future is seen."""
-    name = "" if not path else type(probe.subject.module.get_submodule(path)).__name__.lower()
+    kind = "" if not path else type(probe.subject.module.get_submodule(path)).__name__
+    name = f"{kind} {(path or '').rsplit('.', 1)[-1]}".lower()
     local = None if not path else local_dependence(probe, path, mode)
     D = D if local is None else local
     T, limit = D.shape[0], probe.tolerance
@@ -69,19 +70,24 @@ def causality_cause(probe: Probe, path: str | None, D: Tensor, mode: Mode) -> st
     return "some later tokens are seen"
 
 
-def padding_cause(seen: bool, side: str, takes_positions: bool) -> str:
+def padding_cause(seen: bool, side: str, takes_positions: bool, finite: bool = True) -> str:
     """Why padding changes what real tokens give; `seen`: whether the padding's own content matters."""
+    if not finite:
+        return "rows of padding become NaN and spread (0 x NaN): softmax over nothing must give zeros"
     if seen:
         return "padding is looked at: the padding mask is missing, inverted or shifted"
     if side == "left" and takes_positions:
         return "positions count the padding: pass position_ids that count real tokens only"
-    return "positions count the padding"
+    return "positions count the padding: pad on the right, or give positions that count real tokens only"
 
 
 def cache_cause(differences: Tensor, in_chunks: bool) -> str:
     """Why decoding with a cache differs, from the difference at each step; `in_chunks`: one by one it did not."""
     if in_chunks:
-        return "the mask of several tokens after a cache is missing or aligned to the wrong corner"
+        return (
+            "the mask of several tokens after a cache is missing or aligned to the wrong corner, "
+            "or a recurrent state is not carried into them"
+        )
     wrong = (differences > 0).nonzero().flatten()
     first = int(wrong[0]) if len(wrong) else 0
     if first == 0:

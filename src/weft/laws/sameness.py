@@ -73,7 +73,8 @@ def _padding(probe: Probe, side: str) -> Finding:
     row.source = probe.source
     runs = traces(probe, [probe.call(probe.content[:, :n]), row])
     path = first_parting(*runs, parted_in_slice(n, T, first, probe.tolerance))
-    cause = padding_cause(seen, side, "position_ids" in str(getattr(probe.subject, "names", "")))
+    takes_positions = "position_ids" in str(getattr(probe.subject, "names", ""))
+    cause = padding_cause(seen, side, takes_positions, value != float("inf"))
     return Finding(law, "broken", f"padded and alone differ by {value:.2g}", path, cause, value)
 
 
@@ -90,6 +91,8 @@ def source_padding(probe: Probe) -> Finding:
         assert source is not None
         real = torch.ones(1, S + PADS, dtype=torch.bool)
         kept = slice(PADS, None) if side == "left" else slice(0, S)
+        if source.shape[1] != S + PADS:
+            return Finding(law, "not testable", "its source has one length")
         source[:, kept] = probe.source
         real[:, slice(0, PADS) if side == "left" else slice(S, None)] = False
         try:

@@ -98,7 +98,7 @@ def gradients(probe: Probe) -> Finding:
         out = probe.subject.run(probe.call(content)).double()
         weight = torch.randn(out.shape, generator=probe.random, dtype=torch.float64)
         (out * weight).sum().backward()
-    unreached = [name for name, p in parameters.items() if p.grad is None or not p.grad.any()]
+    unreached = [name for name, p in parameters.items() if p.numel() and (p.grad is None or not p.grad.any())]
     bad = [name for name, p in parameters.items() if p.grad is not None and not torch.isfinite(p.grad).all()]
     module.zero_grad(set_to_none=True)
     if bad:
