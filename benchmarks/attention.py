@@ -22,6 +22,9 @@ exponent of the window at most 1.1. Speed is never a test: the script ends with 
 from __future__ import annotations
 
 import argparse
+import itertools
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -113,11 +116,9 @@ def calls(task: str, mask: str, length: int) -> dict[str, Call]:
 
 def memory(task: str, mask: str, length: int, name: str) -> int:
     """Extra bytes of one call of one contestant; runs in a fresh process."""
-    x = torch.randn(1, length, WIDTH)
-    chosen = contestants(mask, length)[name]
-    # Thread pools, MKL's buffers and the window's many small blocks exist before the measurement begins.
-    as_call(*chosen, task, x[:, :2048] if name != "torch" or mask == "full" else x)()
-    return extra_memory(as_call(*chosen, task, x))
+    # Thread pools and MKL's buffers exist before the measurement begins.
+    as_call(*contestants(mask, 2048)[name], task, torch.randn(1, 2048, WIDTH))()
+    return extra_memory(as_call(*contestants(mask, length)[name], task, torch.randn(1, length, WIDTH)))
 
 
 def check() -> None:
@@ -133,36 +134,38 @@ def check() -> None:
                 torch.testing.assert_close(found, answers["raw"], rtol=1e-3, atol=1e-4)
 
 
-def measure(lengths: list[int], seconds: float, quiet: bool) -> list[dict[str, Any]]:
-    """One entry a contestant, task, mask and length."""
+def measure(lengths: list[int], seconds: float, minutes: float) -> list[dict[str, Any]]:
+    """One entry a contestant, task, mask and length, short lengths first; none is begun after `minutes`."""
     results = []
-    for task in ("forward", "training"):
-        for mask in ("causal", "full"):
-            for length in lengths:
-                if length > LONGEST.get((task, mask), 16384):
-                    continue
-                rounds = interleave(calls(task, mask, length), seconds, most=20, warm=length <= 16384)
-                for name in rounds.times:
-                    entry = {
-                        "contestant": name,
-                        "task": task,
-                        "mask": mask,
-                        "length": length,
-                        "value": rounds.best(name),
-                        "unit": "s",
-                        "median": rounds.median(name),
-                        "ratio": rounds.ratio(name, "raw"),
-                        "paired": rounds.paired(name, "raw"),
-                        "rounds": len(rounds),
-                    }
-                    must = (4 if task == "forward" else 0) * length * WIDTH * 4
-                    if length in MEMORY_AT and (task == "forward" or mask == "causal"):
-                        entry["memory"] = fresh(memory, task, mask, length, name) / MEGABYTE
-                        entry["beyond"] = entry["memory"] - must / MEGABYTE
-                    results.append(entry)
-                    if not quiet:
-                        print(f"  {task} {mask} {length} {name}: {entry['value']:.4f} s", flush=True)
-    return results
+    started = time.perf_counter()
+    for length, task, mask in itertools.product(sorted(lengths), ("forward", "training"), ("causal", "full")):
+        if length > LONGEST.get((task, mask), 16384):
+            continue
+        if time.perf_counter() - started > 60 * minutes:
+            print(f"left out for want of time (--minutes): {task} {mask} {length}", file=sys.stderr)
+            continue
+        rounds = interleave(calls(task, mask, length), seconds, most=20, warm=length <= 8192)
+        for name in rounds.times:
+            entry = {
+                "contestant": name,
+                "task": task,
+                "mask": mask,
+                "length": length,
+                "value": rounds.best(name),
+                "unit": "s",
+                "median": rounds.median(name),
+                "ratio": rounds.ratio(name, "raw"),
+                "paired": rounds.paired(name, "raw"),
+                "rounds": len(rounds),
+            }
+            if length in MEMORY_AT and (task == "forward" or mask == "causal"):
+                entry["memory"] = fresh(memory, task, mask, length, name) / MEGABYTE
+                if task == "forward":
+                    entry["beyond"] = entry["memory"] - 4 * length * WIDTH * 4 / MEGABYTE
+            results.append(entry)
+        print(f"{task} {mask} {length}: {time.perf_counter() - started:.0f} s so far", file=sys.stderr, flush=True)
+    order = {(r["task"], r["mask"]): None for r in results}
+    return [r for kind in sorted(order) for r in results if (r["task"], r["mask"]) == kind]
 
 
 def exponents(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -185,7 +188,7 @@ def limits(results: list[dict[str, Any]], growth: list[dict[str, Any]]) -> list[
     for r in results:
         if r["contestant"] == "weft" and r["length"] >= 2048:
             what = f"weft, {r['task']} {r['mask']} at {r['length']}: time / raw"
-            # The better of two opinions: a noisy neighbour during the only best round is no fault of the code.
+            # The better of two opinions: a neighbour that disturbs the best round is no fault of the code.
             found.append(limit(what, min(r["ratio"], r["paired"]), 1.05))
         if r["contestant"].startswith("weft") and r["length"] == 65536 and "beyond" in r:
             what = f"{r['contestant']}, {r['task']} {r['mask']} at 65536: MB beyond input, QKV and output"
@@ -218,13 +221,14 @@ def main() -> None:
     """Parse, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="lengths N to measure")
-    parser.add_argument("--seconds", type=float, default=6.0, help="time for the rounds of one length (at least one)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="time for the rounds of one length (at least one)")
+    parser.add_argument("--minutes", type=float, default=6.5, help="begin nothing new after this time")
     parser.add_argument("--threads", type=int, help="threads of torch (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON value instead of tables")
     options = parser.parse_args()
     begin(options.threads)
     check()
-    results = measure(options.lengths, options.seconds, options.json)
+    results = measure(options.lengths, options.seconds, options.minutes)
     growth = exponents(results)
     report(results + growth, limits(results, growth), as_text(results, growth), options.json)
 
