@@ -26,7 +26,7 @@ def test_cosine():
     shares = [schedule.share(step) for step in range(100)]
     assert shares[0] == pytest.approx(0.1) and shares[9] == shares[10] == 1.0
     assert shares[55] == pytest.approx(0.55) and schedule.share(100) == pytest.approx(0.1)
-    assert all(a >= b for a, b in itertools.pairwise(shares))
+    assert all(a >= b for a, b in pairwise(shares[10:]))
 
 
 def test_trapezoid():
@@ -95,7 +95,7 @@ def test_both_learn_and_repeat_bit_for_bit(kind):
         optimisers = build_optimisers(model, kind)
         tokens = torch.arange(340).reshape(4, 85) % 17
         losses = []
-        for _ in range(25):
+        for _ in range(60):
             logits = model(tokens[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
