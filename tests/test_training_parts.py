@@ -26,7 +26,7 @@ def test_cosine():
     shares = [schedule.share(step) for step in range(100)]
     assert shares[0] == pytest.approx(0.1) and shares[9] == shares[10] == 1.0
     assert shares[55] == pytest.approx(0.55) and schedule.share(100) == pytest.approx(0.1)
-    assert all(a >= b for a, b in pairwise(shares[10:]))
+    assert all(a >= b for a, b in itertools.pairwise(shares[10:]))
 
 
 def test_trapezoid():

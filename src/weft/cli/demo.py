@@ -75,6 +75,7 @@ def _print_lesson(lesson: Lesson, text: str, difference: float, expected: list[t
     out.print("[bold]What next[/bold]")
     out.print("  weft show gpt2                          what a larger model is made of")
     out.print("  weft show gpt3-175b --length 100000     why attention weights are never stored")
+    out.print("  weft laws nano-gpt                      proof that it does not look ahead, and 21 laws more")
 
 
 def documentation() -> tuple[Tensor, Tensor]:
