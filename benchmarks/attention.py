@@ -188,7 +188,7 @@ def limits(results: list[dict[str, Any]], growth: list[dict[str, Any]]) -> list[
     for r in results:
         if r["contestant"] == "weft" and r["length"] >= 2048:
             what = f"weft, {r['task']} {r['mask']} at {r['length']}: time / raw"
-            found.append(limit(what, r["ratio"], 1.05))
+            found.append(limit(what, r["ratio"], 1.05, r["rounds"]))
         if r["contestant"].startswith("weft") and r["length"] == 65536 and "beyond" in r:
             what = f"{r['contestant']}, {r['task']} {r['mask']} at 65536: MB beyond input, QKV and output"
             found.append(limit(what, r["beyond"], 150))

@@ -79,7 +79,7 @@ def measure(experts: list[int], tokens: int, seconds: float) -> list[dict[str, A
 def limits(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is to be reached, with what was."""
     return [
-        limit(f"{r['contestant']}, forward: time a token / that of {REFERENCE} experts", r["ratio"], 1.3)
+        limit(f"{r['contestant']}, forward: time a token / that of {REFERENCE} experts", r["ratio"], 1.3, r["rounds"])
         for r in results
         if r["task"] == "forward" and r["contestant"].startswith("experts")
     ]
