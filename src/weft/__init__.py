@@ -15,17 +15,23 @@ if TYPE_CHECKING:
     from weft.foundation.errors import WeftError
     from weft.models.build import build, read_spec
     from weft.models.presets import preset, presets
+    from weft.tasks.run import Run, load
+    from weft.training.train import train
 
 _HOMES = {
+    "Run": "weft.tasks.run",
     "WeftError": "weft.foundation.errors",
     "build": "weft.models.build",
+    "load": "weft.tasks.run",
     "preset": "weft.models.presets",
     "presets": "weft.models.presets",
     "read_spec": "weft.models.build",
+    "train": "weft.training.train",
 }
 _ROOMS = ("figures", "foreign", "foundation", "laws", "models", "parts")
 
 __all__ = [
+    "Run",
     "WeftError",
     "__version__",
     "build",
@@ -33,11 +39,13 @@ __all__ = [
     "foreign",
     "foundation",
     "laws",
+    "load",
     "models",
     "parts",
     "preset",
     "presets",
     "read_spec",
+    "train",
 ]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, BinaryIO
 
 from weft.foundation.errors import WeftError
 
+BLOCK = 1 << 20  # bytes read at once
 LONGEST_CELL = 1 << 24  # characters; the library's own limit, 131,072, is less than a long article
 
 
@@ -68,7 +71,35 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def read_text(path: Path) -> str:
     """A whole text file."""
-    return "\n".join(line for _, line in read_lines(path)) + "\n"
+    return "".join(read_blocks(path))
+
+
+def read_blocks(path: Path, size: int = BLOCK) -> Iterator[str]:
+    """A text file in blocks of about `size` bytes, however long its lines; line ends become one \\n, at the end too."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    lines, last, held = 0, "", ""
+    try:
+        with open_bytes(path) as file:
+            while block := file.read(size):
+                # A \r at the end waits for the next block: it is part of a line end only if \n follows.
+                text = held + decoder.decode(block)
+                last = text[-1:] or "\r"
+                lines += text.count("\n")
+                kept = text.rstrip("\r")
+                held = text[len(kept) :]
+                if kept:
+                    yield re.sub("\r+\n", "\n", kept) if "\r" in kept else kept
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        number = lines + error.object.count(b"\n", 0, error.start) + 1
+        where = f"{path.name}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8"
+        raise DataError(f"{where}; save the file as UTF-8") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path.name} cannot be read to its end after line {lines}: {error}") from None
+    if not last:
+        raise DataError(f"{path.name} is empty: give a file with data")
+    if last != "\n":
+        yield "\n"
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[int, list[str]]]:

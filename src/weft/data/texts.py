@@ -14,6 +14,7 @@ TEXT_FIELDS = ("text", "content", "document")
 SENTENCE_FIELDS = (*TEXT_FIELDS, "sentence")
 LABEL_FIELDS = ("label", "class", "sentiment")
 ROLES = ("system", "user", "assistant")
+CHAT_TOKENS = ("<System:>", "<User:>", "<Assistant:>")  # special tokens that open a turn, in the order of ROLES
 
 
 @dataclass(frozen=True)

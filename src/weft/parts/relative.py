@@ -96,11 +96,14 @@ class Llama3:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first R coordinates of x [B, H, T, K], as R/2 pairs (x_i, x_(i+R/2)), by the angles t theta_i."""
+    """Turn the first R coordinates of x [B, H, T, K], as R/2 pairs (x_i, x_(i+R/2)), by the angles t theta_i.
+
+    `sin` has the sign of its place already: -sin for the first of a pair, +sin for the second.
+    """
     R = cos.shape[-1]
     turned = x[..., :R]
     a, b = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-b, a), dim=-1) * sin
+    turned = torch.addcmul(turned * cos, torch.cat((b, a), dim=-1), sin)
     return turned if x.shape[-1] == R else torch.cat((turned, x[..., R:]), dim=-1)
 
 
@@ -123,11 +126,11 @@ class Rotary(AttentionPosition):
         self.base, self.scaling = base, scaling or Unscaled()
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Turn:
-        """(cos t theta_i, sin t theta_i)."""
+        """(cos t theta_i, -sin t theta_i and sin t theta_i), for the first and the second of each pair."""
         t = positions.to(wide(dtype))
         angle = t[:, None, :, None] * self.scaling.frequencies(self.base, self.width, t)
-        angle = torch.cat((angle, angle), dim=-1)
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def alibi_slopes(heads: int) -> Tensor:

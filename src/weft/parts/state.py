@@ -13,7 +13,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from weft.foundation.errors import LengthError, ShapeError
+from weft.foundation.errors import LengthError, ShapeError, WeftError
 from weft.parts.masks import Mask, arrange
 from weft.parts.places import Places, document_begins, real_counts
 
@@ -162,6 +162,14 @@ class Track:
         assert self.positions is not None
         documents = None if self.documents is None else self.documents[:, :seen]
         return Places.of(self.positions[:, :seen], documents)
+
+    def forget(self, count: int, until: int | Tensor) -> None:
+        """Take back each row's last `count` tokens: those at positions from `until` on."""
+        self.used -= count
+        if self.positions is not None and self.filled is not None:
+            nexts = torch.as_tensor(until, device=self.device).expand(self.batch)[:, None]
+            self.positions = self.positions.masked_fill(self.positions >= nexts, -1)
+            self.filled = self.filled - count
 
     def reorder(self, rows: Tensor) -> None:
         """Keep rows[0], rows[1], ... in this order."""
@@ -353,6 +361,20 @@ class State:
         parts: list[LayerState] = [self.clock, *self.tracks.values(), *self.layers, *self.crosses]
         for part in parts:
             part.reorder(rows)
+
+    @property
+    def forgets(self) -> bool:
+        """Whether tokens can be taken back: keys and values can, what a recurrence or a convolution kept cannot."""
+        plain = all(isinstance(own, KeyValueState) or own == TensorState() for own in self.layers)
+        return plain and self.clock.number is None
+
+    def forget(self, count: int) -> None:
+        """Take back each row's last `count` tokens, as if they had never been given."""
+        if not self.forgets or count > RING_SLACK:
+            raise WeftError(f"this state cannot take {count} tokens back: go on with a copy() made before them")
+        self.clock.next = self.clock.next - count
+        for track in self.tracks.values():
+            track.forget(count, self.clock.next)
 
     def copy(self) -> Self:
         """An independent copy: going on with one leaves the other as it was."""

@@ -26,11 +26,12 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     X = matrices.to(torch.bfloat16 if bf16_is_fast(matrices.device) else torch.float32)
     tall = X.shape[-2] > X.shape[-1]
     X = X.mT if tall else X
-    X = X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    X = (X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)).reshape(-1, *X.shape[-2:])
     for _ in range(steps):
         A = X @ X.mT
-        X = a * X + (b * A + c * A @ A) @ X
-    return (X.mT if tall else X).to(matrices.dtype)
+        X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
+    X = X.mT if tall else X
+    return X.reshape(matrices.shape).to(matrices.dtype)
 
 
 class Muon(Optimizer):

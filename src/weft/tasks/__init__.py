@@ -1,0 +1,1 @@
+"""Tasks: one file each; how data is read, the default model, loss, metric, prediction."""

@@ -1,0 +1,83 @@
+"""A run is what users hold: module, tokeniser, task and spec, with `predict` and `evaluate`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from weft.checkpoints.atomic import DiskError
+from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.data.tokenisers import Tokeniser, load_tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.numerics import pick_device
+from weft.models.build import build, read_spec
+from weft.tasks.base import Answer, Decoding, Task
+from weft.tasks.registry import task_named
+
+JUDGED = 8192  # tokens a batch when a run is judged
+
+
+def cache_folder() -> Path:
+    """Where tokenised texts are kept between runs: WEFT_CACHE, or weft in the user's cache folder."""
+    given = os.environ.get("WEFT_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with all that is needed to use it."""
+
+    module: nn.Module
+    task: Task
+    spec: RunSpec
+    folder: Path
+
+    @property
+    def tokeniser(self) -> Tokeniser | None:
+        """The tokeniser, where the task has one."""
+        return self.task.tokeniser
+
+    def predict(self, inputs: Any, **how: Any) -> Any:
+        """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""
+        one = isinstance(inputs, (str, Path))
+        outputs = [answer.output for answer in self.answer([inputs] if one else inputs, **how)]
+        return outputs[0] if one and len(outputs) == 1 else outputs
+
+    def answer(self, inputs: Sequence[Any], **how: Any) -> list[Answer]:
+        """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
+        try:
+            decoding = Decoding(**how)
+        except TypeError as error:
+            raise WeftError(f"predict: {str(error).removeprefix('Decoding.__init__() ')}") from None
+        return self.task.predict(self.module, list(inputs), decoding)
+
+    def evaluate(self, data: str | Path | Sequence[str | Path]) -> dict[str, Any]:
+        """The task's metrics on held-out data."""
+        paths = [data] if isinstance(data, (str, Path)) else data
+        part = self.task.read([str(path) for path in paths], cache_folder())
+        length = getattr(self.module.spec, "length", None)
+        return self.task.measure(self.module, part if length is None else part.cut(length), JUDGED)
+
+
+def load(folder: str | Path, device: str | None = None) -> Run:
+    """The run in a folder."""
+    place = RunFolder(Path(folder))
+    spec = place.read_spec()
+    kind = task_named(spec.task)
+    tokeniser = load_tokeniser(place.tokeniser) if place.tokeniser is not None else None
+    task = kind.restore(kind.Options(**spec.data), spec.facts, tokeniser)
+    module = build(read_spec(spec.model), device="cpu")
+    try:
+        module.load_state_dict(place.read_model())
+    except RuntimeError as error:
+        line = str(error).splitlines()[-1].strip()
+        raise DiskError(f"{folder}: model.safetensors does not fit spec.json ({line[:160]}): train again") from None
+    module.eval()
+    return Run(module.to(pick_device(device)), task, spec, place.path)

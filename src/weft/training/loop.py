@@ -1,0 +1,239 @@
+"""The one loop: for all tasks, models and optimisers.
+
+Everything random at step s follows from (seed, s), and which examples are in batch s from (seed, epoch): so weights,
+optimiser and s are the whole state, and a run that is killed and resumed gives the same bits as one that is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from weft.checkpoints.run_folder import RunFolder, Snapshot
+from weft.foundation.numerics import bf16_is_fast
+from weft.foundation.seeds import derive
+from weft.tasks.base import Batch, Part, Task, mean_loss
+from weft.training.guards import expect_finite, expect_lawful
+from weft.training.optimisers import build_optimisers
+from weft.training.options import TrainingSpec
+from weft.training.plan import Plan
+from weft.training.reporting import Progress, Reporter
+from weft.training.saving import pack, unpack
+from weft.training.weights import Average
+
+EVERY = 0.25  # seconds between words of progress
+GLIMPSES = 4
+
+
+@dataclass
+class Loop:
+    """A training under way. `run()` goes on from `step` to the plan's end."""
+
+    task: Task
+    module: nn.Module
+    train: Part
+    validation: Part
+    options: TrainingSpec
+    plan: Plan
+    folder: RunFolder
+    seed: int = 0
+    reporter: Reporter = field(default_factory=Reporter)
+
+    def __post_init__(self) -> None:
+        o = self.options
+        self.step, self.seconds, self.best, self.stale = 0, 0.0, float("inf"), 0
+        self.device = next(self.module.parameters()).device
+        self.optimisers: list[Optimizer] = build_optimisers(
+            self.module, o.optimiser, o.rate, o.matrix_rate, o.weight_decay
+        )
+        self.peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in self.optimisers]
+        self.average = Average(self.module, o.ema) if o.ema else None
+        self.weights = [w for w in self.module.parameters() if w.requires_grad]
+        self._epoch: tuple[int, Sequence[Sequence[int]]] = (-1, ())
+        self._heard, self._counted, self._last_word = 0.0, 0, 0.0
+        self._tokens = 0
+        self._stop = False
+
+    # --- the way through ---------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All steps that are left; ends early with patience or after Ctrl-C, at the end of a step."""
+        self.module.train()
+        began = time.perf_counter() - self.seconds
+        self._last_word = began + self.seconds
+        with self._polite():
+            while self.step < self.plan.last and not self._stop:
+                loss, tokens = self.one_step()
+                self.step += 1
+                self.seconds = time.perf_counter() - began
+                self._tell(loss, tokens)
+                last = self.step == self.plan.last
+                if last or self.step % self.plan.evaluate_every == 0:
+                    self._evaluate(last)
+                    self.seconds = time.perf_counter() - began
+                if self.options.patience is not None and self.stale >= self.options.patience:
+                    self.reporter.noted(f"stopped at step {self.step}: no better loss for {self.stale} evaluations")
+                    self._stop = True
+                if self._stop or last or self.step % self.plan.checkpoint_every == 0:
+                    self.checkpoint()
+                    self._keep_time()
+        self.module.eval()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self._stop and (self.options.patience is None or self.stale < self.options.patience)
+
+    def one_step(self) -> tuple[Tensor, int]:
+        """One update; gives the mean loss (still on its device) and the tokens it took."""
+        pieces = self._pieces(self.step)
+        batches = [self.train.batch(piece, self.seed, self._epoch[0]).to(self.device) for piece in pieces]
+        count = sum(batch.count for batch in batches)
+        torch.manual_seed(derive(self.seed, "step", self.step))
+        total = sum(self._backward(batch, count) for batch in batches)
+        clip = self.options.clip if self.options.clip is not None else float("inf")
+        norm = nn.utils.clip_grad_norm_(self.weights, clip, foreach=True)
+        expect_finite(self.module, norm, self.step + 1, lambda: self._loss(batches[0], count))
+        share = self.options.build_schedule(self.plan.steps_at(self.step)).share(self.step)
+        for optimiser, peaks in zip(self.optimisers, self.peaks, strict=True):
+            for group, peak in zip(optimiser.param_groups, peaks, strict=True):
+                group["lr"] = peak * share
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update(self.module, self.step)
+        assert isinstance(total, Tensor)
+        return total, sum(batch.tokens for batch in batches)
+
+    def _backward(self, batch: Batch, count: int) -> Tensor:
+        loss = self._loss(batch, count)
+        loss.backward()
+        return loss.detach()
+
+    def _loss(self, batch: Batch, count: int) -> Tensor:
+        """This piece's share of the mean over the whole batch, so that pieces add up to it exactly."""
+        wanted = self.options.precision
+        half = wanted == "bf16" or (wanted == "auto" and bf16_is_fast(self.device))
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
+            loss = self.task.loss(self.module, batch, self.options.smoothing)
+        share = loss.total / count
+        return share if loss.auxiliary is None else share + loss.auxiliary * (loss.count / count)
+
+    def _pieces(self, step: int) -> list[Sequence[int]]:
+        """The examples of a step, in as many pieces as are accumulated."""
+        if self._epoch[0] < 0:
+            self._epoch = (0, self.train.batches(self.plan.batch, self.seed, 0))
+        epoch, place = divmod(step, len(self._epoch[1]))
+        if epoch != self._epoch[0]:
+            self._epoch = (epoch, self.train.batches(self.plan.batch, self.seed, epoch))
+        examples = self._epoch[1][place]
+        size = -(-len(examples) // self.options.accumulate)
+        return [examples[first : first + size] for first in range(0, len(examples), size)]
+
+    # --- words and judgements ----------------------------------------------------------------------------------------
+
+    def _tell(self, loss: Tensor, tokens: int) -> None:
+        self._heard = loss if self._counted == 0 else self._heard + loss  # type: ignore[assignment]
+        self._counted += 1
+        self._tokens += tokens
+        now = time.perf_counter()
+        if now - self._last_word < EVERY and self.step < self.plan.last and self.step > 1:
+            return
+        mean = float(self._heard) / self._counted
+        pace = self.seconds / self.step
+        progress = Progress(
+            self.step,
+            self.plan.last,
+            mean,
+            self.options.build_schedule(self.plan.steps_at(self.step - 1)).share(self.step - 1),
+            self._tokens / max(now - self._last_word, 1e-9),
+            self.seconds,
+            pace * (self.plan.last - self.step),
+        )
+        self.reporter.stepped(progress)
+        row = {"step": self.step, "loss": mean, "rate": progress.rate, "seconds": round(self.seconds, 3)}
+        self.folder.add_metrics(row)
+        self._heard, self._counted, self._tokens, self._last_word = 0.0, 0, 0, now
+
+    def _evaluate(self, last: bool) -> None:
+        with self._judged():
+            most = None if last else self.plan.evaluate_tokens
+            loss = mean_loss(self.task, self.module, self.validation, self.plan.batch, most)
+            better = loss < self.best
+            self.stale = 0 if better else self.stale + 1
+            self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
+            if better:
+                self.best = loss
+                self.folder.write_model(self.module.state_dict(), {"step": str(self.step), "loss": repr(loss)})
+            self.reporter.evaluated(self.step, loss, better)
+            every = max(1, self.plan.last // self.plan.evaluate_every // GLIMPSES)
+            if not last and self.step // self.plan.evaluate_every % every == 0:
+                text = self.task.glimpse(self.module, self.validation)
+                if text:
+                    self.reporter.glimpsed(self.step, text)
+        self.module.train()
+
+    def _keep_time(self) -> None:
+        """Cut the plan once, on record, if the machine went slower than when it was measured."""
+        if self.plan.minutes is None or self.step >= self.plan.last:
+            return
+        cut = self.plan.shorten(self.step, self.seconds, 60 * self.plan.minutes - self.seconds)
+        if cut is not self.plan and cut.shortened is not None:
+            self.plan = cut
+            self.folder.write_plan(cut.to_tree())
+            self.reporter.noted(
+                f"steps take {cut.shortened.slower:.2f} times as long as planned: the plan is cut to "
+                f"{cut.shortened.steps:,} steps, and plan.json says so"
+            )
+
+    @contextlib.contextmanager
+    def _judged(self) -> Iterator[None]:
+        """The weights that are judged and kept: the average, where there is one."""
+        self.module.eval()
+        with self.average.swapped(self.module) if self.average is not None else contextlib.nullcontext():
+            yield
+
+    # --- the state ---------------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Check the model for leaks, then write the whole state, in one file."""
+        if self.options.guard:
+            self.module.eval()
+            expect_lawful(self.module, self.step)
+            self.module.train()
+        tensors = pack(self.module, self.optimisers, self.average)
+        facts: dict[str, Any] = {"best": self.best, "stale": self.stale, "seconds": self.seconds}
+        self.folder.write_snapshot(Snapshot(self.step, tensors, facts), self.options.keep)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a state."""
+        unpack(snapshot.tensors, self.module, self.optimisers, self.average)
+        self.step = snapshot.step
+        self.best, self.stale = float(snapshot.facts["best"]), int(snapshot.facts["stale"])
+        self.seconds = float(snapshot.facts["seconds"])
+
+    @contextlib.contextmanager
+    def _polite(self) -> Iterator[None]:
+        """Ctrl-C ends the step, not the middle of it; a second one ends at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(_: int, __: Any) -> None:
+            self._stop = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

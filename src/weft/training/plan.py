@@ -1,0 +1,60 @@
+"""The frozen plan of a run: what will be done in which order, written before step one and followed by resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from weft.foundation.spec import Spec
+
+SLOWER = 1.15
+
+
+class Shortening(Spec):
+    """The one time a plan was cut: from step `at` on, the run has `steps` steps, because it went `slower` times."""
+
+    at: PositiveInt
+    steps: PositiveInt
+    slower: float
+
+
+class Plan(Spec):
+    """Steps, not seconds, decide; seconds and memory are what was expected when the plan was made."""
+
+    steps: PositiveInt
+    batch: PositiveInt
+    evaluate_every: PositiveInt
+    evaluate_tokens: PositiveInt
+    checkpoint_every: PositiveInt
+    threads: PositiveInt
+    parameters: NonNegativeInt
+    tokens: NonNegativeInt
+    epochs: NonNegativeFloat
+    memory: NonNegativeInt
+    minutes: NonNegativeFloat | None = None
+    seconds: NonNegativeFloat | None = None
+    step_seconds: NonNegativeFloat | None = None
+    tried: tuple[dict[str, Any], ...] = ()
+    shortened: Shortening | None = None
+
+    def steps_at(self, step: int) -> int:
+        """How many steps the run has, as known at this step."""
+        return self.shortened.steps if self.shortened is not None and step >= self.shortened.at else self.steps
+
+    @property
+    def last(self) -> int:
+        """How many steps the run has in the end."""
+        return self.steps if self.shortened is None else self.shortened.steps
+
+    def shorten(self, step: int, seconds: float, left: float) -> Plan:
+        """The plan after `step` steps in `seconds`, if the rest would not fit in the `left` seconds; else this one."""
+        if self.shortened is not None or self.step_seconds is None or step < 1 or self.minutes is None:
+            return self
+        pace = seconds / step
+        if pace <= SLOWER * self.step_seconds:
+            return self
+        steps = max(step + 1, step + int(left / pace))
+        if steps >= self.steps:
+            return self
+        return self.replace(shortened=Shortening(at=step, steps=steps, slower=pace / self.step_seconds))

@@ -1,0 +1,257 @@
+"""The time plan: which model, batch and number of steps give the best loss in so many minutes on this machine.
+
+How loss falls with parameters N and tokens D is known well enough to compare sizes (Hoffmann et al. 2022):
+
+    loss = E + A / N^0.34 + B / D^0.28
+
+Text that is read again teaches less: U tokens read 1 + R times count as D = U + U R* (1 - exp(-R / R*)), R* = 15.4
+(Muennighoff et al. 2023). How many tokens fit in the time is measured: a few steps of the sizes in question.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.foundation.errors import WeftError
+from weft.models.build import AnySpec, build
+from weft.models.estimates import estimate
+from weft.tasks.base import Part, Recipe, Size, Task
+from weft.training.optimisers import build_optimisers
+from weft.training.options import TrainingSpec
+from weft.training.plan import Plan
+
+A, ALPHA, B, BETA, AGAIN = 406.4, 0.34, 410.7, 0.28, 15.4
+SHARE = 0.92  # of the time is for steps; evaluations and the end have the rest
+LOOKS = 10
+MEASURING = 0.06  # of the time, at most 10 s
+STEPS_WITHOUT_PLAN = 1000
+BATCHES = tuple(2**power for power in range(9, 18))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one size was measured at: seconds a step of `tokens` tokens."""
+
+    seconds: float
+    tokens: int
+    threads: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A size with its spec and batch, and what the formula expects of it."""
+
+    size: Size
+    spec: AnySpec
+    batch: int
+    pace: Pace
+    steps: int
+    loss: float
+
+
+def expected_loss(parameters: float, tokens: float, unique: float) -> float:
+    """What is left above the entropy E, for comparing sizes; see the formula above."""
+    again = max(0.0, tokens / unique - 1)
+    worth = min(tokens, unique) + unique * AGAIN * (1 - math.exp(-again / AGAIN))
+    return A / max(parameters, 1) ** ALPHA + B / max(worth, 1) ** BETA
+
+
+def suitable_batch(tokens: float) -> int:
+    """Tokens a step for a run of so many: about 1.6 sqrt(tokens), a power of two."""
+    return min(BATCHES, key=lambda batch: abs(math.log(batch / (1.6 * math.sqrt(max(tokens, 1))))))
+
+
+@dataclass
+class Planner:
+    """Makes a plan for one task and its data."""
+
+    task: Task
+    train: Part
+    validation: Part
+    options: TrainingSpec
+    changes: dict[str, Any]
+    seed: int
+    device: torch.device
+
+    def by_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, Plan]:
+        """So many steps of a given or a middling model; nothing is measured."""
+        size = next((s for s in self.task.sizes(self.train) if s.width >= 128), self.task.sizes(self.train)[-1])
+        batch = self.options.batch or (suitable_batch(steps * 1500.0) if spec is None else 2048)
+        epochs = steps * batch / max(1, self.train.tokens)
+        chosen, options = self._dressed(size, spec, epochs)
+        threads = options.threads or torch.get_num_threads()
+        return chosen, options, self._plan(chosen, options, steps, batch, threads)
+
+    def by_minutes(self, spec: AnySpec | None, minutes: float) -> tuple[AnySpec, TrainingSpec, Plan]:
+        """The best use of the time: sizes are weighed by the formula, the likeliest are measured."""
+        if minutes <= 0:
+            raise WeftError(f"{minutes:g} minutes: give a time above 0")
+        budget = SHARE * 60 * minutes
+        deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING * 60 * minutes))
+        sizes = [None] if spec is not None else list(self.task.sizes(self.train))
+        found: dict[Size | None, Choice] = {}
+        place = 0 if len(sizes) == 1 else min(2, len(sizes) - 1)
+        while True:
+            choice = self._measure(sizes[place], spec, budget, found)
+            found[sizes[place]] = choice
+            if time.perf_counter() > deadline or len(sizes) == 1:
+                break
+            place = self._next_place(sizes, found, budget)
+            if place < 0:
+                break
+        best = min(found.values(), key=lambda choice: choice.loss)
+        epochs = best.steps * best.batch / max(1, self.train.tokens)
+        chosen, options = self._dressed(best.size, spec, epochs)
+        plan = self._plan(chosen, options, best.steps, best.batch, best.pace.threads)
+        tried = tuple(
+            {
+                "parameters": estimate(choice.spec).parameters,
+                "width": choice.size.width,
+                "layers": choice.size.layers,
+                "batch": choice.batch,
+                "tokens_a_second": round(choice.pace.rate),
+                "steps": choice.steps,
+                "expected": round(choice.loss, 4),
+            }
+            for choice in sorted(found.values(), key=lambda choice: choice.loss)
+        )
+        seconds = best.steps * best.pace.seconds
+        pace = best.pace.seconds / SHARE
+        plan = plan.replace(minutes=minutes, seconds=seconds / SHARE, step_seconds=pace, tried=list(tried))
+        return chosen, options, plan
+
+    def _next_place(self, sizes: Sequence[Size | None], found: dict[Size | None, Choice], budget: float) -> int:
+        """The size that looks best if speed goes with FLOPs as measured nearby; -1 if that one is measured already."""
+        guesses = []
+        for size in sizes:
+            if size in found:
+                guesses.append(found[size].loss)
+                continue
+            near = min(found, key=lambda other: abs(math.log(_weight(other) / _weight(size))))
+            spec = self.task.default_model(size) if size is not None else found[near].spec
+            cost = _flops(spec) / _flops(found[near].spec)
+            tokens = budget * found[near].pace.rate / cost
+            guesses.append(self._expected(spec, tokens))
+        best = min(range(len(guesses)), key=guesses.__getitem__)
+        return -1 if sizes[best] in found else best
+
+    def _expected(self, spec: AnySpec, tokens: float) -> float:
+        cost = estimate(spec)
+        table = sum(count for name, count in cost.roles.items() if "embedding" in name)
+        return expected_loss(cost.parameters - table, tokens, max(1, self.train.tokens))
+
+    def _measure(
+        self, size: Size | None, spec: AnySpec | None, budget: float, found: dict[Size | None, Choice]
+    ) -> Choice:
+        chosen, options = self._dressed(size or Size(), spec, 1.0)
+        guess = max((choice.pace.rate for choice in found.values()), default=4000.0)
+        batch = self.options.batch or suitable_batch(guess * budget)
+        pace = self._time_steps(chosen, options, batch)
+        if self.options.batch is None:
+            batch = suitable_batch(pace.rate * budget)
+        if not 0.5 < batch / pace.tokens < 2:
+            pace = self._time_steps(chosen, options, batch)
+        recipe: Recipe = self.task.recipe(size or Size(), 1.0)
+        most = recipe.most_epochs * self.train.tokens / pace.tokens
+        steps = max(1, int(min(budget / pace.seconds, max(most, 20))))
+        loss = self._expected(chosen, steps * pace.tokens)
+        return Choice(size or Size(), chosen, batch, pace, steps, loss)
+
+    def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> Pace:
+        """Seconds a step, by the thread count that is faster."""
+        module = build(spec, self.seed, str(self.device))
+        module.train()
+        length = getattr(spec, "length", None)
+        part = self.train if length is None else self.train.cut(length)
+        batches = part.batches(batch, self.seed)
+        before = torch.get_num_threads()
+        counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
+        paces = []
+        try:
+            for threads in counts:
+                torch.set_num_threads(threads)
+                paces.append(self._time_with(module, part, batches, options, threads))
+        finally:
+            torch.set_num_threads(before)
+        return min(paces, key=lambda pace: pace.seconds)
+
+    def _time_with(
+        self, module: nn.Module, part: Part, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
+    ) -> Pace:
+        optimisers = build_optimisers(module, options.optimiser, options.rate, options.matrix_rate, 0.0)
+        times, tokens = [], 0
+        began = time.perf_counter()
+        for number in range(6):
+            start = time.perf_counter()
+            batch = part.batch(batches[number % len(batches)], self.seed).to(self.device)
+            loss = self.task.loss(module, batch, options.smoothing)
+            (loss.total / max(1, loss.count)).backward()
+            for optimiser in optimisers:
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            if number:
+                times.append(time.perf_counter() - start)
+                tokens += batch.tokens
+            if number and time.perf_counter() - began > 1.0:
+                break
+        return Pace(sum(times) / len(times), max(1, tokens // len(times)), threads)
+
+    def _dressed(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
+        """The model and training options that the task's recipe and the user's wishes make of a size."""
+        recipe = self.task.recipe(size, epochs)
+        own = self.task.default_model(replace(size, dropout=recipe.dropout)) if spec is None else spec
+        model = {name: value for name, value in self.changes.items() if not name.startswith("training.")}
+        wishes = {
+            name.removeprefix("training."): value
+            for name, value in self.changes.items()
+            if name.startswith("training.")
+        }
+        own = own.replace(**model) if model else own
+        return own, TrainingSpec(**{**recipe.training, **wishes})
+
+    def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> Plan:
+        cost = estimate(spec)
+        every = options.evaluate_every or max(1, math.ceil(steps / LOOKS))
+        tokens = steps * batch
+        # Forward costs a third of a step: all looks together take at most about a twentieth of the steps' time.
+        looked = max(batch, 3 * tokens // (20 * max(1, steps // every)))
+        width = cost.width
+        activations = batch // options.accumulate * 4 * (cost.layers * 16 * width + 2 * _classes(spec))
+        return Plan(
+            steps=steps,
+            batch=batch,
+            evaluate_every=every,
+            evaluate_tokens=options.evaluate_tokens or looked,
+            checkpoint_every=options.checkpoint_every or every,
+            threads=threads,
+            parameters=cost.parameters,
+            tokens=tokens,
+            epochs=tokens / max(1, self.train.tokens),
+            memory=cost.memory.training_adamw + activations,
+        )
+
+
+def _weight(size: Size | None) -> float:
+    return 1.0 if size is None else float(size.width**2 * size.layers)
+
+
+def _flops(spec: AnySpec) -> float:
+    return float(max(1, estimate(spec).flops_per_token))
+
+
+def _classes(spec: AnySpec) -> int:
+    return int(getattr(spec, "target_vocabulary", None) or getattr(spec, "vocabulary", None) or 1)

@@ -1,0 +1,250 @@
+"""From data to a run: read, plan, train, judge. `weft.train` and `weft train` are this."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.foundation.errors import WeftError
+from weft.foundation.numerics import pick_device
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec, build, read_spec
+from weft.models.presets import preset as preset_named
+from weft.tasks.base import Part, Prepared, Task
+from weft.tasks.registry import task_named
+from weft.tasks.run import Run, cache_folder, load
+from weft.training.guards import expect_lawful
+from weft.training.loop import Loop
+from weft.training.options import TrainingSpec
+from weft.training.plan import Plan
+from weft.training.planner import Planner
+from weft.training.reporting import Reporter
+from weft.training.weights import recompute_blocks
+
+MINUTES = 5.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: the run, the plan it followed, and what was measured in the end."""
+
+    run: Run
+    plan: Plan
+    steps: int
+    seconds: float
+    loss: float
+    metrics: dict[str, Any]
+    references: dict[str, float]
+    leak: str | None = None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What was asked for: a preset, changes by dotted names (`{"layers": 2, "training.rate": 1e-3}`), how long."""
+
+    preset: str = "auto"
+    changes: Mapping[str, Any] | None = None
+    steps: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+    resume: bool = False
+    device: str | None = None
+    compiled: bool | None = None
+
+
+def train(
+    task: str,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    preset: str = "auto",
+    steps: int | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    device: str | None = None,
+    set: Mapping[str, Any] | None = None,
+    reporter: Reporter | None = None,
+) -> Run:
+    """Train a model and give its run: `weft.train("text", "book.txt", out="runs/book", minutes=5)`.
+
+    `set` changes single options: `{"layers": 2, "training.rate": 0.001, "data.held_out": 0.2}`.
+    """
+    order = Order(preset, set, steps, minutes, seed, resume, device)
+    paths = [str(data)] if isinstance(data, (str, Path)) else [str(path) for path in data]
+    return carry_out(task, paths, Path(out), order, reporter or Reporter()).run
+
+
+def carry_out(task: str, paths: Sequence[str], out: Path, order: Order, reporter: Reporter) -> Trained:
+    """Train as ordered; the folder is held for writing all the while."""
+    kind = task_named(task)
+    if order.steps is not None and order.minutes is not None:
+        raise WeftError("steps and minutes both say how long: give one of them")
+    if order.steps is not None and order.steps < 1:
+        raise WeftError(f"{order.steps} steps: give 1 or more")
+    folder = RunFolder(out)
+    if out.exists() and not out.is_dir():
+        raise WeftError(f"{out} is a file: choose a folder for --out")
+    with folder.hold():
+        if folder.exists and not order.resume:
+            raise WeftError(f"{out} holds a run already: go on with --resume, or choose another --out")
+        if order.resume and folder.exists:
+            return _go_on(kind, folder, paths, order, reporter)
+        return _begin(kind, folder, paths, order, reporter)
+
+
+def _begin(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Order, reporter: Reporter) -> Trained:
+    changes = dict(order.changes or {})
+    chosen = {name.removeprefix("data."): changes.pop(name) for name in list(changes) if name.startswith("data.")}
+    options = kind.Options(**chosen)
+    prepared = kind.prepare(paths, options, order.seed, cache_folder())
+    device = pick_device(order.device)
+    spec, training, plan = _plan(prepared, changes, order, device)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    tokeniser = prepared.task.tokeniser
+    if tokeniser is not None:
+        folder.write_tokeniser(tokeniser.save)
+    folder.write_plan(plan.to_tree())
+    folder.write_spec(
+        RunSpec(
+            task=kind.name,
+            sources=tuple(paths),
+            seed=order.seed,
+            data=options.to_tree(),
+            facts=prepared.task.facts(),
+            model=spec.to_tree(),
+            training=training.to_tree(),
+        )
+    )
+    module = build(spec, order.seed, str(device))
+    return _train(prepared, module, training, plan, folder, order, reporter)
+
+
+def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Order, reporter: Reporter) -> Trained:
+    """Resume: the folder's own spec and plan are followed, to the same bits."""
+    spec = folder.read_spec()
+    if spec.task != kind.name:
+        raise WeftError(f"{folder.path} is a run of task {spec.task}, not {kind.name}: resume it as what it is")
+    if tuple(paths) != spec.sources:
+        raise WeftError(f"{folder.path} was trained on {', '.join(spec.sources)}: resume it with the same data")
+    given = [name for name, value in (("preset", order.preset != "auto"), ("set", bool(order.changes))) if value]
+    if given or (order.steps is not None and order.steps != folder.read_plan().get("steps")):
+        raise WeftError("a resumed run follows its own spec and plan: leave --preset, --set and --steps out")
+    prepared = kind.prepare(paths, kind.Options(**spec.data), spec.seed, cache_folder())
+    plan = Plan.from_tree(folder.read_plan())
+    module = build(read_spec(spec.model), spec.seed, str(pick_device(order.device)))
+    training = TrainingSpec(**spec.training)
+    again = Order(seed=spec.seed, resume=True, device=order.device, compiled=order.compiled)
+    return _train(prepared, module, training, plan, folder, again, reporter)
+
+
+def _plan(prepared: Prepared, changes: Tree, order: Order, device: torch.device) -> tuple[AnySpec, TrainingSpec, Plan]:
+    task = prepared.task
+    spec: AnySpec | None = None
+    if order.preset != "auto":
+        named = preset_named(order.preset)
+        if named.family not in task.families:
+            raise WeftError(
+                f"preset {order.preset} is of family {named.family}, but task {task.name} takes "
+                f"{' or '.join(task.families)}: see `weft show` for presets"
+            )
+        spec = task.fit(named)
+    wishes = {name: value for name, value in changes.items() if name.startswith("training.")}
+    training = TrainingSpec(**{name.removeprefix("training."): value for name, value in wishes.items()})
+    planner = Planner(task, prepared.train, prepared.validation, training, changes, order.seed, device)
+    steps = order.steps or training.steps
+    if steps is not None:
+        return planner.by_steps(spec, steps)
+    return planner.by_minutes(spec, MINUTES if order.minutes is None else order.minutes)
+
+
+def _train(
+    prepared: Prepared,
+    module: nn.Module,
+    training: TrainingSpec,
+    plan: Plan,
+    folder: RunFolder,
+    order: Order,
+    reporter: Reporter,
+) -> Trained:
+    length = getattr(module.spec, "length", None)
+    train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
+    if training.recompute:
+        recompute_blocks(module)
+    with _threads(plan.threads):
+        loop = Loop(prepared.task, module, train, validation, training, plan, folder, order.seed, reporter)
+        snapshot = folder.read_snapshot() if order.resume else None
+        if snapshot is not None:
+            loop.restore(snapshot)
+            folder.keep_metrics_until(snapshot.step)
+            reporter.noted(f"going on from step {snapshot.step:,}")
+        elif training.guard:
+            expect_lawful(module, 0)
+        reporter.planned(plan, describe(plan))
+        if order.compiled:
+            _compile(module, loop, reporter)
+        loop.run()
+        if loop.interrupted:
+            raise KeyboardInterrupt
+        return _judge(prepared, train, validation, loop, folder)
+
+
+def _judge(prepared: Prepared, train: Part, validation: Part, loop: Loop, folder: RunFolder) -> Trained:
+    """The kept weights on the whole held-out part, beside the best that is possible and simple methods."""
+    began = time.perf_counter()
+    run = load(folder.path, str(loop.device))
+    metrics = prepared.task.measure(run.module, validation, loop.plan.batch)
+    references = prepared.task.references(train, validation)
+    leak = None
+    if prepared.best is not None and prepared.best.metric in metrics:
+        score = float(metrics[prepared.best.metric])
+        if prepared.best.beaten_by(score):
+            leak = (
+                f"{prepared.best.metric} {score:.4g} is better than the best possible {prepared.best.value:.4g} "
+                f"({prepared.best.why}): something leaks"
+            )
+    loss = float(metrics.get("loss", loop.best))
+    seconds = loop.seconds + time.perf_counter() - began
+    folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
+    return Trained(run, loop.plan, loop.step, seconds, loss, metrics, references, leak)
+
+
+def _compile(module: nn.Module, loop: Loop, reporter: Reporter) -> None:
+    """torch.compile where a compiler exists; else a note, and the same numbers without it."""
+    try:
+        module.compile(dynamic=True)
+        module.train()
+        batch = loop.train.batch(loop._pieces(0)[0], loop.seed).to(loop.device)
+        loop.task.loss(module, batch).total.backward()
+    except Exception as error:
+        module._compiled_call_impl = None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reporter.noted(f"torch.compile does not work here ({reason[:120]}): training goes on without it")
+    module.zero_grad(set_to_none=True)
+
+
+def describe(plan: Plan) -> str:
+    """The plan in one line."""
+    words = (
+        f"{plan.parameters:,} parameters, {plan.last:,} steps of {plan.batch:,} tokens ({plan.epochs:.1f} epochs), "
+        f"about {plan.memory / 2**20:,.0f} MiB"
+    )
+    return words if plan.seconds is None else f"{words}, {plan.seconds / 60:.1f} min"
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,458 @@
+"""The token store: the tokeniser's own ids, whole files or none, and memory that does not grow with the text."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Engine
+from tokenizers import models, normalizers, pre_tokenizers
+
+from weft.data import encoding, pieces, shard_files
+from weft.data.encoding import bulk_encoder, joins_spaces
+from weft.data.files import DataError, read_blocks, read_lines
+from weft.data.pieces import Piece, cut_text, has_chats, read_pieces, sample_texts
+from weft.data.shards import CHAT_TOKENS, TokenStore, token_store
+from weft.data.tokenisers import KINDS, STOP, Tokeniser, train_tokeniser
+
+SEED_TEXT = "The cat sat on the mat.\nIt's 1,234 o'clock — l'été déjà !\n\n  indented  twice\tand tabs é😀\n" * 3
+TOKENISERS = {kind: train_tokeniser(kind, [SEED_TEXT], 400, specials=CHAT_TOKENS) for kind in KINDS}
+WORDS = ["cat", "dog's", "l'été", "1,234", "…", "中文", "é", "x_y", "(the", "the", "<stop>", "<User:>", "<stop"]
+SPACES = [" ", "\n", "  ", "   ", " \n", "\n\n ", "\t", "\x1c", "\u2028", "\x85", "", "\u3000", "\n\n\n"]
+messy = st.lists(st.sampled_from(WORDS + SPACES) | st.text(max_size=5), max_size=31).map("".join)
+
+
+@pytest.fixture
+def put(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        data = content if isinstance(content, bytes) else content.encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return path
+
+    return write
+
+
+def rows(*documents):
+    return "".join(json.dumps(d if isinstance(d, dict) else {"text": d}) + "\n" for d in documents)
+
+
+def chat(*turns):
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def prose(count, seed=7):
+    drawn = np.random.default_rng(seed).integers(0, 997, count)
+    return "".join(f"w{n:x}{'.' if n % 11 == 0 else ''}{chr(10) if n % 17 == 0 else ' '}" for n in drawn) + "end\n"
+
+
+# --- reading in blocks and pieces ---
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    text=st.text(st.sampled_from("ab\r\n é😀\ufeff\u2028"), min_size=1, max_size=23), size=st.sampled_from([1, 2, 3, 7])
+)
+def test_blocks_make_up_the_lines(text, size):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.txt"
+        path.write_bytes(text.encode())
+        lines = "\n".join(line for _, line in read_lines(path)) + "\n"
+        assert "".join(read_blocks(path, size)) == lines
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_blocks_name_the_line_of_a_bad_byte(put, size):
+    with pytest.raises(DataError, match=r"a.txt, line 3: byte 0xe9 is not UTF-8; save the file as UTF-8"):
+        list(read_blocks(put("a.txt", b"one\ntwo\ncaf\xe9\nmore\n"), size))
+    with pytest.raises(DataError, match=r"b.txt, line 2: byte 0xc3 is not UTF-8"):
+        list(read_blocks(put("b.txt", b"one\ncaf\xc3"), size))
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=messy, size=st.sampled_from([2, 5, 13]), block=st.sampled_from([1, 3, 31]))
+def test_cut_texts_lose_nothing(text, size, block):
+    parts = list(cut_text([text[i : i + block] for i in range(0, len(text), block)], size))
+    assert "".join(parts) == text
+    assert all(0 < len(part) <= size for part in parts)
+
+
+def test_cuts_fall_between_words_where_they_can():
+    assert list(cut_text(["one two, (three)"], 9)) == ["one", " two,", " (three)"]
+    assert list(cut_text(["x.\ny end.\n\nz"], 8)) == ["x.\ny", " end.\n\nz"]
+    assert list(cut_text(["abcdefg"], 3)) == ["abc", "def", "g"]
+
+
+def test_pieces_of_documents_and_turns(put, tmp_path):
+    put("a.txt", "one two three\n")
+    put("b.jsonl", rows("four", "", "five six", chat(("user", ""), ("assistant", "seven eight"))))
+    assert list(read_pieces([tmp_path], 8)) == [
+        Piece(0, "one two", None, True, False),
+        Piece(0, " three\n", None, False, True),
+        Piece(1, "four"),
+        Piece(2, "five six"),
+        Piece(3, "", "user"),
+        Piece(3, "seven", "assistant", True, False),
+        Piece(3, " eight", "assistant", False, True),
+    ]
+    assert has_chats([tmp_path]) and not has_chats([tmp_path / "a.txt"])
+    assert not has_chats([put("c.jsonl", rows("no messages"))])
+
+
+def test_samples_are_even_and_bounded(put):
+    text = "".join(f"{n:05d} word\n" for n in range(1009))
+    for path in (put("a.txt", text), put("b.txt.gz", text)):
+        assert "".join(sample_texts([path], None)) == text == "".join(sample_texts([path], len(text)))
+        drawn = list(sample_texts([path], len(text) // 5, size=101))
+        assert drawn == list(sample_texts([path], len(text) // 5, size=101))
+        assert 0.9 * len(text) / 5 < sum(map(len, drawn)) <= len(text) / 5
+        places = [text.index(part) / len(text) for part in drawn]
+        assert max(np.diff([0, *places, 1])) < 0.08
+
+
+# --- encoding in bulk ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(messy, min_size=1, max_size=5))
+def test_bulk_ids_are_the_tokenisers_own(kind, texts):
+    tokeniser = TOKENISERS[kind]
+    encode = bulk_encoder(tokeniser)
+    assert type(encode) is (encoding._Table if kind in ("characters", "bytes") else encoding._Units)
+    for _ in range(2):
+        flat, counts = encode(texts)
+        expected = [tokeniser.encode(text) for text in texts]
+        assert counts.tolist() == [len(ids) for ids in expected]
+        assert flat.tolist() == [index for ids in expected for index in ids]
+
+
+def test_units_are_forgotten_when_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(encoding, "MOST_UNITS", 5)
+    encode = bulk_encoder(TOKENISERS["bpe"])
+    for number in range(7):
+        text = f"the cat {number} sat on mat {number}"
+        assert encode([text]).flat.tolist() == TOKENISERS["bpe"].encode(text)
+    assert len(encode.numbers) < 13
+
+
+def test_other_tokenisers_go_the_general_way():
+    engine = Engine.from_str(TOKENISERS["characters"].engine.to_str())
+    engine.normalizer = normalizers.Lowercase()
+    lower = Tokeniser(engine)
+    assert bulk_encoder(lower)(["The CAT"]).flat.tolist() == lower.encode("the cat")
+    merged = train_tokeniser("bpe", [SEED_TEXT], 400, specials=["two words"])
+    assert not isinstance(bulk_encoder(merged), encoding._Units)
+    assert bulk_encoder(merged)(["a  two words b"]).flat.tolist() == merged.encode("a  two words b")
+
+
+def sentencepiece_like():
+    vocabulary = {token: index for index, token in enumerate(["<unk>", "▁", "a", "b", "▁a", "▁b", "ab", "</s>", "\n"])}
+    engine = Engine(models.BPE(vocab=vocabulary, merges=[("▁", "a"), ("▁", "b"), ("a", "b")], unk_token="<unk>"))
+    engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return Tokeniser(engine)
+
+
+# --- the store ---
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
+def test_one_text_is_one_document_with_the_ids_of_the_whole(kind, put, tmp_path):
+    tokeniser = TOKENISERS.get(kind) or sentencepiece_like()
+    text = "ab a b abab " * 61 + "b\n" if kind == "sentencepiece" else SEED_TEXT * 5 + prose(997) + "<stop> end\n"
+    assert joins_spaces(tokeniser) == (kind == "sentencepiece")
+    store = token_store([put("a.txt", text)], tokeniser, tmp_path / "cache")
+    assert store.tokens.tolist() == tokeniser.encode(text)
+    assert store.tokens.dtype == np.uint16
+    assert store.starts.tolist() == [0] and store.documents == 1 and store.answers is None
+    assert store.bytes == len(text.encode()) and store.counted == len(store) == len(store.tokens)
+    assert (store.folder / "places.bin").stat().st_size > 3 * 8
+
+
+def test_a_large_vocabulary_takes_wider_numbers(put, tmp_path):
+    tokeniser = Tokeniser(Engine(models.WordLevel({f"w{n}": n for n in range(70_001)}, unk_token="w0")))
+    tokeniser.engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    store = token_store([put("a.txt", "w70000 w3 w65536\n")], tokeniser, tmp_path / "cache")
+    assert store.tokens.tolist() == [70_000, 3, 65_536] and store.tokens.dtype == np.uint32
+
+
+def test_documents_are_parted_by_stop(put, tmp_path):
+    tokeniser = TOKENISERS["bytes"]
+    texts = ["one", "two three", "fünf"]
+    store = token_store([put("a.jsonl", rows(*texts))], tokeniser, tmp_path / "cache")
+    ids = [tokeniser.encode(text) for text in texts]
+    stop = tokeniser.id_of(STOP)
+    assert store.tokens.tolist() == [*ids[0], stop, *ids[1], stop, *ids[2]]
+    assert store.starts.tolist() == [0, 4, 14] and store.documents == 3
+    assert store.bytes == 3 + 9 + 5
+    window = store.window(2, 13)
+    assert window.tokens.tolist() == store.tokens[2:15].tolist() and window.tokens.dtype == np.int64
+    assert window.documents.tolist() == [0] * 2 + [1] * 10 + [2]
+    assert window.answers is None
+
+
+def test_chats_count_what_the_assistant_says(put, tmp_path):
+    tokeniser = TOKENISERS["bytes"]
+    talk = chat(("system", "be"), ("user", "hi"), ("assistant", "hello"), ("user", "?"), ("assistant", "no"))
+    path = put("a.jsonl", rows("text", talk, chat(("user", "unheard")), chat(("assistant", "x"))))
+    store = token_store([path], tokeniser, tmp_path / "cache")
+    assert tokeniser.decode(store.tokens.tolist(), keep_special=True) == (
+        "text<stop><System:>be<User:>hi<Assistant:>hello<stop><User:>?<Assistant:>no<stop>"
+        "<User:>unheard<stop><Assistant:>x<stop>"
+    )
+    counted = [token for token, flag in zip(store.tokens.tolist(), store.answers.tolist(), strict=True) if flag]
+    assert tokeniser.decode(counted, keep_special=True) == "text<stop>hello<stop>no<stop>x<stop>"
+    assert store.counted == len(counted) and store.bytes == len("texthellonox")
+    assert store.window(5, 17).answers.tolist() == store.answers[5:22].tolist()
+    assert store.starts.tolist() == [0, 5, 24, 33]
+
+
+def test_answers_before_the_first_chat_all_count(put, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_files, "BATCH", 53)
+    path = put("a.jsonl", rows(*["some text"] * 29, chat(("user", "a"), ("assistant", "b"))))
+    store = token_store([path], TOKENISERS["characters"], tmp_path / "cache")
+    assert len(store.answers) == len(store) == 29 * 10 + 5
+    assert store.answers.tolist() == [True] * 290 + [False, False, False, True, True]
+    assert store.counted == 292
+
+
+def test_chats_need_a_tokeniser_that_knows_their_tokens(put, tmp_path):
+    path = put("a.jsonl", rows(chat(("user", "a"))))
+    with pytest.raises(DataError, match=r"no token <User:>, which chats need: train one with <System:>, <User:>"):
+        token_store([path], train_tokeniser("bytes", []), tmp_path / "cache")
+    assert not [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"]
+
+
+def test_texts_that_cannot_be_stored(put, tmp_path):
+    with pytest.raises(DataError, match="hold no token: give files with text"):
+        token_store([put("a.txt", " \n")], TOKENISERS["words"], tmp_path / "cache")
+    for kind in KINDS:
+        with pytest.raises(DataError, match="document 1 holds half of a surrogate pair"):
+            token_store([put("b.jsonl", '{"text": "\\ud800"}\n')], TOKENISERS[kind], tmp_path / "cache")
+    with pytest.raises(DataError, match="choose another cache folder"):
+        token_store([put("c.txt", "fine")], TOKENISERS["bytes"], put("file", "") / "cache")
+
+
+# --- parts of the store ---
+
+
+def test_slices_are_stores(put, tmp_path):
+    texts = ["aa", "bbb", "ccccc", "ddddddd"]
+    whole = token_store([put("a.jsonl", rows(*texts))], TOKENISERS["characters"], tmp_path / "cache")
+    part = whole.slice(4, 15)
+    assert len(part) == 11 and part.tokens.tolist() == whole.tokens[4:15].tolist()
+    assert part.starts.tolist() == [0, 3, 9] and part.documents == 3
+    assert part.window(1, 10).documents.tolist() == [0, 0, *[1] * 6, 2, 2]
+    again = part.slice(3, 9)
+    assert again.starts.tolist() == [0] and again.bytes == 5
+    assert pickle.loads(pickle.dumps(again)) == again
+    assert part.window(9, 100).tokens.tolist() == whole.tokens[13:15].tolist()
+    for call, sentence in (
+        (lambda: part.slice(3, 12), "tokens 3 to 12 of 11"),
+        (lambda: part.window(11, 2), "a window of 2 tokens at 11 holds none of the 11"),
+        (lambda: part.window(-1, 2), "begin it earlier"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            call()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_text_is_split_between_words_with_exact_bytes(kind, put, tmp_path):
+    text = prose(30_011)
+    tokeniser = TOKENISERS[kind]
+    store = token_store([put("a.txt", text)], tokeniser, tmp_path / "cache")
+    train, held = store.split(0.1)
+    assert len(train) + len(held) == len(store) and abs(len(held) / len(store) - 0.1) < 0.001
+    cut = len(text) - held.bytes
+    assert text[cut] in " \n"
+    assert held.tokens.tolist() == tokeniser.encode(text[cut:])
+    assert train.bytes == cut
+
+
+def test_documents_are_split_at_the_nearest_start(put, tmp_path):
+    def parts(sizes, share):
+        path = put("a.jsonl", rows(*["x" * size for size in sizes]))
+        train, held = token_store([path], TOKENISERS["characters"], tmp_path / "cache").split(share)
+        return train.bytes, held.bytes
+
+    assert parts([7] * 13, 0.1) == (84, 7)
+    assert parts([7] * 13, 0.22) == (70, 21)
+    assert parts([50, 50], 0.1) == (50, 50)
+    one, other = parts([3, 997], 0.1)
+    assert one + other == 1000 and abs(other - 100) <= 50
+    tiny = token_store([put("b.txt", "ab\n")], TOKENISERS["characters"], tmp_path / "cache")
+    assert [len(part) for part in tiny.split(0.1)] == [2, 1]
+    with pytest.raises(DataError, match=r"1 tokens cannot be split"):
+        tiny.slice(0, 1).split()
+
+
+# --- the cache ---
+
+
+@pytest.fixture
+def made(monkeypatch):
+    count = []
+    real = shard_files._make
+    monkeypatch.setattr(shard_files, "_make", lambda *given: count.append(1) or real(*given))
+    return count
+
+
+def test_the_same_content_is_made_once(put, tmp_path, made):
+    path, copy = put("a.txt", "some text\n"), put("b.txt", "some text\n")
+    first = token_store([path], TOKENISERS["bytes"], tmp_path / "cache")
+    assert token_store([copy], TOKENISERS["bytes"], tmp_path / "cache") == first and len(made) == 1
+    others = [
+        token_store([put("b.txt", "same text\n")], TOKENISERS["bytes"], tmp_path / "cache"),
+        token_store([path], TOKENISERS["characters"], tmp_path / "cache"),
+        token_store([path, path], TOKENISERS["bytes"], tmp_path / "cache"),
+        token_store([put("c.md", "some text\n")], TOKENISERS["bytes"], tmp_path / "cache"),
+    ]
+    assert len({store.folder for store in [first, *others]}) == 5 == len(made)
+
+
+@pytest.mark.parametrize("harm", ["cut", "longer", "gone", "no header", "bad header", "other format"])
+def test_a_harmed_store_is_made_again(put, tmp_path, made, harm):
+    def get():
+        return token_store([put("a.txt", prose(97))], TOKENISERS["bytes"], tmp_path / "cache")
+
+    store = get()
+    expected = store.tokens.tolist()
+    tokens, header = store.folder / "tokens.bin", store.folder / "store.json"
+    if harm == "cut":
+        os.truncate(tokens, tokens.stat().st_size - 2)
+        with pytest.raises(DataError, match=r"tokens.bin of the token store .* is missing or cut off"):
+            store.window(len(store) - 5, 5)
+    elif harm == "longer":
+        tokens.write_bytes(tokens.read_bytes() + b"\0\0")
+    elif harm == "gone":
+        tokens.unlink()
+        for look in (lambda: store.window(0, 3), lambda: store.tokens):
+            with pytest.raises(DataError, match="start again to make it"):
+                look()
+    elif harm == "no header":
+        header.unlink()
+    elif harm == "bad header":
+        header.write_text("[")
+    else:
+        header.write_text(header.read_text().replace('"format": 1', '"format": 0'))
+    assert get().tokens.tolist() == expected and len(made) == 2
+
+
+def test_a_full_disk_leaves_nothing(put, tmp_path, monkeypatch):
+    path, cache = put("a.txt", prose(97)), tmp_path / "cache"
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_files.os, "fsync", full)
+        with pytest.raises(DataError, match=r"the disk is full, so no tokens were stored in .*: free some space there"):
+            token_store([path], TOKENISERS["bytes"], cache)
+    assert not [p for p in cache.iterdir() if p.suffix != ".lock"]
+    assert len(token_store([path], TOKENISERS["bytes"], cache))
+
+
+def start(code, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
+
+
+BUILD = """
+    import sys
+    from pathlib import Path
+    from weft.data.shards import token_store
+    from weft.data.tokenisers import train_tokeniser
+    steps = []
+    store = token_store([sys.argv[1]], train_tokeniser("bytes", []), Path(sys.argv[2]), steps.append)
+    print(bool(steps), store.folder, len(store))
+"""
+HANG = """
+    import sys, time
+    from pathlib import Path
+    from weft.data.shards import token_store
+    from weft.data.tokenisers import train_tokeniser
+    def wait(done):
+        print("begun", flush=True)
+        time.sleep(600)
+    token_store([sys.argv[1]], train_tokeniser("bytes", []), Path(sys.argv[2]), wait)
+"""
+
+
+def test_two_processes_at_once_and_one_killed_in_the_middle(put, tmp_path):
+    path, cache = put("a.txt", prose(99_991)), tmp_path / "cache"
+    killed = start(HANG, path, cache)
+    assert killed.stdout.readline() == "begun\n"
+    waiting = [start(BUILD, path, cache) for _ in range(2)]
+    assert list(cache.glob(".*.new")) and not list(cache.glob("[!.]*"))
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    results = [process.communicate()[0].split() for process in waiting]
+    assert sorted(result[0] for result in results) == ["False", "True"]
+    assert results[0][1:] == results[1][1:] and int(results[0][2]) == len(path.read_bytes())
+    assert not list(cache.glob(".*.new"))
+
+
+MEMORY = """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    from weft.data.shards import sample_texts, token_store
+    from weft.data.tokenisers import train_tokeniser
+
+    def peak():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+    path, kind, cache = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    tokeniser = train_tokeniser(kind, sample_texts([path], 1_000_000), 997)
+    small = path.with_name("small.txt")
+    with path.open("rb") as file:
+        small.write_bytes(file.read(4_000_000))
+    token_store([small], tokeniser, cache)
+    before = peak()
+    store = token_store([path], tokeniser, cache)
+    for first in np.random.default_rng(3).integers(0, len(store) - 1025, 5_003):
+        store.window(int(first), 1025)
+    print(store.bytes, peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize(("kind", "line"), [("bytes", "\n"), ("bpe", " ")])
+def test_memory_does_not_grow_with_the_text(tmp_path, kind, line):
+    path = tmp_path / "large.txt"
+    block = prose(199_999).replace("\n", line).encode()
+    copies = 60_000_000 // len(block)
+    with path.open("wb") as file:
+        for _ in range(copies):
+            file.write(block)
+    out, _ = start(MEMORY, path, kind, tmp_path / "cache").communicate()
+    size, growth = map(int, out.split())
+    assert size >= copies * len(block) and size > 55_000_000
+    assert growth < 20, "megabytes beyond what a text of 4 MB takes"
+
+
+def test_stores_of_pieces_do_not_depend_on_their_size(put, tmp_path, monkeypatch):
+    path = put("a.txt", prose(5_003))
+    found = []
+    for number, finest in enumerate((31, 101, pieces.PIECE)):
+        monkeypatch.setattr(shard_files, "FINEST", finest)
+        monkeypatch.setattr(shard_files, "BATCH", 997 * finest)
+        store = token_store([path], TOKENISERS["bpe"], tmp_path / f"cache{number}")
+        assert isinstance(store, TokenStore)
+        found.append(store.tokens.tolist())
+    assert found[0] == found[1] == found[2]
