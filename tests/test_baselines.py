@@ -61,6 +61,13 @@ def test_ridge_penalty_is_the_best_on_the_last_fifth():
     assert len(set(errors.values())) == len(errors)
 
 
+def test_ridge_penalty_is_not_chosen_on_targets_it_was_fitted_to(monkeypatch):
+    parts, sums = [], baselines._Moments.of
+    monkeypatch.setattr(baselines._Moments, "of", lambda *given: parts.append(given[-1]) or sums(*given))
+    RidgeForecast.fit(noise(117, 2), 13, 5)
+    assert parts == [range(75), range(75, 80), range(80, 100)]
+
+
 def test_ridge_learns_waves_that_naive_does_not():
     times = np.arange(601)[:, None]
     series = np.sin(2 * np.pi * times / np.array([[11, 17, 23]])) + 0.01 * noise(601, 3)
@@ -163,7 +170,9 @@ def test_frequent_tag_of_words_endings_and_all():
         (["a", "nation", "a", "station"], ["DET", "NOUN", "DET", "NOUN"]),
     ]
     model = FrequentTag.fit(sentences)
-    assert model.predict([["run", "jumping"], ["motion", "xyz"], []]) == [["NOUN", "VERB"], ["NOUN", "DET"], []]
+    assert model.predict([["run", "jumping"], ["motion", "xs", "xyz"], []]) == [
+        ["NOUN", "VERB"], ["NOUN", "VERB", "DET"], [],
+    ]  # fmt: skip
 
 
 def test_frequent_tag_prefers_the_longest_ending_and_breaks_ties_by_name():

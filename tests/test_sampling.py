@@ -24,7 +24,7 @@ P = torch.tensor([[0.1, 0.4, 0.05, 0.25, 0.2]], dtype=torch.float64)
         (Sampling(top_p=0.41), [0, 0.4, 0, 0.25, 0]),
         (Sampling(top_p=0.8), [0, 0.4, 0, 0.25, 0.2]),
         (Sampling(top_p=1.0), [0.1, 0.4, 0.05, 0.25, 0.2]),
-        (Sampling(min_p=0.5), [0, 0.4, 0, 0.25, 0.2]),
+        (Sampling(min_p=0.45), [0, 0.4, 0, 0.25, 0.2]),
         (Sampling(min_p=0.2), [0.1, 0.4, 0, 0.25, 0.2]),
         (Sampling(top_k=3, top_p=0.75), [0, 0.4, 0, 0.25, 0]),
         (Sampling(temperature=0.5, min_p=0.3), [0, 0.16, 0, 0.0625, 0]),

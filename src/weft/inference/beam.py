@@ -174,10 +174,10 @@ def _gather(score: float, ended: Ended, node: Node | None, real: Tensor | None) 
     while node is not None:
         nodes.append(node)
         node = node.before
-    kept = nodes[:0:-1] if ended == "stop" else nodes[::-1]
-    looks = [n.look for n in kept if n.look is not None]
-    alignment = None
-    if looks:
-        alignment = torch.stack(looks)
-        alignment = alignment if real is None else alignment[:, real]
+    nodes.reverse()
+    kept = nodes[:-1] if ended == "stop" else nodes
+    looks = [n.look for n in nodes if n.look is not None]
+    alignment = torch.stack(looks)[: len(kept)] if looks else None
+    if alignment is not None and real is not None:
+        alignment = alignment[:, real]
     return Generated([n.token for n in kept], [n.log_probability for n in kept], ended, score, alignment)
