@@ -37,7 +37,10 @@ ENCODER: dict[str, list[Any]] = COMMON | {
         {"kind": "recurrence", "two_ways": True, "hidden": 7}, {"kind": "recurrence", "cell": "lstm"},
         {"kind": "convolution", "kernel": 3},
     ],
-    "input": [{"kind": "tokens", "vocabulary": 47}, {"kind": "vectors", "channels": 5}],
+    "input": [
+        {"kind": "tokens", "vocabulary": 47}, {"kind": "vectors", "channels": 5},
+        {"kind": "words", "vocabulary": 47, "characters": 23, "character_width": 7, "longest": 6},
+    ],
     "class_token": [True, False],
     "input_norm": [True, False],
     "output": [
@@ -86,6 +89,9 @@ def content(spec, batch, length, seed=0):
     random = torch.Generator().manual_seed(seed)
     if spec.input.kind == "vectors":
         return torch.randn(batch, length, 5, generator=random, dtype=torch.float64)
+    if spec.input.kind == "words":
+        words = torch.randint(0, 47, (batch, length, 1), generator=random)
+        return torch.cat((words, torch.randint(0, 23, (batch, length, 6), generator=random)), -1)
     return torch.randint(0, 47, (batch, length), generator=random)
 
 

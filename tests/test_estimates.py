@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import weft
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.build import build
-from weft.models.encoder import PerTokenSpec
+from weft.models.encoder import PerTokenSpec, WordsSpec
 from weft.models.estimates import estimate, unfused_attention_bytes
 from weft.models.positions import NoPositionsSpec, RelativeVectorsSpec
 from weft.models.products import Product, View, products
@@ -78,6 +78,7 @@ MODELS = {
     "pattern": FREE.replace(mixer=(AttentionSpec(heads=3), ConvolutionSpec(kernel=3))),
     "encoder": ENCODER,
     "tagger": ENCODER.replace(output=PerTokenSpec(classes=5)),
+    "words": ENCODER.replace(input=WordsSpec(vocabulary=31, characters=11, character_width=5, longest=7)),
     "two ways": ENCODER.replace(mixer=RecurrenceSpec(hidden=7, two_ways=True)),
     "associated": ENCODER.replace(mixer=LinearAttentionSpec(heads=3)),
     "vectors": weft.preset("nano-sequences").replace(length=13, width=12, layers=2, mixer=AttentionSpec(heads=3)),
@@ -106,6 +107,8 @@ def call(spec, length, **more):
         _ = model(tokens, images=torch.randn(1, spec.channels, spec.image, spec.image), **more).logits
     elif spec.family == "encoder" and spec.input.kind == "vectors":
         _ = model(torch.randn(1, length, spec.input.channels)).logits
+    elif spec.family == "encoder" and spec.input.kind == "words":
+        _ = model(torch.randint(0, 9, (1, length, 1 + spec.input.longest))).logits
     else:
         _ = model(tokens, **more).logits
     return model

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
 import weft
 from weft.inference.generate import generate, next_distribution, stream
 from weft.inference.sampling import GREEDY, Sampling
 from weft.inference.steppers import Plan
+from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
 STOP = [2, 11, 23, 29, 37, 43]
 SAMPLED = Sampling(temperature=1.3, top_k=31, top_p=0.97, min_p=0.001, repetition=1.1)

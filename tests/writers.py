@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from subjects import VOCABULARY, build, shrink
 
 import weft
+from subjects import VOCABULARY, build, shrink
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "alibi": {"positions": {"kind": "alibi"}},

@@ -24,6 +24,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write(fresh)
+        fresh.chmod(0o666 & ~_umask())
         _flush(fresh)
         os.replace(fresh, path)
         _flush(path.parent)
@@ -86,6 +87,12 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _number_in(text: str) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
@@ -37,10 +38,10 @@ class RunSpec(VersionedSpec):
     task: str
     sources: tuple[str, ...] = ()
     seed: int = 0
-    data: dict[str, Any] = {}
-    facts: dict[str, Any] = {}
+    data: dict[str, Any] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
     model: dict[str, Any]
-    training: dict[str, Any] = {}
+    training: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from weft import __version__
 from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+
+
+class _TrainCommand(TyperCommand):
+    """`weft train TASK --help` also shows every default of that task."""
+
+    def get_help(self, ctx: Any) -> str:
+        from weft.cli.settings import list_defaults
+        from weft.tasks.names import TASKS
+
+        named = next((word for word in sys.argv[1:] if word in TASKS), None)
+        return super().get_help(ctx) + ("" if named is None else f"\n\n{list_defaults(named)}")
 
 
 class _Commands(TyperGroup):
@@ -79,13 +90,117 @@ def _weft(
 
     \b
     Examples:
-      weft demo                   train a small language model and see what it learned
+      weft demo                   train two small models and see what they learned
+      weft train text book.txt --out runs/book --minutes 5
+      weft predict runs/book "Once upon a time"
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
       weft laws gpt2              check that it does what it declares
     """
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
+
+
+@app.command(cls=_TrainCommand)
+def train(
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="text, translation, classification, tagging, images, captions, forecast or sequences.", metavar="TASK"
+        ),
+    ],
+    data: Annotated[
+        list[str], typer.Argument(help="Files or folders, or sample: for built-in data.", metavar="DATA...")
+    ],
+    out: Annotated[Path | None, typer.Option(help="The run's folder.", metavar="RUN")] = None,
+    preset: Annotated[str, typer.Option(help="A preset's name; auto suits model to data and time.")] = "auto",
+    settings: Annotated[
+        list[str], typer.Option("--set", help="Change one option: a.b=c; may come often.", metavar="A.B=C")
+    ] = [],  # noqa: B006
+    config: Annotated[Path | None, typer.Option(help="Options from a .toml file.")] = None,
+    steps: Annotated[int | None, typer.Option(help="So many steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="So long; 5 if neither is given.")] = None,
+    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best one if left out.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on your data.
+
+    The time plan measures this machine, picks model, batch and steps to end on time, and is frozen into the run.
+
+    \b
+    Examples:
+      weft train text book.txt --out runs/book --minutes 5
+      weft train translation train.en train.de --out runs/ende --preset nano-gru-additive --steps 2000
+      weft train images sample:digits --out runs/digits --set training.rate=0.001
+      weft train text --help                   every default of a task
+    """
+    from weft.cli.settings import read_changes
+    from weft.cli.train import run_train
+    from weft.training.train import Order
+
+    orders, changes = read_changes(settings, config)
+    given = {"preset": preset if preset != "auto" else None, "steps": steps, "minutes": minutes, "device": device}
+    given["seed"] = seed or None
+    orders.update({name: value for name, value in given.items() if value is not None})
+    run_train(task, data, out, Order(changes=changes, resume=resume, compiled=compiled, **orders), tensorboard, as_json)
+
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best one if left out.")]
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    data: Annotated[list[str], typer.Argument(help="Held-out data: files, or sample:.", metavar="DATA...")],
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """The task's metrics on held-out data.
+
+    \b
+    Examples:
+      weft eval runs/book other-book.txt
+      weft eval runs/ende test.en test.de --json
+    """
+    from weft.cli.use import run_eval
+
+    run_eval(run, data, device, as_json)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts, or paths of images and tables; none reads lines from stdin.", metavar="[INPUT...]"),
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest; higher varies more.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample among tokens of this joint probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Leave out tokens below this share of the likeliest.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam search with so many hypotheses.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="At most so many new tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="What is drawn follows from it.")] = 0,
+    samples: Annotated[int, typer.Option(help="So many answers to each input.")] = 1,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answers: text -> continuation, sentence -> translation, image -> label, table -> forecast.
+
+    \b
+    Examples:
+      weft predict runs/book "Once upon a time" --max-tokens 80 --seed 1
+      weft predict runs/digits seven.png three.png --json
+      cat sentences.txt | weft predict runs/ende --beam 5
+    """
+    from weft.cli.use import run_predict
+
+    how = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "beam": beam}
+    run_predict(run, inputs or [], {**how, "max_tokens": max_tokens, "seed": seed, "samples": samples}, device, as_json)
 
 
 @app.command()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from weft.foreign.subject import Call, Subject, Unable
 from weft.models.build import build
 from weft.models.decoder import Decoder
-from weft.models.encoder import Encoder, VectorsSpec
+from weft.models.encoder import Encoder, VectorsSpec, WordsSpec
 from weft.models.encoder_decoder import EncoderDecoder
 from weft.models.image_text import ImageTextDecoder
 from weft.models.output import Output
@@ -37,6 +37,8 @@ class WeftSubject(Subject):
             example = torch.zeros(1, 1, spec.channels * spec.patch)
         elif isinstance(module, Encoder) and isinstance(spec.input, VectorsSpec):
             example = torch.zeros(1, 1, spec.input.channels)
+        elif isinstance(module, Encoder) and isinstance(spec.input, WordsSpec):
+            example = torch.zeros(1, 1, 1 + spec.input.longest, dtype=torch.long)
         elif isinstance(module, VisionTransformer):
             example = torch.zeros(1, spec.channels, spec.image, spec.image)
         elif isinstance(module, ImageTextDecoder):
@@ -52,6 +54,15 @@ class WeftSubject(Subject):
             spec: Any = self.module.spec
             vocabulary = min(spec.vocabulary, vocabulary or spec.vocabulary)
         return super()._tokens(example, vocabulary, shape, random)
+
+    def content(self, batch: int, length: int, random: torch.Generator) -> Tensor:
+        """Random content; words come with as many characters as they may have."""
+        spec: Any = self.module.spec
+        if not (isinstance(self.module, Encoder) and isinstance(spec.input, WordsSpec)):
+            return super().content(batch, length, random)
+        words = torch.randint(0, spec.input.vocabulary, (batch, length, 1), generator=random)
+        characters = torch.randint(0, spec.input.characters, (batch, length, spec.input.longest), generator=random)
+        return torch.cat((words, characters), -1)
 
     def run(self, call: Call) -> Tensor:
         """[B, T, C]: logits, or hidden states of an encoder (without its class token)."""

@@ -77,7 +77,7 @@ class Probe:
         if content.is_floating_point():
             return drawn + 1.0
         again = self.subject.content(batch, length, generator(self.seed, "another"))
-        third = self.subject.content(1, 64, generator(self.seed, "third")).flatten()
+        third = self.subject.content(1, 64, generator(self.seed, "third"))[0]
         new = torch.where(drawn != content, drawn, again)
         for token in third:
             new = torch.where(new != content, new, token)

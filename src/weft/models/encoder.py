@@ -1,13 +1,13 @@
 """Encoder: every token sees every other; one answer a sequence (class token, mean, last) or one a token.
 
-Over tokens (BERT) or over numeric vectors (bodies in motion, sensors, log-mel frames).
+Over tokens (BERT), over words with their characters, or over numeric vectors (bodies in motion, sensors, log-mel frames).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
@@ -21,6 +21,7 @@ from weft.parts.notes import Notes
 from weft.parts.outputs import Pool, PooledHead, TokenHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
+from weft.parts.words import WordEmbedding
 
 
 class TokensSpec(Spec):
@@ -33,6 +34,30 @@ class TokensSpec(Spec):
     def build(self, width: int) -> nn.Module:
         """The look-up."""
         return TokenEmbedding(self.vocabulary, width)
+
+
+class WordsSpec(Spec):
+    """Words in, each with its characters, of which a word shows `longest` at most; `kernel` of them are seen at once."""
+
+    kind: Literal["words"] = "words"
+    vocabulary: PositiveInt = 256
+    characters: PositiveInt = 128
+    character_width: PositiveInt = 32
+    kernel: PositiveInt = 3
+    longest: PositiveInt = 16
+    segments: None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kernel % 2 == 0:
+            raise ValueError(f"input.kernel {self.kernel} has no centre: choose an odd one")
+        return self
+
+    def build(self, width: int) -> nn.Module:
+        """The look-up, and the convolution over characters."""
+        return WordEmbedding(
+            self.vocabulary, self.characters, width, self.character_width, self.kernel, self.longest
+        )
 
 
 class VectorsSpec(Spec):
@@ -72,7 +97,7 @@ class PerTokenSpec(Spec):
         return TokenHead(width, self.classes)
 
 
-InputSpec = Annotated[TokensSpec | VectorsSpec, Field(discriminator="kind")]
+InputSpec = Annotated[TokensSpec | WordsSpec | VectorsSpec, Field(discriminator="kind")]
 AnswerSpec = Annotated[PooledSpec | PerTokenSpec, Field(discriminator="kind")]
 
 
@@ -103,12 +128,12 @@ class EncoderSpec(BodySpec):
 
     def declares(self) -> Declaration:
         """Not causal, no cache, and what the body adds."""
-        vocabulary = self.input.vocabulary if isinstance(self.input, TokensSpec) else None
+        vocabulary = None if isinstance(self.input, VectorsSpec) else self.input.vocabulary
         return self.declare(self.family, length=self.length, vocabulary=vocabulary)
 
 
 class Encoder(nn.Module):
-    """`model(tokens)` or `model(vectors)`: hidden states of all tokens, and the answer as `logits`."""
+    """`model(tokens)`, `model(words)` or `model(vectors)`: hidden states of all tokens, and the answer as `logits`."""
 
     def __init__(
         self, spec: EncoderSpec, embedding: nn.Module, input: SequenceInput, stack: Stack, head: nn.Module
@@ -124,13 +149,14 @@ class Encoder(nn.Module):
         state: State | None = None,
         segments: Tensor | None = None,
     ) -> Output:
-        """[B, T] or [B, T, C] -> hidden [B, (1 +) T, D], logits [B, classes] or [B, T, classes]."""
+        """[B, T], [B, T, 1 + L] or [B, T, C] -> hidden [B, (1 +) T, D], logits [B, classes] or [B, T, classes]."""
         if state is not None:
             raise WeftError("an encoder sees all tokens at once and keeps no state: call it without one")
         if self.spec.input.kind == "tokens":
             expect_tokens(tokens)
         elif tokens.dim() != 3:
-            raise ShapeError(f"vectors are [B, T, C], but these have shape {tuple(tokens.shape)}")
+            what = "vectors are [B, T, C]" if self.spec.input.kind == "vectors" else "words are [B, T, 1 + L]"
+            raise ShapeError(f"{what}, but these have shape {tuple(tokens.shape)}")
         mask = as_mask(mask)
         places = arrange_call(tokens, positions, mask, None)
         if self.spec.class_token:

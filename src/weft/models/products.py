@@ -23,6 +23,7 @@ from weft.parts.outputs import ForecastHead, LanguageHead, PooledHead, TiedHead,
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition, RelativeVectors
 from weft.parts.scores import Additive, Bilinear, Concatenated, Score
+from weft.parts.words import WordEmbedding
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,13 @@ def _experts(part: Experts, view: View) -> Products:
 @products.register
 def _vectors(part: VectorEmbedding, view: View) -> Products:
     return (_linear("vectors", "X W_E", part.linear, view.queries),)
+
+
+@products.register
+def _words(part: WordEmbedding, view: View) -> Products:
+    """Words as long as they may be."""
+    rows, inner = view.queries * part.longest, part.taps.weight[0].numel()
+    return (Product("characters", "sum_o W_o c_(l+o)", rows, inner, part.taps.out_channels),)
 
 
 @products.register

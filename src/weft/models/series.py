@@ -19,7 +19,7 @@ from weft.parts.state import State
 
 
 class SeriesSpec(BodySpec):
-    """Series of `channels` numbers a step, `patch` steps a token, `length` tokens; each predicts the next patch."""
+    """Series of `channels` numbers a step, `patch` steps a token, `length` tokens; each predicts `ahead` patches."""
 
     CAUSAL: ClassVar[bool] = True
 
@@ -27,6 +27,7 @@ class SeriesSpec(BodySpec):
     channels: PositiveInt = 1
     patch: PositiveInt = 8
     length: PositiveInt = 64
+    ahead: PositiveInt = 1
     distribution: DistributionName = "student"
 
     def build(self) -> SeriesDecoder:
@@ -35,7 +36,7 @@ class SeriesSpec(BodySpec):
         position = self.positions.build_input(self.length, self.width)
         embedding = VectorEmbedding(self.channels * self.patch, own)
         entry = SequenceInput(position, dropout=self.dropout)
-        head = ForecastHead(self.width, self.channels * self.patch, self.distribution)
+        head = ForecastHead(self.width, self.ahead * self.patch * self.channels, self.distribution)
         return SeriesDecoder(self, embedding, entry, self.build_stack(seen_by(causal=True)), head)
 
     def declares(self) -> Declaration:
@@ -44,7 +45,7 @@ class SeriesSpec(BodySpec):
 
 
 class SeriesDecoder(nn.Module):
-    """`model(values)`: for each patch, the raw parameters of the next one's distribution as `logits`."""
+    """`model(values)`: for each patch, the raw parameters of the distribution of the next `ahead` ones as `logits`."""
 
     def __init__(
         self, spec: SeriesSpec, embedding: VectorEmbedding, input: SequenceInput, stack: Stack, head: ForecastHead
@@ -59,7 +60,10 @@ class SeriesDecoder(nn.Module):
         mask: Mask | Tensor | None = None,
         state: State | None = None,
     ) -> Output:
-        """[B, T patch, C] -> hidden [B, T, D], logits [B, T, patch C, 1 to 3]; `positions` and `mask` count patches."""
+        """[B, T patch, C] -> hidden [B, T, D], logits [B, T, ahead patch C, 1 to 3], step by step.
+
+        `positions` and `mask` count patches.
+        """
         patch, channels = self.spec.patch, self.spec.channels
         if values.dim() != 3 or values.shape[2] != channels or values.shape[1] % patch:
             raise ShapeError(

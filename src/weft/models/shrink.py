@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from weft.models.build import AnySpec
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, IMAGE, PATCH = 48, 2, 101, 64, 12, 4
+CHARACTERS, LONGEST = 29, 5
 
 
 def shrink(spec: AnySpec, layers: int = LAYERS) -> AnySpec:
@@ -26,8 +27,10 @@ def shrink(spec: AnySpec, layers: int = LAYERS) -> AnySpec:
         changes["vocabulary"] = VOCABULARY
     if spec.family == "encoder-decoder":
         changes |= {"target_vocabulary": spec.target_vocabulary and 97, "decoder_layers": None}
-    if spec.family == "encoder" and spec.input.kind == "tokens":
+    if spec.family == "encoder" and spec.input.kind != "vectors":
         changes["input.vocabulary"] = VOCABULARY
+    if spec.family == "encoder" and spec.input.kind == "words":
+        changes |= {"input.characters": CHARACTERS, "input.character_width": 7, "input.longest": LONGEST}
     if spec.family in ("vision", "image-text"):
         changes |= {"image": IMAGE * 2 ** len(spec.stem), "patch": PATCH}
     if spec.family != "vision":

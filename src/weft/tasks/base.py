@@ -229,6 +229,10 @@ class Task(ABC):
     def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
         """The task's metrics on a part, in batches of about `size` tokens."""
 
+    def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
+        """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
+        return part
+
     @abstractmethod
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
         """Answers to inputs as the command line gives them: texts or paths."""

@@ -6,27 +6,17 @@ import importlib
 
 from weft.foundation.errors import WeftError
 from weft.tasks.base import Task
-
-_HOMES = {
-    "text": "TextTask",
-    "translation": "TranslationTask",
-    "classification": "ClassificationTask",
-    "tagging": "TaggingTask",
-    "images": "ImagesTask",
-    "captions": "CaptionsTask",
-    "forecast": "ForecastTask",
-    "sequences": "SequencesTask",
-}
+from weft.tasks.names import TASKS
 
 
 def tasks() -> tuple[str, ...]:
     """The names of all tasks."""
-    return tuple(_HOMES)
+    return tuple(TASKS)
 
 
 def task_named(name: str) -> type[Task]:
     """The class of a task."""
-    if name not in _HOMES:
-        raise WeftError(f"there is no task {name!r}: choose one of {', '.join(_HOMES)}")
-    found: type[Task] = getattr(importlib.import_module(f"weft.tasks.{name}"), _HOMES[name])
+    if name not in TASKS:
+        raise WeftError(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
+    found: type[Task] = getattr(importlib.import_module(f"weft.tasks.{name}"), TASKS[name])
     return found

@@ -166,8 +166,7 @@ class Loop:
 
     def _evaluate(self, last: bool) -> None:
         with self._judged():
-            most = None if last else self.plan.evaluate_tokens
-            loss = mean_loss(self.task, self.module, self.validation, self.plan.batch, most)
+            loss = mean_loss(self.task, self.module, self.validation, self.plan.batch, self.plan.evaluate_tokens)
             better = loss < self.best
             self.stale = 0 if better else self.stale + 1
             self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
@@ -184,9 +183,9 @@ class Loop:
 
     def _keep_time(self) -> None:
         """Cut the plan once, on record, if the machine went slower than when it was measured."""
-        if self.plan.minutes is None or self.step >= self.plan.last:
+        if self.step >= self.plan.last:
             return
-        cut = self.plan.shorten(self.step, self.seconds, 60 * self.plan.minutes - self.seconds)
+        cut = self.plan.shorten(self.step, self.seconds)
         if cut is not self.plan and cut.shortened is not None:
             self.plan = cut
             self.folder.write_plan(cut.to_tree())

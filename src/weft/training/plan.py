@@ -20,7 +20,10 @@ class Shortening(Spec):
 
 
 class Plan(Spec):
-    """Steps, not seconds, decide; seconds and memory are what was expected when the plan was made."""
+    """Steps, not seconds, decide; seconds and memory are what was expected when the plan was made.
+
+    `before`: seconds that reading the data and measuring took; `step_seconds` include a share for judging.
+    """
 
     steps: PositiveInt
     batch: PositiveInt
@@ -33,6 +36,7 @@ class Plan(Spec):
     epochs: NonNegativeFloat
     memory: NonNegativeInt
     minutes: NonNegativeFloat | None = None
+    before: NonNegativeFloat = 0.0
     seconds: NonNegativeFloat | None = None
     step_seconds: NonNegativeFloat | None = None
     tried: tuple[dict[str, Any], ...] = ()
@@ -47,13 +51,14 @@ class Plan(Spec):
         """How many steps the run has in the end."""
         return self.steps if self.shortened is None else self.shortened.steps
 
-    def shorten(self, step: int, seconds: float, left: float) -> Plan:
-        """The plan after `step` steps in `seconds`, if the rest would not fit in the `left` seconds; else this one."""
+    def shorten(self, step: int, seconds: float) -> Plan:
+        """This plan, or a shorter one if the first `step` steps took clearly longer than planned."""
         if self.shortened is not None or self.step_seconds is None or step < 1 or self.minutes is None:
             return self
         pace = seconds / step
         if pace <= SLOWER * self.step_seconds:
             return self
+        left = 60 * self.minutes - self.before - seconds
         steps = max(step + 1, step + int(left / pace))
         if steps >= self.steps:
             return self

@@ -94,11 +94,11 @@ class Planner:
         threads = options.threads or torch.get_num_threads()
         return chosen, options, self._plan(chosen, options, steps, batch, threads)
 
-    def by_minutes(self, spec: AnySpec | None, minutes: float) -> tuple[AnySpec, TrainingSpec, Plan]:
-        """The best use of the time: sizes are weighed by the formula, the likeliest are measured."""
+    def by_minutes(self, spec: AnySpec | None, minutes: float, started: float) -> tuple[AnySpec, TrainingSpec, Plan]:
+        """The best use of the time since `started`: sizes are weighed by the formula, the likeliest are measured."""
         if minutes <= 0:
             raise WeftError(f"{minutes:g} minutes: give a time above 0")
-        budget = SHARE * 60 * minutes
+        budget = self._left(minutes, started)
         deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING * 60 * minutes))
         sizes = [None] if spec is not None else list(self.task.sizes(self.train))
         found: dict[Size | None, Choice] = {}
@@ -112,6 +112,8 @@ class Planner:
             if place < 0:
                 break
         best = min(found.values(), key=lambda choice: choice.loss)
+        left = self._left(minutes, started)
+        best = replace(best, steps=max(1, min(best.steps, int(left / best.pace.seconds))))
         epochs = best.steps * best.batch / max(1, self.train.tokens)
         chosen, options = self._dressed(best.size, spec, epochs)
         plan = self._plan(chosen, options, best.steps, best.batch, best.pace.threads)
@@ -129,8 +131,16 @@ class Planner:
         )
         seconds = best.steps * best.pace.seconds
         pace = best.pace.seconds / SHARE
-        plan = plan.replace(minutes=minutes, seconds=seconds / SHARE, step_seconds=pace, tried=list(tried))
+        before = time.perf_counter() - started
+        plan = plan.replace(
+            minutes=minutes, before=before, seconds=before + seconds / SHARE, step_seconds=pace, tried=list(tried)
+        )
         return chosen, options, plan
+
+    @staticmethod
+    def _left(minutes: float, started: float) -> float:
+        """Seconds for steps: what is left of the time, less a share for judging."""
+        return SHARE * max(1.0, 60 * minutes - (time.perf_counter() - started))
 
     def _next_place(self, sizes: Sequence[Size | None], found: dict[Size | None, Choice], budget: float) -> int:
         """The size that looks best if speed goes with FLOPs as measured nearby; -1 if that one is measured already."""

@@ -23,6 +23,9 @@ class Progress:
 class Reporter:
     """Hears everything and says nothing; override what is of interest."""
 
+    def began(self, what: str) -> None:
+        """A stage begins: reading, measuring the machine."""
+
     def planned(self, plan: Plan, words: str) -> None:
         """The plan is made and frozen."""
 

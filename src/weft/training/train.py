@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.data.samples import Best
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
 from weft.foundation.spec import Tree
@@ -30,6 +31,7 @@ from weft.training.reporting import Reporter
 from weft.training.weights import recompute_blocks
 
 MINUTES = 5.0
+JUDGING = 0.03  # of the time that was given, about, for metrics that are slow
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Trained:
     loss: float
     metrics: dict[str, Any]
     references: dict[str, float]
+    best: Best | None = None
     leak: str | None = None
 
 
@@ -85,6 +88,7 @@ def train(
 
 def carry_out(task: str, paths: Sequence[str], out: Path, order: Order, reporter: Reporter) -> Trained:
     """Train as ordered; the folder is held for writing all the while."""
+    started = time.perf_counter()
     kind = task_named(task)
     if order.steps is not None and order.minutes is not None:
         raise WeftError("steps and minutes both say how long: give one of them")
@@ -98,16 +102,20 @@ def carry_out(task: str, paths: Sequence[str], out: Path, order: Order, reporter
             raise WeftError(f"{out} holds a run already: go on with --resume, or choose another --out")
         if order.resume and folder.exists:
             return _go_on(kind, folder, paths, order, reporter)
-        return _begin(kind, folder, paths, order, reporter)
+        return _begin(kind, folder, paths, order, reporter, started)
 
 
-def _begin(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Order, reporter: Reporter) -> Trained:
+def _begin(
+    kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Order, reporter: Reporter, started: float
+) -> Trained:
     changes = dict(order.changes or {})
     chosen = {name.removeprefix("data."): changes.pop(name) for name in list(changes) if name.startswith("data.")}
     options = kind.Options(**chosen)
+    reporter.began(f"reading {', '.join(paths)}")
     prepared = kind.prepare(paths, options, order.seed, cache_folder())
     device = pick_device(order.device)
-    spec, training, plan = _plan(prepared, changes, order, device)
+    reporter.began("measuring this machine" if order.steps is None else "planning")
+    spec, training, plan = _plan(prepared, changes, order, device, started)
     folder.path.mkdir(parents=True, exist_ok=True)
     tokeniser = prepared.task.tokeniser
     if tokeniser is not None:
@@ -138,6 +146,7 @@ def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Ord
     given = [name for name, value in (("preset", order.preset != "auto"), ("set", bool(order.changes))) if value]
     if given or (order.steps is not None and order.steps != folder.read_plan().get("steps")):
         raise WeftError("a resumed run follows its own spec and plan: leave --preset, --set and --steps out")
+    reporter.began(f"reading {', '.join(paths)}")
     prepared = kind.prepare(paths, kind.Options(**spec.data), spec.seed, cache_folder())
     plan = Plan.from_tree(folder.read_plan())
     module = build(read_spec(spec.model), spec.seed, str(pick_device(order.device)))
@@ -146,7 +155,9 @@ def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Ord
     return _train(prepared, module, training, plan, folder, again, reporter)
 
 
-def _plan(prepared: Prepared, changes: Tree, order: Order, device: torch.device) -> tuple[AnySpec, TrainingSpec, Plan]:
+def _plan(
+    prepared: Prepared, changes: Tree, order: Order, device: torch.device, started: float
+) -> tuple[AnySpec, TrainingSpec, Plan]:
     task = prepared.task
     spec: AnySpec | None = None
     if order.preset != "auto":
@@ -163,7 +174,7 @@ def _plan(prepared: Prepared, changes: Tree, order: Order, device: torch.device)
     steps = order.steps or training.steps
     if steps is not None:
         return planner.by_steps(spec, steps)
-    return planner.by_minutes(spec, MINUTES if order.minutes is None else order.minutes)
+    return planner.by_minutes(spec, MINUTES if order.minutes is None else order.minutes, started)
 
 
 def _train(
@@ -201,7 +212,10 @@ def _judge(prepared: Prepared, train: Part, validation: Part, loop: Loop, folder
     """The kept weights on the whole held-out part, beside the best that is possible and simple methods."""
     began = time.perf_counter()
     run = load(folder.path, str(loop.device))
-    metrics = prepared.task.measure(run.module, validation, loop.plan.batch)
+    judged = validation
+    if loop.plan.minutes is not None:
+        judged = prepared.task.judged(run.module, validation, JUDGING * 60 * loop.plan.minutes)
+    metrics = prepared.task.measure(run.module, judged, loop.plan.batch)
     references = prepared.task.references(train, validation)
     leak = None
     if prepared.best is not None and prepared.best.metric in metrics:
@@ -214,7 +228,7 @@ def _judge(prepared: Prepared, train: Part, validation: Part, loop: Loop, folder
     loss = float(metrics.get("loss", loop.best))
     seconds = loop.seconds + time.perf_counter() - began
     folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
-    return Trained(run, loop.plan, loop.step, seconds, loss, metrics, references, leak)
+    return Trained(run, loop.plan, loop.step, seconds, loss, metrics, references, prepared.best, leak)
 
 
 def _compile(module: nn.Module, loop: Loop, reporter: Reporter) -> None:

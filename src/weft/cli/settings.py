@@ -1,0 +1,79 @@
+"""Options as users write them: `--set a.b=c`, a config file, and the table of all defaults for `--help`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Spec, Tree, parse_table
+
+ORDERS = ("preset", "steps", "minutes", "seed", "device")
+
+
+def read_changes(settings: Sequence[str], config: Path | None) -> tuple[Tree, Tree]:
+    """(what a config file says of the order itself, all changes by dotted names); `--set` wins over the file."""
+    orders: Tree = {}
+    changes: Tree = {}
+    if config is not None:
+        try:
+            tree = parse_table(config.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise WeftError(f"cannot read {config}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise WeftError(f"{config} is no text in UTF-8: write it as TOML") from None
+        orders = {name: tree.pop(name) for name in ORDERS if name in tree}
+        changes = dict(_flat(tree))
+    for setting in settings:
+        name, found, value = setting.partition("=")
+        if not found or not name.strip():
+            raise WeftError(
+                f"--set {setting} sets nothing: write a name and a value, such as --set training.rate=0.001"
+            )
+        changes[name.strip()] = _value(value.strip())
+    return orders, {name.removeprefix("model."): value for name, value in changes.items()}
+
+
+def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Tables of data, training and model by dotted names; a table deeper inside is a value."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and not prefix:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, null, a list or table in JSON; anything else is a text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def list_defaults(task: str) -> str:
+    """Every option of a task's data and of training, with its default, as lines of help."""
+    from weft.tasks.registry import task_named
+    from weft.training.options import TrainingSpec
+
+    kind = task_named(task)
+    lines = []
+    for title, prefix, spec in (
+        (f"Data of task {task}", "data", kind.Options),
+        ("Training, where the task has no other recipe", "training", TrainingSpec),
+    ):
+        lines += [f"{title} (--set {prefix}.NAME=VALUE):", *_defaults(prefix, spec), ""]
+        lines += [f"  {line.strip()}".rstrip() for line in (spec.__doc__ or "").strip().splitlines()] + [""]
+    lines.append(
+        f"Model: families {', '.join(kind.families)}; any field of the spec (--set layers=6), see `weft show`."
+    )
+    return "\n".join(lines)
+
+
+def _defaults(prefix: str, spec: type[Spec]) -> Iterator[str]:
+    for name, field in spec.model_fields.items():
+        default = "chosen by the plan or the data" if field.default is None else field.default
+        shown = ",".join(default) or "none" if isinstance(default, tuple) else default
+        yield f"  {prefix}.{name} = {shown}"

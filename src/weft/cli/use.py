@@ -1,0 +1,79 @@
+"""`weft eval` and `weft predict`: a run judged and used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from weft.cli.terminal import bars, console, print_json
+from weft.cli.train import print_metrics
+from weft.foundation.errors import WeftError
+from weft.tasks.base import Answer
+from weft.tasks.run import load
+
+MOST = 8
+
+
+def run_eval(run: Path, data: Sequence[str], device: str | None, as_json: bool) -> None:
+    """The task's metrics on held-out data."""
+    found = load(run, device).evaluate(list(data))
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    out.print(f"[bold]{run}[/bold] on {', '.join(data)}")
+    print_metrics(out, found)
+
+
+def run_predict(run: Path, inputs: Sequence[str], how: dict[str, Any], device: str | None, as_json: bool) -> None:
+    """Answers to all inputs; without any, each line of stdin is one."""
+    given = list(inputs) or _lines()
+    if not given:
+        raise WeftError(f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {run}")
+    opened = load(run, device)
+    wanted = {name: value for name, value in how.items() if value is not None}
+    answers = opened.answer(given, **wanted)
+    if as_json:
+        print_json([answer.to_tree() for answer in answers])
+        return
+    out = console()
+    for answer in answers:
+        _print(out, answer, opened.task.name, len(answers) > 1)
+
+
+def _lines() -> list[str]:
+    if sys.stdin is None or sys.stdin.isatty():
+        return []
+    try:
+        return [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    except UnicodeDecodeError:
+        raise WeftError("stdin is no text in UTF-8: convert it first") from None
+
+
+def _print(out: Any, answer: Answer, task: str, many: bool) -> None:
+    shown = answer.output if isinstance(answer.output, str) else _readable(answer.output)
+    if task == "text":
+        out.print(f"{answer.input}{shown}", markup=False, soft_wrap=True)
+    elif many or "\n" in shown:
+        out.print(f"{answer.input}\t{shown}", markup=False, soft_wrap=True)
+    else:
+        out.print(shown, markup=False, soft_wrap=True)
+    shares = answer.more.get("probabilities")
+    if isinstance(shares, dict) and not many and sys.stdout.isatty():
+        ranked = sorted(shares.items(), key=lambda item: -item[1])[:MOST]
+        title = "the first new token" if task == "text" else "probabilities"
+        out.print(
+            f"\n{title}\n{bars([(repr(name) if task == 'text' else name, s) for name, s in ranked])}", markup=False
+        )
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_readable(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], (list, tuple, dict)):
+            return "\n".join(_readable(inner) for inner in value)
+        return " ".join(f"{inner:.4g}" if isinstance(inner, float) else str(inner) for inner in value)
+    return str(value)

@@ -1,0 +1,14 @@
+"""The names of all tasks and the classes that do them; nothing heavy is read for these."""
+
+from __future__ import annotations
+
+TASKS = {
+    "text": "TextTask",
+    "translation": "TranslationTask",
+    "classification": "ClassificationTask",
+    "tagging": "TaggingTask",
+    "images": "ImagesTask",
+    "captions": "CaptionsTask",
+    "forecast": "ForecastTask",
+    "sequences": "SequencesTask",
+}

@@ -1,0 +1,278 @@
+"""Task translation: a target text from a source text, p(y | x) = prod_t p(y_t | x, y_1 .. y_(t-1)).
+
+Any pairs of texts: sentences in two languages, questions and answers, articles and summaries. The decoder is taught
+with the true beginning of the target (teacher forcing); BLEU, chrF, exact match and ROUGE-L judge what it writes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import nn
+
+from weft.data.texts import read_pairs
+from weft.data.tokenisers import Tokeniser
+from weft.foundation.errors import LengthError, WeftError
+from weft.foundation.spec import Tree
+from weft.inference.beam import Beam, beam_search
+from weft.inference.generate import Generated, generate
+from weft.inference.sampling import GREEDY, Sampling
+from weft.models.build import AnySpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.positions import RotarySpec
+from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
+from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.tasks.base import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+    mean_loss,
+)
+from weft.tasks.losses import language_loss
+from weft.tasks.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
+from weft.tasks.pairs import Ends, Pairs, PairsPart, hold_out, learn_tokeniser, real_mask
+
+ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
+TRIAL = 32  # sentences by which the pace of translating is measured
+
+SIZES = (Size(64, 2), Size(96, 2), Size(128, 2), Size(128, 3), Size(192, 3), Size(256, 3), Size(256, 4), Size(384, 4))
+
+
+class TranslationOptions(DataSpec):
+    """`columns`: the source's and the target's, by name or number. `tokeniser`: auto, characters, words, bpe or a file.
+
+    One tokeniser serves both sides; `vocabulary` bounds it (by default it follows the amount of text). `beam` and
+    `penalty` are the search's by which the model is judged.
+    """
+
+    columns: Names = ()
+    tokeniser: str = "auto"
+    vocabulary: PositiveInt | None = None
+    beam: PositiveInt = 5
+    penalty: NonNegativeFloat = 1.0
+
+
+class TranslationTask(Task):
+    """An encoder-decoder, or a recurrent one with or without attention, learns to say a text as another."""
+
+    name = "translation"
+    picture = "alignment"
+    metric = "bleu"
+    families = ("encoder-decoder", "recurrent-seq2seq")
+    Options = TranslationOptions
+
+    tokeniser: Tokeniser
+
+    def __init__(self, options: TranslationOptions, tokeniser: Tokeniser, longest: tuple[int, int], pairs: int) -> None:
+        self.options, self.tokeniser, self.longest, self.pairs = options, tokeniser, longest, pairs
+        self.ends = Ends.of(tokeniser)
+
+    @classmethod
+    def prepare(cls, paths: Sequence[str], options: TranslationOptions, seed: int, cache: Path) -> Prepared:
+        """Read pairs, hold a share of the sources out, learn one tokeniser for both sides."""
+        found = find_sample(cls.name, paths, seed)
+        columns = options.columns or None
+        train: Pairs
+        held: Pairs
+        if found is not None:
+            train, held = ([(pair.source, pair.target) for pair in part] for part in (found.train, found.validation))
+        elif options.validation:
+            train, held = read_pairs(paths, columns), read_pairs(options.validation, columns)
+        else:
+            train, held = hold_out(read_pairs(paths, columns), options.held_out, seed)
+        tokeniser = learn_tokeniser(options.tokeniser, [text for pair in train for text in pair], options.vocabulary)
+        task = cls(options, tokeniser, (1, 1), len(train))
+        part = task._part(train)
+        task.longest = (max(map(len, part.sources)) + 1, max(map(len, part.targets)) + 1)
+        return Prepared(task, part, task._part(held), None if found is None else found.best)
+
+    def _part(self, pairs: Pairs) -> PairsPart:
+        sources, targets = (self.tokeniser.encode_many([pair[side] for pair in pairs]) for side in (0, 1))
+        return PairsPart(pairs, sources, targets, self.ends)
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TranslationTask:
+        """The task of a saved run."""
+        if tokeniser is None:
+            raise WeftError("this run has no tokenizer.json: restore the file or train again")
+        source, target = facts["longest"]
+        return cls(options, tokeniser, (int(source), int(target)), int(facts["pairs"]))
+
+    def facts(self) -> Tree:
+        """The longest source and target in tokens, and how many pairs there were."""
+        return {"longest": list(self.longest), "pairs": self.pairs}
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Pairs to judge on."""
+        found = find_sample(self.name, paths, 0)
+        if found is not None:
+            return self._part([(pair.source, pair.target) for pair in found.validation])
+        return self._part(read_pairs(paths, self.options.columns or None))
+
+    def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
+        """Translating takes long: so many sources of the part as fit into the time."""
+        assert isinstance(part, PairsPart)
+        trial = _evenly(len(part), TRIAL)
+        began = time.perf_counter()
+        self._translate(module, [part.source(example) for example in trial], Decoding(beam=self.options.beam))
+        pace = (time.perf_counter() - began) / len(trial)
+        fitting = int(seconds / pace)
+        return part if fitting >= len(part) else replace(part, decoded=max(len(trial), fitting))
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def default_model(self, size: Size) -> EncoderDecoderSpec:
+        """As many decoder as encoder layers, rotary positions, layer norms without bias, one embedding for all."""
+        return self.fit(
+            EncoderDecoderSpec(
+                width=size.width,
+                layers=size.layers,
+                mixer=AttentionSpec(heads=size.heads, bias=False, query_key_norm=LayerNormSpec(bias=False)),
+                feedforward=ClassicSpec(activation="squared-relu", bias=False),
+                positions=RotarySpec(),
+                norm=LayerNormSpec(bias=False),
+                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+                dropout=size.dropout,
+            )
+        )
+
+    def fit(self, spec: AnySpec) -> Any:
+        """The vocabulary and the lengths of this data; dropout where a preset has none."""
+        assert isinstance(spec, (EncoderDecoderSpec, RecurrentSeq2SeqSpec))
+        length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
+        return spec.replace(vocabulary=self.tokeniser.vocabulary, target_vocabulary=None, length=length)
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Few tokens are learned by small models; width 256 is enough for tens of thousands of sentences."""
+        most = 128 if train.tokens < 100_000 else 256 if train.tokens < 4_000_000 else 384
+        return [size for size in SIZES if size.width <= most]
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Smoothed labels; dropout as strong as the pairs are few for the model."""
+        return Recipe(dropout=self._dropout(size), training={"smoothing": 0.1})
+
+    def _dropout(self, size: Size) -> float:
+        if self.tokeniser.vocabulary <= 256:
+            return 0.0
+        return 0.3 if size.width >= 192 else 0.2
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """- log p of each target token, given the source and the true tokens before it."""
+        x = batch.inputs
+        output = module(x["source"], x["target"], source_mask=real_mask(x.get("source_real")))
+        return language_loss(module, output, batch.labels, batch.count, smoothing)
+
+    # --- judging and answering ---------------------------------------------------------------------------------------
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Loss with teacher forcing; BLEU, chrF, exact match and ROUGE-L of what a beam search finds."""
+        assert isinstance(part, PairsPart)
+        loss = mean_loss(self, module, part, size)
+        chosen = _evenly(len(part), part.decoded)
+        how = Decoding(beam=self.options.beam)
+        found = self._translate(module, [part.source(example) for example in chosen], how)
+        texts = [self.tokeniser.decode(row[0].tokens).strip() for row in found]
+        sources, references = ([part.pairs[example][side] for example in chosen] for side in (0, 1))
+        rows = bleu_by_length(sources, texts, references)
+        return {
+            "bleu": bleu(texts, references),
+            "chrf": chrf(texts, references),
+            "exact_match": exact_match(texts, references),
+            "rouge_l": rouge(texts, references)["rougeL"],
+            "loss": loss,
+            "bleu_by_length": [row._asdict() for row in rows],
+            "sentences": len(chosen),
+            **({"cut": part.too_long} if part.too_long else {}),
+        }
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """Translations with their tokens and, where the model gives it, their alignment to the source's."""
+        texts = [str(text) for text in inputs]
+        rows = [[*ids, self.ends.stop] for ids in self.tokeniser.encode_many(texts)]
+        longest = self._length(module)
+        for text, row in zip(texts, rows, strict=True):
+            if len(row) > longest:
+                raise LengthError(
+                    f"{text[:40]!r} is {len(row)} tokens with its stop token, but this model reads {longest}: "
+                    "shorten it, or train with a larger --set length"
+                )
+        answers = []
+        for text, row, found in zip(texts, rows, self._translate(module, rows, how), strict=True):
+            for one in found:
+                more: Tree = {"tokens": self.tokeniser.pieces(one.tokens), "source_tokens": self.tokeniser.pieces(row)}
+                if one.alignment is not None:
+                    more["alignment"] = [[round(share, 6) for share in looks] for looks in one.alignment.tolist()]
+                answers.append(Answer(text, self.tokeniser.decode(one.tokens).strip(), more))
+        return answers
+
+    def _length(self, module: nn.Module) -> int:
+        spec: Any = module.spec
+        return int(spec.length)
+
+    def _translate(self, module: nn.Module, rows: Sequence[Sequence[int]], how: Decoding) -> list[list[Generated]]:
+        """What is written for each source, `how.samples` each, in batches of like length."""
+        found: list[list[Generated]] = [[] for _ in rows]
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        most = how.max_tokens or min(self._length(module), round(ROOM * self.longest[1]))
+        for first in range(0, len(order), how.batch):
+            places = order[first : first + how.batch]
+            batch = [rows[place] for place in places]
+            for place, written in zip(places, self._write(module, batch, places, most, how), strict=True):
+                found[place] = written
+        return found
+
+    def _write(
+        self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, how: Decoding
+    ) -> list[list[Generated]]:
+        prompts = [[self.ends.start]] * len(batch)
+        if how.beam is not None and not how.temperature:
+            beam = Beam(max(how.beam, how.samples), self.options.penalty, how.samples)
+            return beam_search(module, prompts, beam, max_tokens=most, stop=(self.ends.stop,), source=batch)
+        sampling = GREEDY
+        if how.temperature:
+            sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p)
+        found = generate(
+            module,
+            prompts,
+            sampling,
+            max_tokens=most,
+            stop=(self.ends.stop,),
+            seeds=[how.seed + place for place in places],
+            samples=how.samples,
+            source=batch,
+        )
+        return [found[first : first + how.samples] for first in range(0, len(found), how.samples)]
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """The translation of one held-out source."""
+        assert isinstance(part, PairsPart)
+        source, target = part.pairs[0]
+        found = self._translate(module, [part.source(0)], Decoding())[0][0]
+        return f"{source!r} -> {self.tokeniser.decode(found.tokens)!r} ({target!r})"
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """BLEU of the source itself as its translation."""
+        assert isinstance(part, PairsPart)
+        return {"bleu of the source itself": bleu(*zip(*part.pairs, strict=True))}
+
+
+def _evenly(count: int, most: int | None) -> list[int]:
+    """All of `count` places, or `most` of them, evenly spread."""
+    if most is None or most >= count:
+        return list(range(count))
+    return [number * count // most for number in range(most)]
