@@ -24,7 +24,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from weft.data import encoding, pieces, shard_files
 from weft.data.encoding import bulk_encoder, joins_spaces
 from weft.data.files import DataError, read_blocks, read_lines
-from weft.data.pieces import Piece, cut_text, has_chats, read_pieces, sample_texts
+from weft.data.pieces import Piece, cut_text, has_chats, letters_of, read_pieces, sample_texts
 from weft.data.shards import CHAT_TOKENS, TokenStore, token_store
 from weft.data.tokenisers import KINDS, STOP, Tokeniser, train_tokeniser
 
@@ -93,6 +93,7 @@ def test_cut_texts_lose_nothing(text, size, block):
 def test_cuts_fall_between_words_where_they_can():
     assert list(cut_text(["one two, (three)"], 9)) == ["one", " two,", " (three)"]
     assert list(cut_text(["x.\ny end.\n\nz"], 8)) == ["x.\ny", " end.\n\nz"]
+    assert list(cut_text(["one two\nsix"], 9)) == ["one", " two\nsix"]
     assert list(cut_text(["abcdefg"], 3)) == ["abc", "def", "g"]
 
 
@@ -123,6 +124,13 @@ def test_samples_are_even_and_bounded(put):
         assert max(np.diff([0, *places, 1])) < 0.08
 
 
+def test_letters_teach_a_tokeniser_every_character(put):
+    text = SEED_TEXT * 31 + "ß\n"
+    learned = [train_tokeniser("characters", texts) for texts in (letters_of([put("a.txt", text)], 101), [text])]
+    assert learned[0].engine.get_vocab().keys() == learned[1].engine.get_vocab().keys()
+    assert learned[0].decode(learned[0].encode(text)) == text
+
+
 # --- encoding in bulk ---
 
 
@@ -138,6 +146,13 @@ def test_bulk_ids_are_the_tokenisers_own(kind, texts):
         expected = [tokeniser.encode(text) for text in texts]
         assert counts.tolist() == [len(ids) for ids in expected]
         assert flat.tolist() == [index for ids in expected for index in ids]
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes"])
+def test_the_longest_special_token_wins(kind):
+    tokeniser = train_tokeniser(kind, [SEED_TEXT], specials=["<stop>>", "<s"])
+    text = "a<stop>>b<stop><s<sta<<stop"
+    assert bulk_encoder(tokeniser)([text, text]).flat.tolist() == tokeniser.encode(text) * 2
 
 
 def test_units_are_forgotten_when_there_are_too_many(monkeypatch):
@@ -218,6 +233,15 @@ def test_chats_count_what_the_assistant_says(put, tmp_path):
     assert store.counted == len(counted) and store.bytes == len("texthellonox")
     assert store.window(5, 17).answers.tolist() == store.answers[5:22].tolist()
     assert store.starts.tolist() == [0, 5, 24, 33]
+
+
+def test_a_long_answer_is_opened_and_ended_once(put, tmp_path):
+    tokeniser, words = TOKENISERS["bpe"], "one two three " * 53
+    store = token_store([put("a.jsonl", rows(chat(("user", words), ("assistant", words))))], tokeniser, tmp_path / "c")
+    ids, user, assistant = tokeniser.encode(words), tokeniser.id_of("<User:>"), tokeniser.id_of("<Assistant:>")
+    assert store.tokens.tolist() == [user, *ids, assistant, *ids, tokeniser.stop]
+    assert store.answers.tolist() == [False] * (len(ids) + 2) + [True] * (len(ids) + 1)
+    assert (store.folder / "places.bin").stat().st_size > 7 * 8
 
 
 def test_answers_before_the_first_chat_all_count(put, tmp_path, monkeypatch):

@@ -90,9 +90,9 @@ class RunFolder:
         """Read plan.json."""
         return self._read_json("plan.json")
 
-    def write_model(self, weights: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:
+    def write_model(self, weights: dict[str, Tensor], facts: Tree | None = None) -> None:
         """Write model.safetensors."""
-        write_tensors(self.path / "model.safetensors", weights, notes)
+        write_tensors(self.path / "model.safetensors", weights, _note(facts or {}))
 
     def read_model(self) -> dict[str, Tensor]:
         """Read model.safetensors."""
@@ -117,8 +117,8 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DiskError(f"cannot write to {folder}: {error.strerror}; the run itself is whole") from None
-        notes = {"step": str(snapshot.step), "facts": json.dumps(snapshot.facts)}
-        write_tensors(folder / STATE.format(step=snapshot.step), snapshot.tensors, notes)
+        note = _note({"step": snapshot.step, **snapshot.facts})
+        write_tensors(folder / STATE.format(step=snapshot.step), snapshot.tensors, note)
         for old in self._states()[:-keep]:
             with contextlib.suppress(OSError):
                 old.unlink()
@@ -130,8 +130,8 @@ class RunFolder:
         for file in reversed(self._states()):
             try:
                 with safe_open(file, framework="pt") as opened:
-                    notes = opened.metadata() or {}
-                return Snapshot(int(notes["step"]), read_tensors(file), json.loads(notes["facts"]))
+                    facts = json.loads((opened.metadata() or {})["weft"])
+                return Snapshot(facts.pop("step"), read_tensors(file), facts)
             except (DiskError, SafetensorError, OSError, KeyError, ValueError):
                 continue  # a damaged file: the one before it may be whole
         return None
@@ -175,3 +175,8 @@ class RunFolder:
             raise WeftError(f"{self.path} is a file: give a run's folder") from None
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise SpecError(f"{file} cannot be read ({error}): restore it or train again") from None
+
+
+def _note(facts: Tree) -> dict[str, str]:
+    """Facts for a safetensors file, as one entry: several would be written in an order that varies."""
+    return {"weft": json.dumps(facts)}

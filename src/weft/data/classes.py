@@ -45,7 +45,9 @@ def label_names(path: Path, labels: NDArray[np.generic]) -> list[str]:
     return [name.decode() if isinstance(name, bytes) else str(name) for name in labels.tolist()]
 
 
-def read_arrays(path: Path, **fields: Sequence[str]) -> dict[str, NDArray[np.generic]]:
+def read_arrays(
+    path: Path, optional: Sequence[str] = ("lengths",), /, **fields: Sequence[str]
+) -> dict[str, NDArray[np.generic]]:
     """Arrays of an .npz file by field, each under the first of its names that is there; no pickles."""
     found: dict[str, NDArray[np.generic]] = {}
     if not zipfile.is_zipfile(path):
@@ -65,6 +67,6 @@ def read_arrays(path: Path, **fields: Sequence[str]) -> dict[str, NDArray[np.gen
             "save plain arrays, padded and with `lengths` if need be"
         ) from None
     for field, names in fields.items():
-        if field not in found and field != "lengths":
+        if field not in found and field not in optional:
             raise DataError(f"{path.name} has no array {' or '.join(names)}: it has {kept or 'none'}")
     return found

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.pieces import count_bytes
 from weft.data.tokenisers import Tokeniser, train_tokeniser
 
 UNIT = re.compile(r"(?=[ \n][^\W_])")
@@ -110,9 +111,8 @@ class _Table:
         if any(name in whole for name in self.specials):
             parts = [self._with_specials(text) for text in texts]
             return Ids(np.concatenate(parts), np.array([len(part) for part in parts], np.int64))
-        width = np.dtype(self.unit).itemsize
-        counts = [len(text) if width == 4 else len(text.encode()) for text in texts]
-        return Ids(self._look_up(whole), np.array(counts, np.int64))
+        count = count_bytes if self.codec == "utf-8" else len
+        return Ids(self._look_up(whole), np.array([count(text) for text in texts], np.int64))
 
     def _look_up(self, text: str) -> NDArray[np.uint32]:
         return self.table[np.frombuffer(text.encode(self.codec), self.unit)]

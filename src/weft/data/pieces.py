@@ -107,3 +107,13 @@ def sample_texts(paths: Sequence[str | Path], most: int | None = 50_000_000, siz
         if due >= len(piece.text):
             due -= len(piece.text)
             yield piece.text
+
+
+def letters_of(paths: Sequence[str | Path], size: int = 4 * PIECE) -> Iterator[str]:
+    """Each piece's different characters once: a tokeniser of characters learns all there are, fast, from any text."""
+    return ("".join(sorted(set(piece.text))) for piece in read_pieces(paths, size))
+
+
+def count_bytes(text: str) -> int:
+    """UTF-8 bytes of a text."""
+    return len(text) if text.isascii() else len(text.encode())

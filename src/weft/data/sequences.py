@@ -42,14 +42,15 @@ class Sequences:
         return int(self.values[0].shape[1])
 
 
-def read_sequences(paths: Sequence[str | Path], learn: bool = True) -> Sequences:
+def read_sequences(paths: Sequence[str | Path], learn: bool = True, labelled: bool = True) -> Sequences:
     """Sequences of .ts, .npz and .csv files, of a folder per class of .wav, or of a folder or tar of skeletons.
 
-    `learn=False`, for data to evaluate on, allows a class with one example.
+    `learn=False`, for data to evaluate on, allows a class with one example; `labelled=False`, for data to predict,
+    allows files without labels, which then are "".
     """
     examples: list[Example] = []
     for given in map(Path, paths):
-        examples += _read_path(given)
+        examples += _read_path(given, labelled)
     if not examples:
         raise DataError(
             f"{', '.join(str(path) for path in paths) or 'no path'} holds no sequence: give a file that does"
@@ -68,11 +69,11 @@ def read_sequences(paths: Sequence[str | Path], learn: bool = True) -> Sequences
             raise DataError(
                 f"sequence {name}: step {step}, channel {channel} is no finite number: fill it or remove it"
             )
-    labels, classes = number_labels([label for _, label, _ in examples], learn)
+    labels, classes = number_labels([label for _, label, _ in examples], learn and labelled)
     return Sequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
 
 
-def _read_path(given: Path) -> list[Example]:
+def _read_path(given: Path, labelled: bool) -> list[Example]:
     if given.is_dir():
         inside = [path for path in sorted(given.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         sounds = [path for path in inside if path.suffix.lower() == ".wav"]
@@ -80,15 +81,17 @@ def _read_path(given: Path) -> list[Example]:
             return list(_from_sounds(sounds))
         if any(SKELETON.match(path.name) for path in inside):
             return list(read_skeletons(given))
-    if is_archive(given):
+    if is_archive(given) or (given.is_file() and SKELETON.match(given.name)):
         return list(read_skeletons(given))
+    if given.is_file() and given.suffix.lower() == ".wav" and not labelled:
+        return list(_from_sounds([given]))
     readers = {".ts": _from_ts, ".npz": _from_npz, ".csv": _from_table, ".tsv": _from_table}
     examples: list[Example] = []
     for path in find_files([given], (*FILE_SUFFIXES, ".wav")):
         reader = readers.get(name_suffix(path))
         if reader is None:
             raise DataError(f"{path.name} is no .ts, .npz or .csv file: give one, or a folder per class of .wav")
-        examples += reader(path)
+        examples += reader(path, labelled)
     return examples
 
 
@@ -103,11 +106,11 @@ def _from_sounds(paths: Sequence[Path]) -> Iterator[Example]:
         yield str(path), path.parent.name, log_mel(samples, rate)
 
 
-def _from_ts(path: Path) -> Iterator[Example]:
+def _from_ts(path: Path, labelled: bool) -> Iterator[Example]:
     """UEA's format: @ lines tell about the data; a case a line, its channels and last its class between colons."""
     classes: list[str] | None = None
     head: dict[str, str] = {}
-    started = False
+    started, named = False, True
     for number, line in read_lines(path):
         line = line.strip()
         if not line or line.startswith(("#", "%")):
@@ -117,11 +120,12 @@ def _from_ts(path: Path) -> Iterator[Example]:
             head[key.lower()] = value.strip()
             started = key.lower() == "data"
             if started:
-                classes = _ts_classes(path, head)
+                named = labelled or head.get("classlabel", "").lower().startswith("true")
+                classes = _ts_classes(path, head) if named else []
             continue
         if classes is None:
             raise DataError(f"{path.name}, line {number}: data before the line @data: is this a .ts file?")
-        *channels, label = (part.strip() for part in line.split(":"))
+        *channels, label = (part.strip() for part in [*line.split(":"), *([] if named else [""])])
         if classes and label not in classes:
             raise DataError(
                 f"{path.name}, line {number}: class {label[:40]!r} is none of @classLabel {' '.join(classes)}"
@@ -171,12 +175,16 @@ def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str,
     return values.astype(np.float32)
 
 
-def _from_npz(path: Path) -> Iterator[Example]:
+def _from_npz(path: Path, labelled: bool) -> Iterator[Example]:
     """x [N, T, C] or [N, T], with `lengths` where padded; or all steps one after the other [sum of lengths, C]."""
     arrays = read_arrays(
-        path, x=("x", "data", "sequences", "values"), y=("y", "labels", "targets"), lengths=("lengths", "length")
+        path,
+        ("lengths",) if labelled else ("lengths", "y"),
+        x=("x", "data", "sequences", "values"),
+        y=("y", "labels", "targets"),
+        lengths=("lengths", "length"),
     )
-    labels, x = label_names(path, arrays["y"]), arrays["x"]
+    labels, x = label_names(path, arrays["y"]) if "y" in arrays else None, arrays["x"]
     if x.dtype.kind not in "biuf" or x.ndim not in (2, 3):
         shape = "x".join(map(str, x.shape))
         raise DataError(f"{path.name}: x of shape {shape} and type {x.dtype}, but numbers [N, T, C] are needed")
@@ -198,21 +206,22 @@ def _from_npz(path: Path) -> Iterator[Example]:
                 f"{padded.shape[1]} steps"
             )
         parts = [padded[row, : sizes[row] if sizes else None] for row in range(len(padded))]
+    labels = [""] * len(parts) if labels is None else labels
     if len(parts) != len(labels):
         raise DataError(f"{path.name} has {len(parts)} sequences and {len(labels)} labels: one each is needed")
     for row, (values, label) in enumerate(zip(parts, labels, strict=True)):
         yield f"{row + 1} of {path.name}", label, values.astype(np.float32)
 
 
-def _from_table(path: Path) -> Iterator[Example]:
+def _from_table(path: Path, labelled: bool) -> Iterator[Example]:
     """Rows of sequence id, time, values and label; with a header the columns may come in any order, time left out."""
     rows = list(read_table(path))
-    place_id, place_time, place_label, has_header = _table_places(path, rows)
+    place_id, place_time, place_label, has_header = _table_places(path, rows, labelled)
     places = [p for p in range(len(rows[0][1])) if p not in (place_id, place_time, place_label)]
     steps: dict[str, list[tuple[str, list[float]]]] = {}
     labels: dict[str, str] = {}
     for number, cells in rows[has_header:]:
-        name, label = cells[place_id].strip(), cells[place_label].strip()
+        name, label = cells[place_id].strip(), "" if place_label is None else cells[place_label].strip()
         if labels.setdefault(name, label) != label:
             raise DataError(
                 f"{path.name}, line {number}: sequence {name!r} is labelled {label!r}, but {labels[name]!r} before: "
@@ -228,12 +237,16 @@ def _from_table(path: Path) -> Iterator[Example]:
         yield f"{name!r} of {path.name}", labels[name], np.array([values for _, values in ordered], dtype=np.float32)
 
 
-def _table_places(path: Path, rows: Sequence[tuple[int, list[str]]]) -> tuple[int, int | None, int, bool]:
+def _table_places(
+    path: Path, rows: Sequence[tuple[int, list[str]]], labelled: bool
+) -> tuple[int, int | None, int | None, bool]:
     """Where id, time and label are, and whether the first row is a header: by name, else first, second and last."""
     names = [cell.strip().lower() for cell in rows[0][1]] if rows else []
     named = [next((names.index(n) for n in known if n in names), None) for known in (ID_NAMES, TIME_NAMES, LABEL_NAMES)]
     if named[0] is not None and named[2] is not None and len(names) > 3 - (named[1] is None):
         return named[0], named[1], named[2], True
+    if not labelled and named[0] is not None and named[2] is None and len(names) > 2 - (named[1] is None):
+        return named[0], named[1], None, True
     if len(names) < 4:
         raise DataError(f"{path.name} has {len(names)} columns: sequence id, time, values and label are needed")
     worded = not any(re.fullmatch(r"[-+.\d][-+.\deE]*", name) for name in names[2:-1])

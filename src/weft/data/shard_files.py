@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.data.encoding import bulk_encoder, joins_spaces
 from weft.data.files import DataError, find_files
-from weft.data.pieces import PIECE, Piece, read_pieces
+from weft.data.pieces import PIECE, Piece, count_bytes, read_pieces
 from weft.data.texts import CHAT_TOKENS, ROLES, TEXT_SUFFIXES
 from weft.data.tokenisers import Tokeniser
 
@@ -150,7 +150,7 @@ class StoreWriter:
             tokens += [np.array(before, self.kind), ids[first:end], np.array(after, self.kind)]
             answers += [(False, len(before)), (self.counted, count + len(after))]
             self.tokens += len(before) + count + len(after)
-            size = len(piece.text.encode())
+            size = count_bytes(piece.text)
             self.read += size
             self.bytes += size if self.counted else 0
         self._write("tokens", np.concatenate(tokens))

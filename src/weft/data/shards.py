@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.files import DataError
-from weft.data.pieces import Piece, has_chats, read_pieces, sample_texts
+from weft.data.pieces import Piece, has_chats, letters_of, read_pieces, sample_texts
 from weft.data.shard_files import BATCH, Progress, make_store, read_header, store_name
 from weft.data.texts import CHAT_TOKENS
 from weft.data.tokenisers import Tokeniser
 
-__all__ = ["CHAT_TOKENS", "Piece", "TokenStore", "Window", "has_chats", "read_pieces", "sample_texts", "token_store"]
+__all__ = [
+    "CHAT_TOKENS",
+    "Piece",
+    "TokenStore",
+    "Window",
+    "has_chats",
+    "letters_of",
+    "read_pieces",
+    "sample_texts",
+    "token_store",
+]
 
 
 class Window(NamedTuple):
@@ -141,8 +152,9 @@ class TokenStore:
         return (self.folder / "tokens.bin").stat().st_size // np.dtype(self.kind).itemsize
 
     def _map(self, name: str, kind: str) -> Any:
+        path = self.folder / f"{name}.bin"
         try:
-            return np.memmap(self.folder / f"{name}.bin", kind, mode="r")
+            return _mapped(path, kind, path.stat().st_mtime_ns)
         except (OSError, ValueError):
             raise self._lost(name) from None
 
@@ -158,3 +170,9 @@ class TokenStore:
 
     def _lost(self, name: str) -> DataError:
         return DataError(f"{name}.bin of the token store {self.folder} is missing or cut off: start again to make it")
+
+
+@lru_cache(maxsize=16)
+def _mapped(path: Path, kind: str, written: int) -> Any:
+    """A mapped file; `written` tells a file that was made again from the one before."""
+    return np.memmap(path, kind, mode="r")

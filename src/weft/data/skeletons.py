@@ -33,8 +33,8 @@ def read_skeletons(path: Path) -> Iterator[tuple[str, str, NDArray[np.float32]]]
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
-    if path.is_dir():
-        for file in sorted(path.rglob("*.txt")):
+    if path.is_dir() or SKELETON.match(path.name):
+        for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
             yield file.name, file.read_text(encoding="latin-1")
     else:
         for name, content in read_members(path):

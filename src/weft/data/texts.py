@@ -110,8 +110,13 @@ def _table_pairs(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[st
         yield cells[0], cells[1]
 
 
-def read_labelled(paths: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """(text, label) from tables with a column of each; a header or fields such as text and label are recognised."""
+def read_labelled(
+    paths: Sequence[str | Path], columns: Sequence[str] | None = None, learn: bool = True
+) -> list[tuple[str, str]]:
+    """(text, label) from tables with a column of each; a header or fields such as text and label are recognised.
+
+    To learn from, there must be two labels or more, of two examples or more each; to evaluate on, any will do.
+    """
     rows: list[tuple[str, str]] = []
     for path in find_files(paths, TABLE_SUFFIXES):
         for number, cells in read_table(path, columns or _label_columns(path)):
@@ -123,7 +128,8 @@ def read_labelled(paths: Sequence[str | Path], columns: Sequence[str] | None = N
             if not cells[1].strip():
                 raise DataError(f"{path.name}, line {number}: the label is empty: give one, or remove the line")
             rows.append((cells[0], cells[1].strip()))
-    expect_classes([label for _, label in rows])
+    if learn or not rows:
+        expect_classes([label for _, label in rows])
     return rows
 
 

@@ -58,7 +58,9 @@ class Block(nn.Module):
 
     def drop(self, branch: Tensor) -> Tensor:
         """Residual dropout and stochastic depth, in training only."""
-        return stochastic_depth(F.dropout(branch, self.dropout, self.training), self.depth, self.training)
+        if not self.training:
+            return branch
+        return stochastic_depth(F.dropout(branch, self.dropout), self.depth, True)
 
 
 class PreNorm(Block):

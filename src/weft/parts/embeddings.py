@@ -170,4 +170,4 @@ class SequenceInput(nn.Module):
             x = self.position(x, places)
         if self.norm is not None:
             x = self.norm(x)
-        return F.dropout(x, self.dropout, self.training)
+        return F.dropout(x, self.dropout) if self.training else x

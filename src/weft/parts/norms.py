@@ -11,13 +11,19 @@ from weft.foundation.numerics import widen
 
 def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None = None, epsilon: float = 1e-5) -> Tensor:
     """y = (x - mean x) / sqrt(var x + eps) * gamma + beta, over the last axis (Ba et al. 2016)."""
-    bias = None if beta is None else beta.to(widen(x).dtype)
-    return F.layer_norm(widen(x), x.shape[-1:], gamma.to(widen(x).dtype), bias, epsilon).to(x.dtype)
+    wide = widen(x)
+    gamma, beta = _like(gamma, wide), None if beta is None else _like(beta, wide)
+    return _like(F.layer_norm(wide, x.shape[-1:], gamma, beta, epsilon), x)
 
 
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
     """y = x / sqrt(eps + mean x^2) * gamma, over the last axis (Zhang and Sennrich 2019)."""
-    return F.rms_norm(widen(x), x.shape[-1:], gamma.to(widen(x).dtype), epsilon).to(x.dtype)
+    wide = widen(x)
+    return _like(F.rms_norm(wide, x.shape[-1:], _like(gamma, wide), epsilon), x)
+
+
+def _like(x: Tensor, other: Tensor) -> Tensor:
+    return x if x.dtype == other.dtype else x.to(other.dtype)
 
 
 class Norm(nn.Module):

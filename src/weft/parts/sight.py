@@ -127,7 +127,7 @@ class Sight:
 
     def bias(self, query: Tensor, extent: Extent | None = None) -> Tensor | None:
         """What the position adds to the scores, [B or 1, H, T, S], or only for one block of queries and keys."""
-        if self.position is None:
+        if self.position is None or not self.has_bias:
             return None
         q0, q1, k0, k1 = extent or (0, self.queries.length, 0, self.keys.length)
         return self.position.bias(query, self.queries.slice(q0, q1), self.keys.slice(k0, k1))

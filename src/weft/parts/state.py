@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.foundation.errors import LengthError, ShapeError, WeftError
 from weft.parts.masks import Mask, arrange
-from weft.parts.places import Places, document_begins, real_counts
+from weft.parts.places import Pads, Places, document_begins, real_counts
 
 FIRST_CAPACITY = 64
 RING_SLACK = 64
@@ -218,6 +218,8 @@ class KeyValueState:
         return store.scatter_(2, index, new.expand(index.shape[0], -1, -1, -1))
 
     def _room(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+        if self.keys is not None and self.values is not None and self.keys.shape[2] > capacity:
+            return self.keys, self.values
         # Made outside of inference mode, so that a state may pass from inference to ordinary calls.
         with torch.inference_mode(False), torch.no_grad():
             if self.keys is None or self.values is None:
@@ -225,7 +227,7 @@ class KeyValueState:
                     torch.zeros(n.shape[0], n.shape[1], capacity + 1, n.shape[3], dtype=n.dtype, device=n.device)
                     for n in (key, value)
                 )
-            elif self.keys.shape[2] < capacity + 1:
+            else:
                 # The old last slot held padding; it becomes an ordinary slot that is written before it is seen.
                 self.keys, self.values = (_extend(s, 2, capacity + 1, 0) for s in (self.keys, self.values))
         return self.keys, self.values
@@ -279,7 +281,8 @@ class Clock:
         if going_on is not None:
             nexts = torch.where(going_on, nexts, self.origin)
         positions = torch.where(places.positions >= 0, places.positions + nexts, -1)
-        return replace(places, given=positions, start=None, pads="anywhere", packed=False)
+        pads: Pads = "none" if places.pads == "none" else "anywhere"
+        return replace(places, given=positions, start=None, pads=pads, packed=False)
 
     def _numbered(self, places: Places) -> tuple[Places, Tensor | None]:
         """Documents by running numbers, and where a token goes on with its row's last document."""

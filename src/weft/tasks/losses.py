@@ -29,20 +29,28 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
     embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
     if hidden.shape[0] * head.vocabulary > WHOLE:
         bias = getattr(getattr(head, "linear", None), "bias", None)
-        options = nn.LinearCrossEntropyOptions()
-        total = F.linear_cross_entropy(
-            hidden,
-            head.weight(embedding).to(hidden.dtype),
-            flat,
-            linear_bias=bias,
-            reduction="sum",
-            label_smoothing=smoothing,
-            options=options,
-        )
+        total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), bias, flat, smoothing)
     else:
         logits = widen(head(hidden, embedding=embedding))
         total = F.cross_entropy(logits, flat, reduction="sum", label_smoothing=smoothing)
     return Loss(total, count, auxiliary_loss(output))
+
+
+def _in_chunks(hidden: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
+    """Cross-entropy whose logits z = W h + b exist only chunk by chunk.
+
+    With smoothing s over C classes it is (1 - s) (lse - z_y) + s (lse - mean_c z_c) = (lse - z_y) + s (z_y - mean z):
+    the second part is linear in h and needs no logits.
+    """
+    options = nn.LinearCrossEntropyOptions()
+    total = F.linear_cross_entropy(hidden, W, labels, linear_bias=b, reduction="sum", options=options)
+    if not smoothing:
+        return total
+    mean = (hidden @ W.mean(0)).sum()
+    at_label = (hidden * F.embedding(labels, W)).sum()
+    if b is not None:
+        mean, at_label = mean + len(labels) * b.mean(), at_label + b[labels].sum()
+    return total + smoothing * (at_label - mean)
 
 
 def class_loss(output: Output, labels: Tensor, count: int, smoothing: float = 0.0) -> Loss:

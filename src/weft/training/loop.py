@@ -172,7 +172,7 @@ class Loop:
             self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
             if better:
                 self.best = loss
-                self.folder.write_model(self.module.state_dict(), {"step": str(self.step), "loss": repr(loss)})
+                self.folder.write_model(self.module.state_dict(), {"step": self.step, "loss": loss})
             self.reporter.evaluated(self.step, loss, better)
             every = max(1, self.plan.last // self.plan.evaluate_every // GLIMPSES)
             if not last and self.step // self.plan.evaluate_every % every == 0:

@@ -88,7 +88,8 @@ class Planner:
     def by_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, Plan]:
         """So many steps of a given or a middling model; nothing is measured."""
         size = next((s for s in self.task.sizes(self.train) if s.width >= 128), self.task.sizes(self.train)[-1])
-        batch = self.options.batch or (suitable_batch(steps * 1500.0) if spec is None else 2048)
+        asked = self._dressed(size, spec, 1.0)[1].batch
+        batch = asked or (suitable_batch(steps * 1500.0) if spec is None else 2048)
         epochs = steps * batch / max(1, self.train.tokens)
         chosen, options = self._dressed(size, spec, epochs)
         threads = options.threads or torch.get_num_threads()
@@ -167,9 +168,9 @@ class Planner:
     ) -> Choice:
         chosen, options = self._dressed(size or Size(), spec, 1.0)
         guess = max((choice.pace.rate for choice in found.values()), default=4000.0)
-        batch = self.options.batch or suitable_batch(guess * budget)
+        batch = options.batch or suitable_batch(guess * budget)
         pace = self._time_steps(chosen, options, batch)
-        if self.options.batch is None:
+        if options.batch is None:
             batch = suitable_batch(pace.rate * budget)
         if not 0.5 < batch / pace.tokens < 2:
             pace = self._time_steps(chosen, options, batch)
