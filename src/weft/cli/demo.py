@@ -1,173 +1,136 @@
-"""`weft demo`: a small language model learns Python's own documentation, then shows what it learned."""
+"""`weft demo`: a language model and a translator learn built-in data, then show what they learned."""
 
 from __future__ import annotations
 
-import builtins
-import inspect
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from rich.console import Console
+from rich.markup import escape
 
-from weft.cli.terminal import bars, console, print_json, progress
+from weft.checkpoints.run_folder import RunFolder
+from weft.cli.reporter import TerminalReporter
+from weft.cli.terminal import bars, console, print_json
+from weft.cli.train import draw_training
+from weft.data.samples import sample
+from weft.figures.alignments import alignment_figure
+from weft.figures.canvas import save_figure
 from weft.foundation.errors import WeftError
-from weft.foundation.seeds import generator
-from weft.models.build import build
-from weft.models.presets import preset
-from weft.parts.masks import Causal
+from weft.tasks.base import Answer
+from weft.training.train import Order, Trained, carry_out
 
-SEED = 0
-LENGTH, BATCH, LAYERS, RATE = 96, 8, 2, 3e-3
-STEPS_A_SECOND = 20
-PROMPT, QUESTION, CONTINUATION = "The value of ", "This is a functio", 240
+TEXT, DATES, TRANSLATOR = "sample:stdlib", "sample:dates", "nano-gru-additive"
+PROMPT, QUESTION = "def read(self, ", "raise ValueErr"
+CONTINUATION, SHOWN, TOP = 200, 5, 6
 LONGEST = 24 * 3600
-
-Report = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """A trained model; losses on text that it never saw, in nats a byte."""
+class Shown:
+    """What the two models do after training."""
 
-    model: nn.Module
-    loss_first: float
-    loss_last: float
-    steps: int
-    seconds: float
+    text: Trained
+    continuation: Answer
+    expected: dict[str, float]
+    translation: Trained
+    translations: list[tuple[Answer, str]]
+    picture: Path
 
 
-def run_demo(seconds: float, as_json: bool) -> None:
-    """Train for at most `seconds`, then print what the model writes and expects."""
+def run_demo(seconds: float, out: Path, as_json: bool) -> None:
+    """Train both for `seconds` together, then print continuations, translations and where a picture is."""
     if not 0 < seconds <= LONGEST:
         raise WeftError(f"{seconds:g} seconds of training: choose more than 0 and at most {LONGEST}")
-    learning, held = documentation()
-    with one_thread():
-        with progress("training") as report:
-            lesson = learn(learning, held, seconds, max(1, round(STEPS_A_SECOND * seconds)), report)
-        text, difference = continue_text(lesson.model, PROMPT, CONTINUATION)
-        expected = next_bytes(lesson.model, QUESTION)
+    text = _train("text", TEXT, out, Order(minutes=seconds / 120))
+    translation = _train("translation", DATES, out, Order(minutes=seconds / 120, preset=TRANSLATOR))
+    shown = _look(text, translation, out)
     if as_json:
-        names = ("loss_first", "loss_last", "steps", "seconds")
-        print_json({**{name: getattr(lesson, name) for name in names}, "text": text})
-        return
-    _print_lesson(lesson, text, difference, expected)
+        print_json(_tree(shown))
+    else:
+        _print(console(), shown, out)
 
 
-def _print_lesson(lesson: Lesson, text: str, difference: float, expected: list[tuple[str, float]]) -> None:
-    out = console()
-    size = sum(p.numel() for p in lesson.model.parameters())
+def _train(task: str, data: str, out: Path, order: Order) -> Trained:
+    """A run of the demo; an older one in its place goes."""
+    place = out / task
+    if RunFolder(place).exists:
+        shutil.rmtree(place)
+    with TerminalReporter(f"{task}: {data}") as reporter:
+        trained = carry_out(task, [data], place, order, reporter)
+    draw_training(place, trained)
+    return trained
+
+
+def _look(text: Trained, translation: Trained, out: Path) -> Shown:
+    [continuation] = text.run.answer([PROMPT], max_tokens=CONTINUATION, temperature=0.6)
+    [question] = text.run.answer([QUESTION], max_tokens=1)
+    pairs = sample("dates").validation[:SHOWN]
+    answers = translation.run.answer([pair.source for pair in pairs])
+    picture = out / "alignment.png"
+    longest = max(answers, key=lambda answer: len(answer.input))
+    _draw(longest, picture)
+    told = [(answer, pair.target) for answer, pair in zip(answers, pairs, strict=True)]
+    return Shown(text, continuation, question.more["probabilities"], translation, told, picture)
+
+
+def _draw(answer: Answer, picture: Path) -> None:
+    """Source x target: where each letter of the answer looked."""
+    more = answer.more
+    title = f"{answer.input} -> {answer.output}"
+    save_figure(alignment_figure(more["alignment"], more["source_tokens"], more["tokens"], title), picture)
+
+
+def _tree(shown: Shown) -> dict[str, Any]:
+    return {
+        "text": {
+            "run": str(shown.text.run.folder),
+            "loss": shown.text.loss,
+            "steps": shown.text.steps,
+            "seconds": round(shown.text.seconds, 3),
+            "continuation": shown.continuation.output,
+            "expected": shown.expected,
+        },
+        "translation": {
+            "run": str(shown.translation.run.folder),
+            "metrics": shown.translation.metrics,
+            "steps": shown.translation.steps,
+            "seconds": round(shown.translation.seconds, 3),
+            "examples": [
+                {"input": answer.input, "output": answer.output, "truth": truth} for answer, truth in shown.translations
+            ],
+        },
+        "picture": str(shown.picture),
+    }
+
+
+def _print(out: Console, shown: Shown, folder: Path) -> None:
+    text, translation = shown.text, shown.translation
     out.print(
-        f"A decoder of {size:,} parameters read Python's documentation as bytes for {lesson.seconds:.0f} s "
-        f"({lesson.steps} steps).\nLoss on text it never saw: {lesson.loss_first:.2f} -> {lesson.loss_last:.2f} "
-        "nats a byte (guessing: 5.55).\n"
+        f"\n[bold]A decoder of {text.plan.parameters:,} parameters read Python's own documentation and sources[/bold] "
+        f"for {text.seconds:.0f} s.\nOn text it never saw: {text.loss:.2f} nats a character, "
+        f"{text.metrics['bits_per_byte']:.2f} bits a byte."
     )
-    out.print(f"[bold]It continues {PROMPT!r}[/bold]")
-    out.print(text, markup=False)
-    out.print(f"[dim]Cached decoding against one full forward: logits differ by {difference:.0e} at most.[/dim]\n")
-    out.print(f"[bold]The next byte after {QUESTION!r}[/bold]")
-    out.print(bars(expected), "", markup=False, sep="\n")
-    out.print("[bold]Who may look at whom: queries down, keys across[/bold]")
-    out.print(Causal().text(), "", markup=False, sep="\n")
-    out.print("[bold]What next[/bold]")
-    out.print("  weft show gpt2                          what a larger model is made of")
-    out.print("  weft show gpt3-175b --length 100000     why attention weights are never stored")
-    out.print("  weft laws nano-gpt                      proof that it does not look ahead, and 21 laws more")
-
-
-def documentation() -> tuple[Tensor, Tensor]:
-    """(to learn from, held out): the language reference of this Python as bytes; every twelfth topic is held out."""
-    try:
-        from pydoc_data.topics import topics
-
-        texts = [topics[name] for name in sorted(topics)]
-    except ImportError:
-        texts = _docstrings()
-    held = "\n\n".join(texts[::12])
-    rest = "\n\n".join(text for index, text in enumerate(texts) if index % 12)
-    return _as_bytes(rest), _as_bytes(held)
-
-
-def _docstrings() -> list[str]:
-    """What every Python has: the words on its built-in types and their methods."""
-    found = [value for _, value in sorted(vars(builtins).items()) if isinstance(value, type)]
-    members = [getattr(kind, name, None) for kind in found for name in sorted(vars(kind))]
-    return list(dict.fromkeys(filter(None, map(inspect.getdoc, [*found, *members]))))
-
-
-def _as_bytes(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Products this small are done before a second thread has woken; under load, waiting for it costs most."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def learn(learning: Tensor, held: Tensor, seconds: float, steps: int, report: Report) -> Lesson:
-    """AdamW on random pieces of text, with the rate falling to 0 as steps or seconds run out, whichever comes first."""
-    model = build(preset("nano-gpt").replace(layers=LAYERS, length=LENGTH), seed=SEED)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    pieces = generator(SEED, "pieces")
-    first = held_out_loss(model, held)
-    start, step, done = time.perf_counter(), 0, 0.0
-    while done < 1:
-        for group in optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / 20) * (1 - done)
-        at = torch.randint(len(learning) - LENGTH, (BATCH, 1), generator=pieces) + torch.arange(LENGTH + 1)
-        loss = byte_loss(model, learning[at])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        step += 1
-        done = min(1.0, max(step / steps, (time.perf_counter() - start) / seconds))
-        report(done, f"step {step}, loss {loss.item():.2f}")
-    elapsed = time.perf_counter() - start
-    return Lesson(model, first, held_out_loss(model, held), step, elapsed)
-
-
-def byte_loss(model: nn.Module, text: Tensor) -> Tensor:
-    """Mean cross-entropy of each next byte, in nats; text [B, N + 1]."""
-    return F.cross_entropy(model(text[:, :-1]).logits.flatten(0, 1), text[:, 1:].flatten())
-
-
-@torch.no_grad()
-def held_out_loss(model: nn.Module, held: Tensor, pieces: int = 64) -> float:
-    """On pieces spread evenly over the held-out text."""
-    at = torch.linspace(0, len(held) - LENGTH - 1, pieces).long()[:, None] + torch.arange(LENGTH + 1)
-    return byte_loss(model, held[at]).item()
-
-
-@torch.no_grad()
-def continue_text(model: nn.Module, prompt: str, length: int, temperature: float = 0.6) -> tuple[str, float]:
-    """(prompt and continuation, largest difference of cached logits from a full forward), sampled with a state."""
-    chance = generator(SEED, "continuation")
-    tokens = _as_bytes(prompt)[None]
-    state = model.make_state()  # type: ignore[operator]
-    seen = [model(tokens, state=state).logits]
-    for _ in range(length - 1):
-        shares = (seen[-1][:, -1] / temperature).softmax(-1)
-        new = torch.multinomial(shares, 1, generator=chance)
-        tokens = torch.cat((tokens, new), 1)
-        seen.append(model(new, state=state).logits)
-    difference = (torch.cat(seen, 1) - model(tokens).logits).abs().max().item()
-    return bytes(tokens[0].tolist()).decode(errors="replace"), difference
-
-
-@torch.no_grad()
-def next_bytes(model: nn.Module, prompt: str, count: int = 6) -> list[tuple[str, float]]:
-    """The most likely next bytes with their probabilities."""
-    shares, ids = model(_as_bytes(prompt)[None]).logits[0, -1].softmax(-1).topk(count)
-    return [
-        (repr(bytes([byte]).decode(errors="replace")), share)
-        for byte, share in zip(ids.tolist(), shares.tolist(), strict=True)
-    ]
+    out.print(f"\nIt goes on from {PROMPT!r}:", markup=False)
+    out.print(f"{PROMPT}{shown.continuation.output}", markup=False, soft_wrap=True)
+    out.print(f"\nAfter {QUESTION!r} it expects:", markup=False)
+    ranked = sorted(shown.expected.items(), key=lambda item: -item[1])[:TOP]
+    out.print(bars([(repr(piece), share) for piece, share in ranked]), markup=False)
+    out.print(
+        f"\n[bold]A recurrent translator with attention, {translation.plan.parameters:,} parameters, learned dates"
+        f"[/bold] in {translation.seconds:.0f} s: {translation.metrics['exact_match']:.0%} of those it never saw are right."
+    )
+    for answer, truth in shown.translations:
+        verdict = "" if answer.output == truth else f"   (right: {truth})"
+        out.print(f"  {answer.input:<34} -> {answer.output}{verdict}", markup=False)
+    out.print(f"\nWhere it looked for each letter: {escape(str(shown.picture))}")
+    out.print("\n[bold]What next[/bold]")
+    for command, why in (
+        (f'weft predict {folder / "text"} "import "', "let it write"),
+        (f"weft predict {folder / 'translation'} 'the 3rd of May 1987'", "let it translate"),
+        (f"weft laws {folder / 'text'}", "proof that it does not look ahead, and 21 laws more"),
+        ("weft train text YOUR.txt --out runs/mine --minutes 5", "your own text"),
+        ("weft train images sample:digits --out runs/digits", "another task"),
+    ):
+        out.print(f"  {command:<58} {why}", markup=False)

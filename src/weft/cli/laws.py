@@ -1,4 +1,4 @@
-"""`weft laws`: check a preset, or a module of one's own, against the laws that it declares."""
+"""`weft laws`: check a preset, a run, or a module of one's own, against the laws that it declares."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from weft.laws.page import write_page
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.models.shrink import shrink
+from weft.tasks.run import load
 
 WHOLE = 20_000_000
 COLOURS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}
@@ -36,7 +37,7 @@ def run_laws(
     """Check and print; True if no declared law is broken."""
     if (name is None) == (module is None):
         raise WeftError(
-            "name either a preset or a module: `weft laws gpt2` or `weft laws --module package.module:factory`"
+            "name either a preset or run, or a module: `weft laws gpt2` or `weft laws --module package.module:factory`"
         )
     subject, said = _preset(name) if name is not None else (_module(module or ""), None)
     report = check(subject, _example(example), compiled=compiled, **declared)
@@ -53,7 +54,9 @@ def run_laws(
 
 
 def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
-    """Small presets whole; large ones in small, of the same kinds."""
+    """A run's own model; small presets whole; large ones in small, of the same kinds."""
+    if Path(name).is_dir():
+        return load(name).module, None
     spec = preset(name)
     parameters = sum(p.numel() for p in build(spec, device="meta").parameters())
     if parameters <= WHOLE:

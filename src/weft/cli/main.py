@@ -207,7 +207,10 @@ def predict(
 def show(
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET", help="A preset's name or a spec file (.json, .toml); none lists all presets."),
+        typer.Argument(
+            metavar="RUN|PRESET",
+            help="A preset's name, a run's folder or a spec file (.json, .toml); none lists all presets.",
+        ),
     ] = None,
     length: Annotated[int | None, typer.Option(help="N, the length in tokens; the model's own if left out.")] = None,
     as_json: AsJson = False,
@@ -233,27 +236,32 @@ def show(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(help="At most so long a training.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="So long a training, for both models together.")] = 90.0,
+    out: Annotated[Path, typer.Option(help="Where runs and the picture go; a demo before is replaced.")] = Path(
+        "weft-demo"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Train a small language model and see what it learned.
+    """Train two small models on built-in data and see what they learned.
 
-    It reads the documentation that comes with Python, so no network is needed.
+    A language model reads what comes with Python; a translator learns to read dates. No network is needed.
 
     \b
     Examples:
       weft demo
-      weft demo --seconds 60
+      weft demo --seconds 300 --out /tmp/demo
       weft demo --json
     """
     from weft.cli.demo import run_demo
 
-    run_demo(seconds, as_json)
+    run_demo(seconds, out, as_json)
 
 
 @app.command()
 def laws(
-    preset: Annotated[str | None, typer.Argument(metavar="[PRESET]", help="A preset's name.")] = None,
+    preset: Annotated[
+        str | None, typer.Argument(metavar="[RUN|PRESET]", help="A run's folder or a preset's name.")
+    ] = None,
     module: Annotated[
         str | None, typer.Option(help="A model of your own: package.module:factory, a function that makes it.")
     ] = None,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.checkpoints.run_folder import RunFolder
 from weft.cli.terminal import console, in_bytes, in_flops, print_json
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.build import AnySpec, read_spec
@@ -57,14 +58,18 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
 
 
 def find_spec(source: str) -> AnySpec:
-    """A preset by its name, or the spec in a .json or .toml file."""
+    """A preset by its name, the model of a run's folder, or the spec in a .json or .toml file."""
     if source in presets():
         return preset(source)
     path = Path(source)
+    if path.is_dir():
+        return read_spec(RunFolder(path).read_spec().model)
     if path.suffix.lower() not in SUFFIXES:
         close = difflib.get_close_matches(source.lower(), presets(), n=3, cutoff=0.75)
         hint = f"did you mean {' or '.join(close)}?" if close else "`weft show` lists the presets"
-        raise WeftError(f"there is no preset {source!r}, and a spec file ends in .json or .toml: {hint}")
+        raise WeftError(
+            f"there is no preset {source!r}, no run's folder, and a spec file ends in .json or .toml: {hint}"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -18,7 +18,7 @@ from torch import nn
 
 from weft.data.batching import order_of
 from weft.data.files import DataError
-from weft.data.pieces import has_chats, read_pieces, sample_texts
+from weft.data.pieces import has_chats, letters_of, read_pieces, sample_texts
 from weft.data.shards import TokenStore, token_store
 from weft.data.texts import CHAT_TOKENS
 from weft.data.tokenisers import Tokeniser, load_tokeniser, train_tokeniser
@@ -161,7 +161,7 @@ class TextTask(Task):
         return Prepared(task, task._part(store), task._part(held))
 
     def _part(self, store: TokenStore) -> TextPart:
-        several = self.options.isolate if self.options.isolate is not None else len(store.starts) > 1
+        several = self.options.isolate if self.options.isolate is not None else store.documents > 1
         return TextPart(store, isolate=several)
 
     @classmethod
@@ -219,7 +219,7 @@ class TextTask(Task):
         """Loss in nats a token, perplexity, and bits a byte; over windows side by side, each begun anew."""
         assert isinstance(part, TextPart)
         loss = mean_loss(self, module, part, size)
-        a_byte = len(part.store) / max(1, part.store.bytes)
+        a_byte = part.store.counted / max(1, part.store.bytes)
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
@@ -291,10 +291,10 @@ def _tokeniser(options: TextOptions, paths: Sequence[str | Path]) -> Tokeniser:
         kind = _suitable(paths)
     if kind not in ("characters", "bytes", "words", "bpe"):
         return load_tokeniser(kind)
-    most = None if kind == "characters" else LEARNED_FROM
+    texts = letters_of(paths) if kind == "characters" else sample_texts(paths, LEARNED_FROM)
     return train_tokeniser(
         cast(Literal["characters", "bytes", "words", "bpe"], kind),
-        sample_texts(paths, most),
+        texts,
         options.vocabulary,
         specials=CHAT_TOKENS if has_chats(paths) else (),
     )
