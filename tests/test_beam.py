@@ -9,7 +9,7 @@ import torch
 
 import weft
 from test_inference import PLANS, STOP, same
-from weft.inference.beam import Beam, Hypotheses, beam_search
+from weft.inference.beam import Beam, Hypotheses, Node, Open, beam_search
 from weft.inference.generate import generate
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
@@ -88,6 +88,17 @@ def test_ending_early_misses_nothing(name, penalty, monkeypatch):
         for one, other in zip(a, b, strict=True):
             same(one, other)
     assert max(steps) == 8
+
+
+def test_an_open_hypothesis_may_win_at_a_later_length():
+    """-1.2 / lp(2) is worse than the pool's -1, but -1.2 / lp(20) is better; a negative penalty favours short ones."""
+    node = Node(None, 1, -1.0, None)
+    one = Hypotheses(0, [Open(0, -1.2, node)], [(-1.0, "stop", node)])
+    assert not one.done(Beam(2, 1.0), 1, 20) and one.done(Beam(2, 1.0), 1, 2)
+    assert not one.done(Beam(2, 1.0, best=2), 1, 2)
+    assert one.done(Beam(2, 0.0), 1, 20)
+    late = Hypotheses(0, [Open(0, -0.9, node)], [(-1.0, "stop", node)])
+    assert not late.done(Beam(2, -0.2), 1, 20) and Hypotheses(0, []).done(Beam(), 1, 20)
 
 
 def test_scores_are_those_of_the_model():

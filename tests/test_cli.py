@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
 
 import weft
-from weft.cli import demo, main, show, terminal
+from weft.cli import main, show, terminal
 from weft.cli.main import app
 
-COMMANDS = ("show", "demo", "laws")
+COMMANDS = ("show", "demo", "laws", "train", "eval", "predict")
 
 
 @pytest.fixture
@@ -138,7 +137,10 @@ def test_a_broken_spec_file_is_one_sentence(run, tmp_path, name):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["show", "nonsense"], "there is no preset 'nonsense', and a spec file ends in .json or .toml: `weft show`"),
+        (
+            ["show", "nonsense"],
+            "there is no preset 'nonsense', no run's folder, and a spec file ends in .json or .toml: `weft show`",
+        ),
         (["show", "gpt-2"], "did you mean gpt2"),
         (["show", "absent.json"], "cannot read absent.json"),
         (["show", "gpt2", "--length", "-3"], "length -3"),
@@ -200,51 +202,6 @@ assert "torch._dynamo" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["parameters"] == 174_604_259_328
-
-
-def test_control_c_stops_with_one_line():
-    weft_demo = [sys.executable, "-m", "weft", "demo", "--seconds", "600"]
-    with subprocess.Popen(weft_demo, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stderr.readline().startswith("training")
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    assert (child.returncode, out) == (130, "")
-    assert "Traceback" not in err
-    assert [line for line in err.splitlines() if not line.startswith("training")] == ["weft: stopped"]
-
-
-def test_the_demo_learns():
-    learning, held = demo.documentation()
-    reports = []
-    lesson = demo.learn(learning, held, 3600, 80, lambda share, words: reports.append(share))
-    assert 5 < lesson.loss_first < 6
-    assert lesson.loss_last < 2.5
-    assert (lesson.steps, reports[-1]) == (80, 1.0)
-    text, difference = demo.continue_text(lesson.model, "The ", 20)
-    assert text.startswith("The ") and len(text) > 10
-    assert difference < 1e-3
-    assert demo.continue_text(lesson.model, "The ", 20)[0] == text
-    likely = demo.next_bytes(lesson.model, "This is a functio")
-    assert likely[0][0] == "'n'"
-    assert [share for _, share in likely] == sorted((share for _, share in likely), reverse=True)
-
-
-def test_the_demo_as_json_and_in_words(run, monkeypatch):
-    monkeypatch.setattr(demo, "CONTINUATION", 7)
-    code, out, err = run("demo", "--seconds", "0.3", "--json")
-    assert code == 0
-    assert {"loss_first", "loss_last", "seconds", "text"} <= set(json.loads(out))
-    assert "training 100%" in err
-    code, out, err = run("demo", "--seconds", "0.3")
-    assert code == 0
-    assert "■ ■ ·" in out and "weft show gpt3-175b --length 100000" in out
-    assert "The next byte after 'This is a functio'" in out
-
-
-def test_the_demo_has_words_without_the_language_reference(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    learning, held = demo.documentation()
-    assert len(learning) > 20_000 and len(held) > 1_000
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,7 @@ class WordsSpec(Spec):
 
     def build(self, width: int) -> nn.Module:
         """The look-up, and the convolution over characters."""
-        return WordEmbedding(
-            self.vocabulary, self.characters, width, self.character_width, self.kernel, self.longest
-        )
+        return WordEmbedding(self.vocabulary, self.characters, width, self.character_width, self.kernel, self.longest)
 
 
 class VectorsSpec(Spec):

@@ -215,9 +215,9 @@ def _vectors(part: VectorEmbedding, view: View) -> Products:
 
 @products.register
 def _words(part: WordEmbedding, view: View) -> Products:
-    """Words as long as they may be."""
-    rows, inner = view.queries * part.longest, part.taps.weight[0].numel()
-    return (Product("characters", "sum_o W_o c_(l+o)", rows, inner, part.taps.out_channels),)
+    """Once for each character, however long the text."""
+    C, K = part.characters.weight.shape
+    return (Product("characters", "E W_o, all o", C, K, part.taps.weight[:, 0].numel()),)
 
 
 @products.register

@@ -55,7 +55,7 @@ class _Attention(nn.Module):
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """[B, T, heads x size] -> [B, heads, T, size], a view."""
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
 
     def gather(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         """Score, mask, weigh and gather: Y [B, H, T, V], by the kernel that fits."""
@@ -112,7 +112,7 @@ class SelfAttention(_Attention):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """X W_Q, X W_K, X W_V by one product, split into heads."""
         expect_width(x, self.width, "attention")
-        query, key, value = self.qkv(x).split(self._sections, dim=-1)
+        query, key, value = self.qkv(x).split_with_sizes(self._sections, dim=-1)
         return self.split(query, self.heads), self.split(key, self.key_heads), self.split(value, self.key_heads)
 
     def position(self, query: Tensor, key: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ class CrossAttention(_Attention):
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """M W_K, M W_V by one product, split into heads: computed once a memory."""
         expect_width(memory, self.memory_width, "cross-attention's memory")
-        key, value = self.key_value(memory).split(self._sections, dim=-1)
+        key, value = self.key_value(memory).split_with_sizes(self._sections, dim=-1)
         key = self.split(key, self.key_heads)
         return key if self.key_norm is None else self.key_norm(key), self.split(value, self.key_heads)
 

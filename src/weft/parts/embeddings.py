@@ -39,12 +39,15 @@ class TokenEmbedding(nn.Module):
         if tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
             raise ShapeError(f"tokens are whole numbers, but these are {tokens.dtype}: convert them with .long()")
         tokens = tokens.long()
-        if tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
-            self._expect_known(int(tokens.min()), int(tokens.max()))
+        self.expect_known(tokens)
         x = F.embedding(tokens, self.weight)
         return x if self.scale == 1.0 else x * self.scale
 
-    def _expect_known(self, least: int, most: int) -> None:
+    def expect_known(self, tokens: Tensor) -> None:
+        """Refuse tokens outside of the vocabulary, where looking does not make a device wait."""
+        if tokens.device.type != "cpu" or not tokens.numel() or torch.compiler.is_compiling():
+            return
+        least, most = int(tokens.min()), int(tokens.max())
         if least < 0 or most >= self.vocabulary:
             worst = least if least < 0 else most
             raise ShapeError(f"token {worst}, but the vocabulary has 0 to {self.vocabulary - 1}: check the tokeniser")

@@ -22,6 +22,8 @@ Activation = Callable[[Tensor], Tensor]
 
 def squared_relu(x: Tensor) -> Tensor:
     """max(x, 0)^2 (So et al. 2021)."""
+    if not torch.is_grad_enabled():
+        return F.relu(x).square()
     squared: Tensor = _SquaredRelu.apply(x)  # type: ignore[no-untyped-call]
     return squared
 
@@ -89,7 +91,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
         """[..., D] -> [..., D]."""
-        return self.down(F.dropout(self.activation(self.up(x)), self.dropout, self.training))
+        hidden = self.activation(self.up(x))
+        return self.down(F.dropout(hidden, self.dropout) if self.training else hidden)
 
 
 class GatedFeedForward(nn.Module):

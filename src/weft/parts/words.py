@@ -6,6 +6,7 @@ A word is a row of whole numbers (w, c_1 .. c_L): its place in the vocabulary, t
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
@@ -14,15 +15,26 @@ from weft.parts.embeddings import TokenEmbedding
 NO_CHARACTER = 0
 
 
-def strongest(features: Tensor, real: Tensor) -> Tensor:
-    """The largest of each feature over real places: [N, F, L] and [N, L] -> [N, F]; zeros where none is real."""
-    lowest = torch.finfo(features.dtype).min
-    found = features.masked_fill(~real[:, None], lowest).amax(-1)
-    return found.masked_fill(~real.any(-1, keepdim=True), 0.0)
+def convolve_characters(spelled: Tensor, table: Tensor, taps: Tensor) -> Tensor:
+    """y = max_l sum_o W_o E_(c_(l+o)) over real places l: c [N, L], E [C, K], W [F, K, k] -> [N, F]; zeros without any.
+
+    The products W_o E_c are made once for each character and then looked up: no product grows with the text, and no
+    work is done where there is no character.
+    """
+    F_, _, k = taps.shape
+    products = torch.einsum("ck,fko->ocf", table, taps)
+    products = torch.cat((torch.zeros_like(products[:, :1]), products[:, 1:]), 1)  # NO_CHARACTER adds nothing
+    real = spelled != NO_CHARACTER
+    around = F.pad(spelled, (k // 2, k // 2)).unfold(1, k, 1)[real]
+    around = around + torch.arange(k, device=spelled.device) * len(table)
+    found = F.embedding_bag(around, products.reshape(-1, F_), mode="sum")
+    lengths = real.sum(1)
+    strongest = torch.segment_reduce(found, "max", lengths=lengths, unsafe=True, initial=torch.finfo(found.dtype).min)
+    return strongest.masked_fill((lengths == 0)[:, None], 0.0)
 
 
 class WordEmbedding(nn.Module):
-    """x = E_w + max_l (sum_o W_o c_(l+o) + b): the word's own vector, and what its characters look like.
+    """x = E_w + max_l sum_o W_o c_(l+o) + b: the word's own vector, and what its characters look like.
 
     A convolution of `kernel` characters finds endings and beginnings wherever they stand; the maximum over the word
     keeps the strongest of each (Santos and Zadrozny 2014). Places without a character change nothing.
@@ -56,7 +68,8 @@ class WordEmbedding(nn.Module):
                 f"words of {tokens.shape[-1] - 1} characters, but the model sees {self.longest}: shorten them"
             )
         spelled = tokens[..., 1:].flatten(0, 1)
-        real = spelled != NO_CHARACTER
-        letters = self.characters(spelled) * real[:, :, None]
-        looks = strongest(self.taps(letters.transpose(1, 2)), real)
+        self.characters.expect_known(spelled)
+        looks = convolve_characters(spelled, self.characters.weight, self.taps.weight)
+        if self.taps.bias is not None:
+            looks = looks + self.taps.bias
         return self.words(tokens[..., 0]) + looks.unflatten(0, tokens.shape[:2])

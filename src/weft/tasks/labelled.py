@@ -39,6 +39,12 @@ def hold_out(labels: Labels, share: float, seed: int) -> tuple[Labels, Labels]:
     return kept, out
 
 
+def mixed(count: int) -> Labels:
+    """All examples in a fixed random order: so that some of the batches tell about all classes."""
+    found: Labels = torch.randperm(count, generator=generator(0, "mixed")).numpy()
+    return found
+
+
 def in_terms_of(classes: Sequence[str], labels: Labels, names: Sequence[str]) -> Labels:
     """Labels that number `names` as labels that number `classes`; one that training never saw is an error."""
     place = {name: number for number, name in enumerate(classes)}

@@ -26,7 +26,7 @@ Pairs = Sequence[tuple[str, str]]
 JITTER = 0.15
 # Letters are the better tokens for short texts of few words, such as dates.
 SHORT, FEW_WORDS = 40, 1000
-LETTERS_A_PIECE, LEAST_PIECES, MOST_PIECES = 500, 512, 16384
+LETTERS_A_PIECE, LEAST_PIECES, MOST_PIECES = 640, 512, 16384
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from weft.tasks.pairs import Ends, Pairs, PairsPart, hold_out, learn_tokeniser, 
 ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
 TRIAL = 32  # sentences by which the pace of translating is measured
 
-SIZES = (Size(64, 2), Size(96, 2), Size(128, 2), Size(128, 3), Size(192, 3), Size(256, 3), Size(256, 4), Size(384, 4))
+SIZES = (Size(48, 2), Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 4), Size(384, 5), Size(512, 6))
 
 
 class TranslationOptions(DataSpec):
@@ -143,7 +143,7 @@ class TranslationTask(Task):
                 width=size.width,
                 layers=size.layers,
                 mixer=AttentionSpec(heads=size.heads, bias=False, query_key_norm=LayerNormSpec(bias=False)),
-                feedforward=ClassicSpec(activation="squared-relu", bias=False),
+                feedforward=ClassicSpec(hidden=2 * size.width, activation="squared-relu", bias=False),
                 positions=RotarySpec(),
                 norm=LayerNormSpec(bias=False),
                 initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
@@ -164,12 +164,8 @@ class TranslationTask(Task):
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Smoothed labels; dropout as strong as the pairs are few for the model."""
-        return Recipe(dropout=self._dropout(size), training={"smoothing": 0.1})
-
-    def _dropout(self, size: Size) -> float:
-        if self.tokeniser.vocabulary <= 256:
-            return 0.0
-        return 0.3 if size.width >= 192 else 0.2
+        dropout = 0.0 if epochs < 3 else 0.1 if epochs < 10 else 0.2 if epochs < 25 else 0.3
+        return Recipe(dropout=dropout, training={"smoothing": 0.1})
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each target token, given the source and the true tokens before it."""

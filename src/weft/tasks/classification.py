@@ -1,0 +1,196 @@
+"""Task classification: one label a text, p(class | text) = softmax(W h + b) of an encoder's pooled state h; or one a
+node of a graph, where nodes see their neighbours alone.
+
+Loss: - log p(label), in nats. Texts are read as words with their characters, or by a tokeniser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import PositiveInt
+from torch import nn
+
+from weft.data.classes import number_labels
+from weft.data.graphs import are_graphs, read_graphs
+from weft.data.lexicon import Lexicon
+from weft.data.samples import Graph
+from weft.data.texts import read_labelled
+from weft.data.tokenisers import Tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+from weft.models.encoder import EncoderSpec
+from weft.models.specs import Share
+from weft.tasks.base import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+)
+from weft.tasks.baselines import BagOfBigrams
+from weft.tasks.graphs import NodeReading
+from weft.tasks.labelled import hold_out, in_terms_of
+from weft.tasks.losses import class_loss
+from weft.tasks.metrics import accuracy, macro_f1
+from weft.tasks.readings import Reading, TokenReading, WordReading, learn_reading
+from weft.tasks.sentences import Sentences, ask, judge
+
+Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with a label a node
+
+
+class ClassificationOptions(DataSpec):
+    """`columns`: text and label, by name or number; without it they are recognised.
+
+    `tokeniser`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
+    words and bpe. `hidden`: the share of tokens that are hidden in training.
+    """
+
+    columns: Names = ()
+    tokeniser: str = "auto"
+    vocabulary: PositiveInt = 20_000
+    hidden: Share = 0.3
+
+
+class ClassificationTask(Task):
+    """An encoder learns the labels of texts, or of the nodes of graphs."""
+
+    name = "classification"
+    picture = "tokens"
+    metric = "accuracy"
+    families = ("encoder",)
+    Options = ClassificationOptions
+
+    def __init__(self, options: ClassificationOptions, reading: Reading, classes: tuple[str, ...]) -> None:
+        self.options, self.reading, self.classes = options, reading, classes
+
+    @property
+    def tokeniser(self) -> Tokeniser | None:  # type: ignore[override]
+        """The tokeniser, where texts are read by one."""
+        return self.reading.tokeniser if isinstance(self.reading, TokenReading) else None
+
+    @classmethod
+    def prepare(cls, paths: Sequence[str], options: ClassificationOptions, seed: int, cache: Path) -> Prepared:
+        """Read labelled texts or graphs, learn words and classes from the part that is not held out."""
+        found = find_sample(cls.name, paths, seed)
+        if found is not None:
+            train, held = _examples(found.train), _examples(found.validation)
+        else:
+            train, held = _files(paths, options, learn=True), []
+        _, classes = number_labels([label for _, labels in train for label in labels], learn=found is None)
+        if options.validation:
+            held = _files(options.validation, options, learn=False)
+        elif found is None:
+            # Texts are split by class; graphs have many labels each.
+            strata, _ = number_labels([labels[0] if len(labels) == 1 else "" for _, labels in train], learn=False)
+            kept, out = hold_out(strata, options.held_out, seed)
+            train, held = [train[n] for n in kept], [train[n] for n in out]
+        inputs = [given for given, _ in train]
+        if isinstance(inputs[0], Graph):
+            reading: Reading = NodeReading.learn(inputs)
+        else:
+            reading = learn_reading(options.tokeniser, inputs, options.vocabulary)
+        task = cls(options, reading, classes)
+        best = None if found is None else found.best
+        return Prepared(task, task._part(train, options.hidden), task._part(held), best)
+
+    def _part(self, examples: Sequence[Example], hidden: float = 0.0) -> Part:
+        numbers, names = number_labels([label for _, labels in examples for label in labels], learn=False)
+        numbers = in_terms_of(self.classes, numbers, names)
+        ends = np.cumsum([len(labels) for _, labels in examples])[:-1]
+        return self.reading.part([given for given, _ in examples], np.split(numbers, ends), hidden)
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> ClassificationTask:
+        """The task of a saved run."""
+        return cls(options, _restored(facts, tokeniser), tuple(facts["classes"]))
+
+    def facts(self) -> Tree:
+        """Names of classes, and what the reading learned."""
+        return {"classes": list(self.classes), "reading": self.reading.kind, **self.reading.facts()}
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Labelled texts or graphs to judge on; a label that training never saw is an error."""
+        found = find_sample(self.name, paths, 0)
+        return self._part(_examples(found.validation) if found else _files(paths, self.options, learn=False))
+
+    def default_model(self, size: Size) -> EncoderSpec:
+        """What suits the reading."""
+        return self.fit(self.reading.model(size))
+
+    def fit(self, spec: AnySpec) -> EncoderSpec:
+        """The vocabulary and the classes of this data."""
+        assert isinstance(spec, EncoderSpec)
+        return self.reading.dress(spec, len(self.classes))
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Small ones: labels are few."""
+        return self.reading.sizes(train)
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Few labels are learned by heart soon, so much is held back."""
+        return self.reading.recipe(size, epochs)
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """- log p(label)."""
+        return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Accuracy, macro F1, and loss in nats an answer."""
+        judged = judge(module, part, size)
+        said, truth = judged.flat()
+        return {
+            "accuracy": accuracy(said, truth),
+            "macro_f1": macro_f1(said, truth),
+            "loss": judged.loss,
+            "examples": len(part),
+        }
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """A label with the probabilities of all classes; for a graph (a .json file or a tree) one a node."""
+        return self.reading.answer(module, inputs, self.classes, how)
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """Some held-out examples with what the model says."""
+        return self.reading.glimpse(module, part, self.classes)
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """Logistic regression on words and pairs of words."""
+        if not (isinstance(train, Sentences) and isinstance(part, Sentences)):
+            return {}
+        truth = [[self.classes[label[0]] for label in one.labels] for one in (train, part)]
+        bag = BagOfBigrams.fit(train.texts, truth[0])
+        return {"bag of bigrams": accuracy(bag.predict(part.texts), truth[1])}
+
+
+def _examples(sample: Sequence[Any]) -> list[Example]:
+    """A sample's examples: texts with a label, or graphs with one a node."""
+    return [(row, row.labels) if isinstance(row, Graph) else (row[0], (row[1],)) for row in sample]
+
+
+def _files(paths: Sequence[str], options: ClassificationOptions, learn: bool) -> list[Example]:
+    if are_graphs(paths):
+        graphs = read_graphs(paths)
+        return [(graph, graph.labels) for graph in graphs]
+    return [(text, (label,)) for text, label in read_labelled(paths, options.columns or None, learn)]
+
+
+def _restored(facts: Tree, tokeniser: Tokeniser | None) -> Reading:
+    if facts["reading"] == NodeReading.kind:
+        return NodeReading(tuple(facts["names"]))
+    if facts["reading"] == WordReading.kind:
+        return WordReading(Lexicon.from_tree(facts["lexicon"]))
+    if tokeniser is None:
+        raise WeftError("this run has no tokenizer.json: restore the file or train again")
+    return TokenReading(tokeniser)

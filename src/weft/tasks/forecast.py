@@ -1,0 +1,408 @@
+"""Task forecast: the next numbers of a series. A decoder over patches; its last token predicts the whole horizon.
+
+Each window is centred on its last value and divided by the deviation of its history, z = (x - x_T) / s, and the forecast
+is brought back: so a model that says 0 says "as now". Loss: - log p(x) of a Student-t or Gaussian in nats a number, or
+the squared error of a point forecast; errors are in units of each column's deviation in training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from weft.data.files import DataError
+from weft.data.samples import Best, Sample, brownian_best
+from weft.data.samples import Series as SampleSeries
+from weft.data.series import Series, read_series
+from weft.data.tokenisers import Tokeniser
+from weft.foundation.numerics import widen
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+from weft.models.series import SeriesSpec
+from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec
+from weft.parts.outputs import ForecastHead
+from weft.tasks.base import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+    mean_loss,
+)
+from weft.tasks.baselines import RidgeForecast, naive_forecast
+from weft.tasks.losses import auxiliary_loss
+from weft.tasks.windows import (
+    Array,
+    Channels,
+    SeriesFacts,
+    Split,
+    WindowPart,
+    borders_of,
+    deviations,
+    digest,
+    window_scale,
+)
+
+CONTEXT, PATCH = 336, 24
+BAND, BAND_END = 0.8, 1.2815515655446004  # the share of values within the band; the normal quantile of 0.9
+ROWS = 4096  # windows that simple methods forecast at once
+
+
+class ForecastOptions(DataSpec):
+    """`columns` to forecast (by default all that are numeric), `horizon` steps ahead from `context` steps of history.
+
+    `split`: rows of training, validation and test, such as 8640/2880/2880; without it the last part is held out, or
+    `validation` names another file. `channels`: independent (each column is a series of its own, all share the
+    weights) or joint (one token holds all columns). `patch`: steps a token.
+    """
+
+    columns: Names = ()
+    horizon: PositiveInt = 24
+    context: PositiveInt | None = None
+    split: Split | None = None
+    channels: Channels = "independent"
+    patch: PositiveInt | None = None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Point forecasts [B, H, C] with the ends of the band that holds 80 % of the values, where the model has one."""
+
+    point: Tensor
+    low: Tensor | None = None
+    high: Tensor | None = None
+
+
+class ForecastTask(Task):
+    """A decoder over patches of numbers learns what follows a history."""
+
+    name = "forecast"
+    picture = "forecast"
+    metric = "mse"
+    families = ("series",)
+    Options = ForecastOptions
+
+    options: ForecastOptions
+
+    def __init__(self, options: ForecastOptions, known: SeriesFacts) -> None:
+        self.options, self.known = options, known
+
+    # --- data --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def prepare(cls, paths: Sequence[str], options: ForecastOptions, seed: int, cache: Path) -> Prepared:
+        """Read a series; learn the scale of its columns from the rows that are not held out."""
+        found = find_sample(cls.name, paths, seed)
+        if found is not None:
+            series, borders = _joined(found)
+            task = cls._learn(series, options, borders, seed)
+            train, validation = task._cut(series.values, 0), task._cut(series.values, 1)
+            return Prepared(task, train, validation, task._best(found))
+        series = read_series(paths, options.columns or None)
+        if options.validation:
+            if options.split is not None:
+                raise DataError("data.split and data.validation both say what is held out: give one of them")
+            task = cls._learn(series, options, (len(series.values),), seed)
+            return Prepared(task, task._cut(series.values, 0), task._whole(list(options.validation)))
+        borders = borders_of(len(series.values), options.horizon, options.split, options.held_out)
+        task = cls._learn(series, options, borders, seed)
+        return Prepared(task, task._cut(series.values, 0), task._cut(series.values, 1))
+
+    @classmethod
+    def _learn(cls, series: Series, options: ForecastOptions, borders: tuple[int, ...], seed: int) -> ForecastTask:
+        if borders[0] < 2:
+            raise DataError(f"{max(0, borders[0])} rows to learn from: give a longer series")
+        rows = series.values[: borders[0]]
+        # Half of a short series may be history: the other half is needed to learn from.
+        wanted = options.context or max(1, min(CONTEXT, (len(rows) - options.horizon) // 2))
+        patch = min(options.patch or max(1, min(PATCH, wanted // 4)), wanted)
+        known = SeriesFacts(
+            columns=series.names,
+            mean=rows.mean(axis=0).tolist(),
+            deviation=deviations(rows).tolist(),
+            context=wanted // patch * patch,
+            patch=patch,
+            borders=borders,
+            digest=digest(series.values),
+            seed=seed,
+        )
+        return cls(options, known)
+
+    def _part(self, values: Array, first: int, end: int, what: str) -> WindowPart:
+        scaled = torch.from_numpy(self.known.scaled(values).astype(np.float32))
+        known, o = self.known, self.options
+        part = WindowPart(scaled, first, end, known.context, o.horizon, known.patch, o.channels)
+        return part.expect_windows(what)
+
+    def _cut(self, values: Array, number: int) -> WindowPart:
+        """The training, validation or test part; histories of the later ones may reach into those before."""
+        borders = self.known.borders
+        first = borders[number - 1] if number else self.known.context
+        what = ("the training part", "the validation part", "the test part")[number]
+        return self._part(values, first, borders[number], what)
+
+    def _whole(self, paths: Sequence[str]) -> WindowPart:
+        series = read_series(paths, self.known.columns)
+        return self._part(series.values, self.known.context, len(series.values), Path(paths[0]).name)
+
+    def _best(self, found: Sample[Any]) -> Best | None:
+        """The sample's best score in units of the columns' deviations."""
+        best = found.best
+        if best is not None and found.name.startswith("brownian"):
+            best = brownian_best(self.options.horizon, len(found.validation.values), len(self.known.columns))
+        if best is None:
+            return None
+        weights = 1 / np.square(self.known.deviation)
+        value, spread = best.value * weights.mean(), best.spread * math.sqrt(np.square(weights).mean())
+        why = f"{best.why}; {best.value:.4g} in the columns' own units"
+        return Best(best.metric, float(value), why, float(spread))
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> ForecastTask:
+        """The task of a saved run."""
+        return cls(options, SeriesFacts(**facts))
+
+    def facts(self) -> Tree:
+        """Columns, scales, borders."""
+        return self.known.to_tree()
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """The series of the training is judged on its last part (of a split in three: the test part), any other whole."""
+        found = find_sample(self.name, paths, self.known.seed)
+        series = read_series(paths, self.known.columns) if found is None else _joined(found)[0]
+        if digest(series.values) == self.known.digest and len(self.known.borders) > 1:
+            part = self._cut(series.values, len(self.known.borders) - 1)
+            return replace(part, known=self.known.borders[0])
+        first = self.known.context if found is None else len(found.train.values)
+        return self._part(series.values, first, len(series.values), str(paths[0]))
+
+    # --- model -------------------------------------------------------------------------------------------------------
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Small ones: a series teaches little, and large models learn it by heart."""
+        return (Size(64, 2),) if train.tokens < 20_000_000 else (Size(64, 2), Size(128, 3), Size(256, 4))
+
+    def default_model(self, size: Size) -> SeriesSpec:
+        """TODO"""
+        spec = SeriesSpec(
+            width=size.width,
+            layers=size.layers,
+            mixer=AttentionSpec(heads=size.heads),
+            feedforward=ClassicSpec(hidden=size.width),
+            dropout=size.dropout,
+            initialisation=InitialisationSpec(zero_residual=True),
+        )
+        return self.fit(spec)
+
+    def fit(self, spec: AnySpec) -> SeriesSpec:
+        """Channels, patch and context of this data; each token predicts the whole horizon."""
+        assert isinstance(spec, SeriesSpec)
+        known = self.known
+        return spec.replace(
+            channels=len(known.columns) if self.options.channels == "joint" else 1,
+            patch=known.patch,
+            length=known.context // known.patch,
+            ahead=-(-self.options.horizon // known.patch),
+        )
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Strong dropout and few epochs: neighbouring windows are nearly the same."""
+        return Recipe(dropout=0.3, most_epochs=6.0)
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """- log p(x) a number, or its squared error; of a model that is to roll on, over the steps it predicts at once."""
+        history, target = batch.inputs["history"], batch.labels
+        raw, output = _answer(module, history)
+        centre, spread = window_scale(history)
+        steps = min(raw.shape[1], target.shape[1])
+        raw, z = raw[:, :steps], (target[:, :steps] - centre) / spread
+        head = cast(ForecastHead, module.head)
+        if head.distribution_name == "point":
+            losses = (widen(head.point(raw)) - z).square() * spread.square()
+        else:
+            losses = spread.log() - head.distribution(raw).log_prob(z)
+        return Loss(losses.mean() * batch.count, batch.count, auxiliary_loss(output))
+
+    # --- forecasts ---------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forecast(self, module: nn.Module, history: Tensor) -> Forecast:
+        """History [B, S, C] in scaled units -> the horizon.
+
+        A model that predicts fewer steps rolls on: its best guesses become history, and the variance of the last one
+        is added to those that follow.
+        """
+        module.eval()
+        head, context = cast(ForecastHead, module.head), self.known.context
+        points: list[Tensor] = []
+        ends: list[Tensor] = []
+        before: Tensor | float = 0.0
+        while sum(part.shape[1] for part in points) < self.options.horizon:
+            raw, _ = _answer(module, history)
+            centre, spread = window_scale(history)
+            points.append(centre + spread * widen(head.point(raw)))
+            if head.distribution_name != "point":
+                half = (spread * _half_band(head, raw)).square() + before
+                ends.append(half.sqrt())
+                before = half[:, -1:]
+            history = torch.cat((history, points[-1].to(history.dtype)), 1)[:, -context:]
+        point = torch.cat(points, 1)[:, : self.options.horizon]
+        if not ends:
+            return Forecast(point)
+        half = torch.cat(ends, 1)[:, : self.options.horizon]
+        return Forecast(point, point - half, point + half)
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Errors over all windows, the share of values within the 80 % band, and errors in each column's own units."""
+        assert isinstance(part, WindowPart)
+        device = next(module.parameters()).device
+        squares, sums = torch.zeros(part.columns, dtype=torch.float64), {"absolute": 0.0, "within": 0.0, "count": 0}
+        banded = False
+        for examples in part.batches(size, None):
+            batch = part.batch(examples).to(device)
+            found, truth = self.forecast(module, batch.inputs["history"]), batch.labels
+            error = (found.point - truth).double()
+            by_column = error.square().sum(1).cpu()
+            if "column" in batch.inputs:
+                squares.index_add_(0, batch.inputs["column"].cpu(), by_column[:, 0])
+            else:
+                squares += by_column.sum(0)
+            sums["absolute"] += float(error.abs().sum())
+            sums["count"] += batch.count
+            if found.low is not None and found.high is not None:
+                banded = True
+                sums["within"] += int(((found.low <= truth) & (truth <= found.high)).sum())
+        each = squares.numpy() / (part.windows * part.horizon)
+        own = np.sqrt(each) * np.array(self.known.deviation)
+        return {
+            "loss": mean_loss(self, module, part, size),
+            "mse": float(each.mean()),
+            "mae": sums["absolute"] / sums["count"],
+            **({"coverage": sums["within"] / sums["count"]} if banded else {}),
+            **{f"{name}_mse": value for name, value in simple_errors(part, part.known).items()},
+            "rmse_by_column": dict(zip(self.known.columns, own.tolist(), strict=True)),
+            "windows": part.windows,
+            "horizon": part.horizon,
+            "context": part.context,
+        }
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """The errors of the last value and of ridge regression on the training rows."""
+        assert isinstance(train, WindowPart) and isinstance(part, WindowPart)
+        return simple_errors(part, train.end, train)
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """What follows the end of each series (a .csv, or numbers [N, C]), in the columns' own units, with bands."""
+        return [self._predict(module, given) for given in inputs]
+
+    def _predict(self, module: nn.Module, given: Any) -> Answer:
+        known = self.known
+        rows = self._rows(given)
+        # Only whole patches of a history that is shorter than the context can be read.
+        length = min(known.context, len(rows) // known.patch * known.patch)
+        if not length:
+            raise DataError(f"{len(rows)} rows of history, but the model reads patches of {known.patch}: give more rows")
+        scaled = torch.from_numpy(known.scaled(rows[-length:]).astype(np.float32))
+        joint = self.options.channels == "joint"
+        history = scaled[None] if joint else scaled.T[:, :, None]
+        found = self.forecast(module, history.to(next(module.parameters()).device))
+
+        def named(values: Tensor) -> dict[str, list[float]]:
+            own = known.unscaled((values[0] if joint else values[..., 0].T).double().cpu().numpy())
+            return {name: own[:, place].tolist() for place, name in enumerate(known.columns)}
+
+        ends = {"low": found.low, "high": found.high}
+        shown = str(given) if isinstance(given, (str, Path)) else rows.tolist()
+        return Answer(shown, named(found.point), {name: named(end) for name, end in ends.items() if end is not None})
+
+    def _rows(self, given: Any) -> Array:
+        if isinstance(given, (str, Path)):
+            found = find_sample(self.name, [str(given)], self.known.seed)
+            return read_series([given], self.known.columns).values if found is None else found.train.values
+        rows = np.asarray(given, dtype=np.float64)
+        rows = rows[:, None] if rows.ndim == 1 else rows
+        if rows.ndim != 2 or rows.shape[1] != len(self.known.columns):
+            raise DataError(
+                f"numbers of shape {'x'.join(map(str, rows.shape))}, but this model forecasts columns "
+                f"{', '.join(self.known.columns)}: give [rows, {len(self.known.columns)}]"
+            )
+        return rows
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """The first held-out window's first column: forecast and truth, near and far."""
+        assert isinstance(part, WindowPart)
+        batch = part.batch([0]).to(next(module.parameters()).device)
+        point = self.forecast(module, batch.inputs["history"]).point[0, :, 0].cpu().double().numpy()
+        truth = batch.labels[0, :, 0].cpu().double().numpy()
+        shown = sorted({0, part.horizon // 2, part.horizon - 1})
+        scale, mean = self.known.deviation[0], self.known.mean[0]
+        words = [f"+{step + 1} {point[step] * scale + mean:.4g} (was {truth[step] * scale + mean:.4g})" for step in shown]
+        return f"{self.known.columns[0]}: {', '.join(words)}"
+
+
+def _answer(module: nn.Module, history: Tensor) -> tuple[Tensor, Any]:
+    """The last token's raw parameters [B, steps, C, 1 to 3] for a history [B, S, C], and the model's output."""
+    centre, spread = window_scale(history)
+    output = module((history - centre) / spread)
+    raw = cast(ForecastHead, module.head)(output.hidden[:, -1])
+    return raw.unflatten(1, (-1, history.shape[2])), output
+
+
+def _half_band(head: ForecastHead, raw: Tensor) -> Tensor:
+    """Half the width of the 80 % band, in the window's units.
+
+    The quantile of a Student-t of f degrees of freedom is the normal one z with the terms of Cornish and Fisher
+    (Abramowitz and Stegun 26.7.5), within 0.4 % for f >= 2.
+    """
+    found: Any = head.distribution(raw)
+    z = BAND_END
+    freedom = getattr(found, "df", None)
+    if freedom is None:
+        return found.scale * z
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return found.scale * (z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms)))
+
+
+def simple_errors(part: WindowPart, known: int = 0, train: WindowPart | None = None) -> dict[str, float]:
+    """MSE over all windows of the last value (naive), and of ridge regression where `known` rows can be learned from."""
+    values = part.values.double().numpy()
+    rows = (values if train is None else train.values.double().numpy())[:known]
+    methods: dict[str, Any] = {"naive": lambda history: naive_forecast(history, part.horizon)}
+    if len(rows) >= part.context + part.horizon:
+        methods["ridge"] = RidgeForecast.fit(rows, part.context, part.horizon).predict
+    slid = np.lib.stride_tricks.sliding_window_view(
+        values[part.first - part.context : part.end], part.context + part.horizon, axis=0
+    )
+    found = dict.fromkeys(methods, 0.0)
+    for start in range(0, len(slid), ROWS):
+        windows = slid[start : start + ROWS].transpose(0, 2, 1)
+        history, truth = windows[:, : part.context], windows[:, part.context :]
+        for name, method in methods.items():
+            found[name] += float(np.square(method(history) - truth).sum())
+    return {name: total / (len(slid) * part.horizon * part.columns) for name, total in found.items()}
+
+
+def _joined(found: Sample[SampleSeries]) -> tuple[Series, tuple[int, ...]]:
+    """A sample's two parts as one series, and where each ends."""
+    parts = [found.train.values, found.validation.values]
+    values = np.concatenate(parts)
+    return Series(found.train.columns, None, values), (len(parts[0]), len(values))

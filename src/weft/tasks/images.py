@@ -1,0 +1,342 @@
+"""Task images: a vision transformer tells the class of a picture. p(c | x) = softmax(W mean_t z_t + b).
+
+Axes: N pictures, H = W pixels a side, C channels. A few 3 x 3 convolutions of stride 2 make patches (Xiao et al. 2021):
+on small pictures they learn in far fewer examples than patches cut with a knife.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import PositiveInt
+from torch import nn
+
+from weft.data.batching import order_of
+from weft.data.files import DataError, find_files
+from weft.data.images import IMAGE_SUFFIXES, Images, PixelFiles, Pixels, read_image, read_images
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.models.vision import VisionSpec, patch_side
+from weft.tasks.augment import Change, change_images, image_changes
+from weft.tasks.base import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+)
+from weft.tasks.labelled import (
+    ASKED,
+    COMPARED,
+    class_answers,
+    class_glimpse,
+    class_probabilities,
+    evenly,
+    hold_out,
+    in_terms_of,
+    measure_classes,
+    mixed,
+    nearest_neighbour,
+)
+from weft.tasks.losses import class_loss
+
+LARGEST_GRID = 4  # patches a side, of small pictures; larger ones have up to twice as many
+LEARNED_FROM = 2000  # pictures that means and deviations are learned from
+THUMB = 8  # pixels a side of what the nearest neighbour compares
+SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
+
+
+class ImagesOptions(DataSpec):
+    """`size` scales pictures to a square of that side. `augmentation`: auto, none, or some of shift,flip,erase.
+
+    auto shifts, and flips left and right where mirror images look like the same class (a digit's do not).
+    """
+
+    size: PositiveInt | None = None
+    augmentation: Names = ("auto",)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Means and deviations of the channels, learned from training pictures; pixels count from 0 to 1."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, pixels: Pixels) -> Scale:
+        """From pixels [N, H, W, C]."""
+        flat = pixels.reshape(-1, pixels.shape[-1]).astype(np.float64) / 255
+        spread = np.maximum(flat.std(0), 1e-3)
+        return cls(tuple(flat.mean(0).round(6).tolist()), tuple(spread.round(6).tolist()))
+
+    def tensors(self, pixels: Pixels, erased: NDArray[np.bool_] | None = None) -> torch.Tensor:
+        """[n, H, W, C] bytes -> [n, C, H, W] of mean 0 and deviation 1; what is erased is the mean, 0."""
+        factor = np.array([1 / (255 * s) for s in self.deviation], dtype=np.float32)
+        offset = np.array([-m / s for m, s in zip(self.mean, self.deviation, strict=True)], dtype=np.float32)
+        values = pixels.astype(np.float32) * factor + offset
+        if erased is not None and erased.any():
+            values[erased] = 0.0
+        return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
+
+
+@dataclass(frozen=True)
+class ImagesPart(Part):
+    """Pictures with labels; `rows` are those of `pixels` that belong to this part; each counts as `patches` tokens."""
+
+    pixels: Pixels | PixelFiles
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    scale: Scale
+    patches: int
+    changes: tuple[Change, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def tokens(self) -> int:
+        """Patches of all pictures."""
+        return len(self) * self.patches
+
+    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
+        """Pictures in random order, or one after the other."""
+        order = list(range(len(self))) if seed is None else order_of(len(self), seed, epoch)
+        count = max(1, size // self.patches)
+        found = [order[first : first + count] for first in range(0, len(order), count)]
+        return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
+
+    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
+        """Pictures [n, C, H, W] and their classes; with a seed augmented."""
+        chosen = np.asarray(examples, dtype=np.int64)
+        pixels, erased = self.pixels[self.rows[chosen]], None
+        if seed is not None and self.changes:
+            pixels, erased = change_images(pixels, chosen, len(self), self.changes, seed, epoch)
+        labels = torch.from_numpy(self.labels[chosen])
+        return Batch({"images": self.scale.tensors(pixels, erased)}, labels, len(chosen), len(chosen) * self.patches)
+
+    def thumbs(self, most: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """(small grey copies [n, H W], labels) of at most so many pictures."""
+        chosen = evenly(len(self), most)
+        return thumbs(self.pixels[self.rows[chosen]]), self.labels[chosen]
+
+
+class ImagesTask(Task):
+    """A vision transformer learns to tell classes of pictures."""
+
+    name = "images"
+    picture = "image"
+    metric = "accuracy"
+    families = ("vision",)
+    Options = ImagesOptions
+
+    def __init__(
+        self, options: ImagesOptions, classes: Sequence[str], side: int, scale: Scale, changes: tuple[Change, ...]
+    ) -> None:
+        self.options, self.classes, self.side = options, tuple(classes), side
+        self.scale, self.changes = scale, changes
+
+    @classmethod
+    def prepare(cls, paths: Sequence[str], options: ImagesOptions, seed: int, cache: Path) -> Prepared:
+        """Read pictures; classes, means, deviations and whether mirror images may be learned from come from them."""
+        found = find_sample(cls.name, paths, seed)
+        if found is not None:
+            data, held = (_as_images(part, found.classes) for part in (found.train, found.validation))
+            rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
+        else:
+            data = held = read_images(paths, options.size)
+            _expect_square(data.pixels.shape)
+            if options.validation:
+                held = _read_like(options.validation, data.pixels.shape[1], data.channels)
+                rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
+            else:
+                rows, other = hold_out(data.labels, options.held_out, seed)
+        sample = data.pixels[rows[evenly(len(rows), LEARNED_FROM)]]
+        task = cls(options, data.classes, int(data.pixels.shape[1]), Scale.of(sample), ())
+        train, validation = task._part(data, rows), task._part(held, other[mixed(len(other))])
+        task.changes = _changes(options.augmentation, train)
+        train = replace(train, changes=task.changes)
+        return Prepared(task, train, validation, None if found is None else found.best)
+
+    def _part(self, images: Images, rows: NDArray[np.int64] | None = None) -> ImagesPart:
+        rows = mixed(len(images.labels)) if rows is None else rows
+        labels = in_terms_of(self.classes, images.labels[rows], images.classes)
+        return ImagesPart(images.pixels, rows, labels, self.scale, self.default_model(Size()).side ** 2)
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Any) -> ImagesTask:
+        """The task of a saved run."""
+        scale = Scale(tuple(facts["mean"]), tuple(facts["deviation"]))
+        return cls(options, facts["classes"], facts["side"], scale, image_changes(tuple(facts["augmentation"])))
+
+    def facts(self) -> Tree:
+        """Classes, the pictures' side, means and deviations of the channels, and how they are augmented."""
+        return {
+            "classes": list(self.classes),
+            "side": self.side,
+            "mean": list(self.scale.mean),
+            "deviation": list(self.scale.deviation),
+            "augmentation": list(self.changes),
+        }
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return len(self.scale.mean)
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Pictures to judge on, scaled to the size learned."""
+        found = find_sample(self.name, paths, 0)
+        if found is not None:
+            images = _as_images(found.validation, found.classes)
+            return self._part(replace(images, pixels=_fitted(images.pixels, self.side, self.channels)))
+        return self._part(_read_like(paths, self.side, self.channels))
+
+    def default_model(self, size: Size) -> VisionSpec:
+        """A convolution stem down to a small grid, then convolution and attention in turn, and the mean of all."""
+        stem = _stem(self.side, size.width)
+        return VisionSpec(
+            image=self.side,
+            patch=_patch(self.side, stem),
+            channels=self.channels,
+            stem=stem,
+            width=size.width,
+            layers=size.layers,
+            mixer=[
+                AttentionSpec(heads=size.heads, bias=False, query_key_norm=LayerNormSpec(bias=False)),
+            ],
+            feedforward=ClassicSpec(activation="squared-relu", bias=False),
+            norm=LayerNormSpec(bias=False),
+            initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+            dropout=size.dropout,
+            pool="mean",
+            classes=len(self.classes),
+        )
+
+    def fit(self, spec: AnySpec) -> VisionSpec:
+        """Side, channels and classes of this data; a patch that does not divide the side becomes the next that does."""
+        assert isinstance(spec, VisionSpec)
+        patch = _patch(self.side, spec.stem, spec.patch)
+        return spec.replace(image=self.side, channels=self.channels, classes=len(self.classes), patch=patch)
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Small pictures need no large model."""
+        return (Size(48, 2), Size(64, 3), Size(96, 3), Size(128, 3), Size(128, 4), Size(192, 4), Size(256, 6))
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Labels are smoothed; what is seen often is held back by dropout; the average of the weights is kept."""
+        training: Tree = {"smoothing": 0.1 if epochs > 2 else 0.05, "decay": 0.7, "ema": 0.99, "weight_decay": 0.1}
+        return Recipe(0.0 if epochs < 5 else 0.1 if epochs < 30 else 0.2, training, most_epochs=100)
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """- log p of the class."""
+        return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Accuracy, macro F1, loss."""
+        return measure_classes(module, part, size)
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """The class of each picture; a folder means all pictures in it."""
+        device = next(module.parameters()).device
+        paths = find_files([str(given) for given in inputs], IMAGE_SUFFIXES)
+        answers: list[Answer] = []
+        for first in range(0, len(paths), how.batch):
+            some = paths[first : first + how.batch]
+            pixels = np.stack([read_image(path, self.side, self.channels) for path in some])
+            found = class_probabilities(module, {"images": self.scale.tensors(pixels).to(device)})
+            answers += class_answers([str(path) for path in some], found, self.classes)
+        return answers
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """A few held-out pictures: what they are, and what the model says."""
+        return class_glimpse(module, part, self.classes)
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """The nearest neighbour among small grey copies."""
+        assert isinstance(train, ImagesPart) and isinstance(part, ImagesPart)
+        (known, names), (asked, truth) = train.thumbs(COMPARED), part.thumbs(ASKED)
+        return {"nearest neighbour accuracy": float(np.mean(nearest_neighbour(known, names, asked) == truth))}
+
+
+def _as_images(part: Any, classes: Sequence[str]) -> Images:
+    pixels = part.pixels[..., None] if part.pixels.ndim == 3 else part.pixels
+    return Images(pixels, part.labels, tuple(classes), pixels.shape[3])
+
+
+def _expect_square(shape: tuple[int, ...]) -> None:
+    if shape[1] != shape[2]:
+        raise DataError(f"pictures of {shape[2]}x{shape[1]} are not square: make them so with --set data.size=N")
+
+
+def _read_like(paths: Sequence[str], side: int, channels: int) -> Images:
+    """Pictures to judge on, of the side and colour that was learned."""
+    images = read_images(paths, side, learn=False)
+    return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)
+
+
+def _fitted(pixels: Pixels | PixelFiles, side: int, channels: int) -> Pixels | PixelFiles:
+    if pixels.shape[1:3] != (side, side):
+        raise DataError(f"pictures of {pixels.shape[2]}x{pixels.shape[1]}, but the model learned {side}x{side}")
+    if pixels.shape[3] == channels:
+        return pixels
+    if isinstance(pixels, PixelFiles):
+        return replace(pixels, channels=channels)
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=3)
+    return np.rint(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)[..., None]
+
+
+def _stem(side: int, width: int) -> tuple[int, ...]:
+    """Widths of the convolutions: each halves the side, until the grid is small; the last is as wide as the model."""
+    steps = 0
+    size = side
+    while size > LARGEST_GRID and steps < 3:
+        size, steps = (size + 1) // 2, steps + 1
+    return tuple(max(16, width >> (steps - 1 - step)) for step in range(steps))
+
+
+def _patch(side: int, stem: tuple[int, ...], most: int | None = None) -> int:
+    """The largest patch up to `most` that divides what the stem leaves of a side; without `most`, for a small grid."""
+    left = patch_side(side, stem, 1)
+    most = max(1, -(-left // (2 * LARGEST_GRID))) if most is None else most
+    if most == 1:
+        return 1
+    return max(patch for patch in range(1, min(most, left) + 1) if left % patch == 0)
+
+
+def thumbs(pixels: Pixels) -> NDArray[np.float32]:
+    """Small grey copies [n, 64] by means over blocks of pixels."""
+    grey = torch.from_numpy(pixels.astype(np.float32)).mean(-1)
+    small: NDArray[np.float32] = nn.functional.adaptive_avg_pool2d(grey[:, None], THUMB).flatten(1).numpy()
+    return small
+
+
+def _changes(names: Sequence[str], train: ImagesPart) -> tuple[Change, ...]:
+    """Those named; auto shifts, and flips if a nearest neighbour knows mirror images nearly as well as pictures."""
+    if tuple(names) != ("auto",):
+        return image_changes(tuple(names))
+    small, labels = train.thumbs(COMPARED)
+    asked = np.arange(len(small)) % 4 == 0
+    if asked.all() or len(set(labels[~asked])) < 2:
+        return ("shift",)
+    mirrored = small[asked].reshape(-1, THUMB, THUMB)[:, :, ::-1].reshape(-1, THUMB * THUMB)
+    right, mirror = (
+        float(np.mean(nearest_neighbour(small[~asked], labels[~asked], np.ascontiguousarray(some)) == labels[asked]))
+        for some in (small[asked], mirrored)
+    )
+    return ("shift", "flip") if mirror >= SAME * right else ("shift",)

@@ -1,0 +1,281 @@
+"""Task sequences: an encoder tells the class of a sequence of vectors: bodies in motion, sensors, speech.
+
+p(c | x_1 .. x_T) = softmax(W mean_t z_t + b), with convolution (near steps) and attention (all steps) in turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import PositiveInt
+from torch import nn
+
+from weft.data.files import DataError
+from weft.data.samples import RATE
+from weft.data.sequences import Sequences, Values, read_sequences
+from weft.data.skeletons import SKELETON
+from weft.data.sounds import log_mel
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
+from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, LayerNormSpec
+from weft.tasks.augment import Axis, resample
+from weft.tasks.base import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+)
+from weft.tasks.labelled import (
+    ASKED,
+    COMPARED,
+    Labels,
+    class_answers,
+    class_glimpse,
+    class_probabilities,
+    evenly,
+    hold_out,
+    in_terms_of,
+    measure_classes,
+    mixed,
+    nearest_neighbour,
+)
+from weft.tasks.losses import class_loss
+from weft.tasks.steps import Preparation, StepsPart, padded, step_changes
+
+ROOM = 1.5  # a model takes sequences so many times as long as the longest it learned from
+FEW = 200_000  # steps; below, batches are small, so that an epoch has several
+BATCHES_AN_EPOCH = 8
+LEAST_BATCH = 512
+LOOKED_AT = 8  # places in time that the nearest neighbour compares
+
+
+class SequencesOptions(DataSpec):
+    """`length`: longer sequences are strided (means over so many steps) to have about so many at most.
+
+    `train_names`: sequences whose names it matches (a regular expression) are learned from, the others held out:
+    `_s0[13579]_` takes the odd subjects of a01_s03_e02_skeleton.txt. `scaled`: channels get mean 0 and deviation 1.
+    `vertical`: channels are x, y, z of joints in turn, and this one points up (auto: y in files of skeletons; none).
+    `differences`: what changes from step to step as more channels; by default for joints.
+    `augmentation`: auto, none, or some of warp (time), noise, turn (joints about the vertical axis).
+    """
+
+    length: PositiveInt = 256
+    train_names: str | None = None
+    scaled: bool = True
+    vertical: Literal["auto", "none", "x", "y", "z"] = "auto"
+    differences: bool | None = None
+    augmentation: Names = ("auto",)
+
+
+class SequencesTask(Task):
+    """An encoder learns to tell classes of sequences of vectors."""
+
+    name = "sequences"
+    picture = "time"
+    metric = "accuracy"
+    families = ("encoder",)
+    Options = SequencesOptions
+
+    def __init__(
+        self, options: SequencesOptions, classes: Sequence[str], raw: int, length: int, preparation: Preparation
+    ) -> None:
+        self.options, self.classes, self.raw, self.length = options, tuple(classes), raw, length
+        self.preparation = preparation
+        self.seen = 0
+
+    @classmethod
+    def prepare(cls, paths: Sequence[str], options: SequencesOptions, seed: int, cache: Path) -> Prepared:
+        """Read sequences; classes, stride and scale come from those that are learned from."""
+        found = find_sample(cls.name, paths, seed)
+        if found is not None:
+            data = _as_sequences(found.name, found.train, found.classes)
+            held = _as_sequences(found.name, found.validation, found.classes)
+            up: Axis | None = "z" if found.name == "skeletons" else None
+        else:
+            data, held = _split(read_sequences(paths), options, seed)
+            up = "y" if all(SKELETON.match(name) for name in data.names) else None
+        vertical = up if options.vertical == "auto" else None if options.vertical == "none" else options.vertical
+        _expect_joints(data, vertical)
+        lengths = [len(one) for one in data.values]
+        stride = max(1, -(-int(np.quantile(lengths, 0.95)) // options.length))
+        differences = vertical is not None if options.differences is None else options.differences
+        preparation = Preparation.learn(data.values, stride, vertical, differences, options.scaled)
+        longest = -(-max(lengths) // stride)
+        task = cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
+        train, validation = task._part(data, learn=True), task._part(held)
+        task.seen = train.tokens
+        return Prepared(task, train, validation, None if found is None else found.best)
+
+    def _part(self, data: Sequences, learn: bool = False) -> StepsPart:
+        if data.channels != self.raw:
+            raise DataError(f"sequences of {data.channels} channels, but the model learned {self.raw}: give the same")
+        data = data if learn else _chosen(data, mixed(len(data.values)))
+        labels = in_terms_of(self.classes, data.labels, data.classes)
+        values = [self.preparation.begin(one) for one in data.values]
+        changes = step_changes(self.options.augmentation, self.preparation.vertical) if learn else ()
+        return StepsPart(values, labels, self.preparation, changes)
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Any) -> SequencesTask:
+        """The task of a saved run."""
+        preparation = Preparation.from_tree(facts["preparation"])
+        return cls(options, facts["classes"], facts["channels"], facts["length"], preparation)
+
+    def facts(self) -> Tree:
+        """Classes, channels, the longest sequence that fits, and how values are prepared."""
+        return {
+            "classes": list(self.classes),
+            "channels": self.raw,
+            "length": self.length,
+            "preparation": self.preparation.to_tree(),
+        }
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Sequences to judge on."""
+        found = find_sample(self.name, paths, 0)
+        if found is not None:
+            return self._part(_as_sequences(found.name, found.validation, found.classes))
+        return self._part(read_sequences(paths, learn=False))
+
+    def default_model(self, size: Size) -> EncoderSpec:
+        """Convolution over near steps and attention over all in turn, rotary positions, the mean of all steps."""
+        return self.fit(
+            EncoderSpec(
+                width=size.width,
+                layers=size.layers,
+                mixer=[
+                    ConvolutionSpec(kernel=5),
+                    AttentionSpec(heads=size.heads, bias=False, query_key_norm=LayerNormSpec(bias=False)),
+                ],
+                feedforward=ClassicSpec(activation="squared-relu", bias=False),
+                norm=LayerNormSpec(bias=False),
+                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+                dropout=size.dropout,
+                output=PooledSpec(pool="mean"),
+            )
+        )
+
+    def fit(self, spec: AnySpec) -> EncoderSpec:
+        """Vectors of this data's channels in, its classes out, and its lengths."""
+        assert isinstance(spec, EncoderSpec)
+        answer = spec.output if isinstance(spec.output, PooledSpec) else PooledSpec(pool="mean")
+        return spec.replace(
+            input=VectorsSpec(channels=self.preparation.channels(self.raw)),
+            output=answer.replace(classes=len(self.classes)),
+            length=self.length,
+        )
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Few sequences suit one small model; the time plan chooses where there are many."""
+        if train.tokens < FEW:
+            return (Size(96, 4),)
+        return (Size(64, 2), Size(96, 4), Size(128, 4), Size(192, 6))
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Few examples that are seen hundreds of times are held back by dropout, smoothing and averaged weights."""
+        training: Tree = {"smoothing": 0.1, "ema": 0.99, "decay": 0.7, "weight_decay": 0.5}
+        if 0 < self.seen < FEW:
+            training["batch"] = max(LEAST_BATCH, 1 << (self.seen // BATCHES_AN_EPOCH).bit_length() - 1)
+        return Recipe(0.1 if epochs < 20 else 0.3, training, most_epochs=400)
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """- log p of the class."""
+        return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Accuracy, macro F1, loss."""
+        return measure_classes(module, part, size)
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """The class of each sequence in each file; labels in the files are not looked at and may be missing."""
+        data = read_sequences([str(given) for given in inputs], labelled=False)
+        part = self._unlabelled(data.values).cut(self.length)
+        device = next(module.parameters()).device
+        rows = [part.row(number) for number in range(len(part))]
+        found = torch.zeros(len(rows), len(self.classes))
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+        for first in range(0, len(order), how.batch):
+            some = order[first : first + how.batch]
+            given = {name: x.to(device) for name, x in padded([rows[number] for number in some]).items()}
+            found[some] = class_probabilities(module, given).float().cpu()
+        return class_answers(data.names, found, self.classes)
+
+    def _unlabelled(self, values: Sequence[Values]) -> StepsPart:
+        if values[0].shape[1] != self.raw:
+            raise DataError(f"sequences of {values[0].shape[1]} channels, but the model learned {self.raw}")
+        return StepsPart([self.preparation.begin(one) for one in values], np.zeros(len(values), int), self.preparation)
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """A few held-out sequences: what they are, and what the model says."""
+        return class_glimpse(module, part, self.classes)
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """The nearest neighbour among sequences stretched to the same few steps."""
+        assert isinstance(train, StepsPart) and isinstance(part, StepsPart)
+        (known, names), (asked, truth) = _stretched(train, COMPARED), _stretched(part, ASKED)
+        return {"nearest neighbour accuracy": float(np.mean(nearest_neighbour(known, names, asked) == truth))}
+
+
+def _as_sequences(name: str, part: Any, classes: Sequence[str]) -> Sequences:
+    """A sample's part; tones go the way of .wav files."""
+    values = [log_mel(one[:, 0], RATE) if name == "tones" else one for one in part.values]
+    return Sequences(values, part.labels, tuple(classes), [f"{number} of {name}" for number in range(len(values))])
+
+
+def _split(data: Sequences, options: SequencesOptions, seed: int) -> tuple[Sequences, Sequences]:
+    """(to learn from, held out): by other files, by names, or by chance."""
+    if options.validation:
+        return data, read_sequences(options.validation, learn=False)
+    if options.train_names is None:
+        kept, held = hold_out(data.labels, options.held_out, seed)
+        return _chosen(data, kept), _chosen(data, held)
+    try:
+        pattern = re.compile(options.train_names)
+    except re.error as error:
+        raise DataError(f"train_names {options.train_names!r} is no regular expression: {error}") from None
+    matched = np.array([pattern.search(name) is not None for name in data.names])
+    if matched.all() or not matched.any():
+        raise DataError(
+            f"train_names {options.train_names!r} matches {int(matched.sum())} of {len(matched)} names such as "
+            f"{data.names[0]!r}: some must match, and some not"
+        )
+    missing = set(data.labels[~matched].tolist()) - set(data.labels[matched].tolist())
+    if missing:
+        raise DataError(
+            f"no sequence of class {data.classes[min(missing)]!r} has a name that train_names "
+            f"{options.train_names!r} matches: choose another"
+        )
+    return _chosen(data, np.flatnonzero(matched)), _chosen(data, np.flatnonzero(~matched))
+
+
+def _chosen(data: Sequences, rows: Labels) -> Sequences:
+    names = [data.names[row] for row in rows]
+    return Sequences([data.values[row] for row in rows], data.labels[rows], data.classes, names)
+
+
+def _expect_joints(data: Sequences, vertical: Axis | None) -> None:
+    if vertical is not None and data.channels % 3:
+        raise DataError(f"{data.channels} channels are no x, y, z of joints in turn: leave --set data.vertical out")
+
+
+def _stretched(part: StepsPart, most: int) -> tuple[NDArray[np.float32], Labels]:
+    """(sequences at a few places in time [n, places x channels], labels)."""
+    chosen = evenly(len(part), most)
+    rows = [part.row(int(number)) for number in chosen]
+    flat = [resample(row, np.linspace(0, len(row) - 1, LOOKED_AT)).ravel() for row in rows]
+    return cast(NDArray[np.float32], np.stack(flat)), part.labels[chosen]

@@ -1,0 +1,226 @@
+"""Task tagging: one label a word, p(tag_t | sentence) = softmax(W h_t + b) of an encoder's state h_t at that word.
+
+Loss: - log p(tag), in nats. A word is seen whole and by its characters, so that new words are known by their endings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import nn
+
+from weft.data.classes import number_labels
+from weft.data.files import DataError
+from weft.data.lexicon import Lexicon, split_tokens
+from weft.data.texts import read_tagged
+from weft.data.tokenisers import Tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.seeds import generator
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+from weft.models.encoder import EncoderSpec, PerTokenSpec, WordsSpec
+from weft.models.positions import RotarySpec
+from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
+from weft.tasks.base import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+)
+from weft.tasks.baselines import FrequentTag
+from weft.tasks.labelled import in_terms_of
+from weft.tasks.losses import class_loss
+from weft.tasks.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
+from weft.tasks.sentences import Sentences, ask, judge, probabilities, words_part
+
+Tagged = tuple[Sequence[str], Sequence[str]]
+LONGEST_SENTENCE = 512
+READ_AT_ONCE = 8192  # words a batch in prediction
+SHOWN = 12
+
+
+class TaggingOptions(DataSpec):
+    """`column` of the tag, from 1: without it UPOS in CoNLL-U (column 4; 5 is XPOS), else the last one.
+
+    `vocabulary` bounds the words. A word seen n times is hidden in training with chance rarity / (rarity + n), so that
+    the model learns to go by its characters; then it can do so with new words.
+    """
+
+    column: PositiveInt | None = None
+    vocabulary: PositiveInt = 30_000
+    rarity: NonNegativeFloat = 0.5
+
+
+class TaggingTask(Task):
+    """An encoder learns the tags of words."""
+
+    name = "tagging"
+    picture = "tokens"
+    metric = "accuracy"
+    families = ("encoder",)
+    Options = TaggingOptions
+
+    def __init__(self, options: TaggingOptions, lexicon: Lexicon, tags: tuple[str, ...]) -> None:
+        self.options, self.lexicon, self.tags = options, lexicon, tags
+
+    @classmethod
+    def prepare(cls, paths: Sequence[str], options: TaggingOptions, seed: int, cache: Path) -> Prepared:
+        """Read tagged sentences, learn words, characters and tags from the part that is not held out."""
+        found = find_sample(cls.name, paths, seed)
+        train: Sequence[Tagged]
+        held: Sequence[Tagged]
+        if found is not None:
+            train, held = found.train, found.validation
+        else:
+            train, held = read_tagged(paths, options.column), []
+        _, tags = number_labels([tag for _, of_words in train for tag in of_words], learn=False)
+        if options.validation:
+            held = read_tagged(options.validation, options.column)
+        elif found is None:
+            train, held = _split(train, options.held_out, seed)
+        if len(tags) < 2:
+            raise DataError(f"there is only one tag ({tags[0]!r}): two or more are needed to tell apart")
+        task = cls(options, Lexicon.learn((words for words, _ in train), options.vocabulary), tags)
+        best = None if found is None else found.best
+        return Prepared(task, task._part(train, options.rarity), task._part(held), best)
+
+    def _part(self, sentences: Sequence[Tagged], rarity: float = 0.0) -> Sentences:
+        numbers, names = number_labels([tag for _, tags in sentences for tag in tags], learn=False)
+        numbers = in_terms_of(self.tags, numbers, names)
+        labels = np.split(numbers, np.cumsum([len(tags) for _, tags in sentences])[:-1])
+        words = [tuple(words) for words, _ in sentences]
+        return words_part(self.lexicon, words, labels, words, tagged=True, rarity=rarity)
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TaggingTask:
+        """The task of a saved run."""
+        return cls(options, Lexicon.from_tree(facts["lexicon"]), tuple(facts["tags"]))
+
+    def facts(self) -> Tree:
+        """Tags, words and characters."""
+        return {"tags": list(self.tags), "lexicon": self.lexicon.to_tree()}
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Tagged sentences to judge on; a tag that training never saw is an error."""
+        found = find_sample(self.name, paths, 0)
+        return self._part(found.validation if found is not None else read_tagged(paths, self.options.column))
+
+    def default_model(self, size: Size) -> EncoderSpec:
+        """Convolution and attention in turn: what stands beside a word, and what far from it."""
+        return self.fit(
+            EncoderSpec(
+                width=size.width,
+                layers=size.layers,
+                length=size.context,
+                mixer=(ConvolutionSpec(kernel=3), AttentionSpec(heads=size.heads)),
+                feedforward=ClassicSpec(hidden=2 * size.width),
+                positions=RotarySpec(),
+                dropout=size.dropout,
+                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),
+            )
+        )
+
+    def fit(self, spec: AnySpec) -> EncoderSpec:
+        """The words, characters and tags of this data."""
+        assert isinstance(spec, EncoderSpec)
+        lexicon = self.lexicon
+        words = WordsSpec(vocabulary=lexicon.vocabulary, characters=lexicon.alphabet, longest=lexicon.longest)
+        if isinstance(spec.input, WordsSpec):
+            words = words.replace(character_width=spec.input.character_width, kernel=spec.input.kernel)
+        return spec.replace(input=words, output=PerTokenSpec(classes=len(self.tags)))
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Small ones: a word's tag follows from few others."""
+        return (Size(128, 2, LONGEST_SENTENCE),)
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Much is held back."""
+        return Recipe(dropout=0.3, training={"smoothing": 0.05, "ema": 0.99}, most_epochs=25)
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """- log p(tag) of each word."""
+        return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Token accuracy, macro F1 over tags, loss in nats a word; where tags mark spans also their F1."""
+        judged = judge(module, part, size)
+        said, truth = judged.flat()
+        found: dict[str, Any] = {
+            "accuracy": accuracy(said, truth),
+            "macro_f1": macro_f1(said, truth),
+            "loss": judged.loss,
+            "sentences": len(part),
+            "words": len(truth),
+        }
+        if has_spans(self.tags):
+            found["entity_f1"] = entity_f1(
+                *([self._names(row) for row in rows] for rows in (judged.said, judged.truth))
+            )
+        return found
+
+    def _names(self, numbers: Any) -> list[str]:
+        return [self.tags[number] for number in numbers]
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """For each sentence, a text or a list of words, its words' tags; with the words and the tags' probabilities."""
+        sentences = [self._words(given) for given in inputs]
+        if not sentences:
+            return []
+        labels = [np.zeros(len(words), dtype=np.int64) for words in sentences]
+        part = words_part(self.lexicon, sentences, labels, sentences, tagged=True)
+        # A long sentence is cut into pieces, one after the other; put end to end they are the sentences again.
+        shares_of_all = torch.cat(probabilities(module, part.cut(cast(Any, module.spec).length), READ_AT_ONCE))
+        answers = []
+        for given, words, shares in zip(inputs, sentences, shares_of_all.split(part.lengths), strict=True):
+            best = [self.tags[number] for number in shares.argmax(-1).tolist()]
+            sure = [round(share, 6) for share in shares.amax(-1).tolist()]
+            answers.append(Answer(given, best, {"tokens": words, "probabilities": sure}))
+        return answers
+
+    def _words(self, given: Any) -> list[str]:
+        words = split_tokens(given, self.lexicon) if isinstance(given, str) else [str(word) for word in given]
+        if not words:
+            raise WeftError("a sentence without a word cannot be tagged: give one or more words")
+        return words
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """The first held-out sentence with the tags that the model gives; wrong ones with the true tag."""
+        assert isinstance(part, Sentences)
+        words = list(part.texts[0])[:SHOWN]
+        answer = self.predict(module, [words], Decoding())[0]
+        truth = self._names(part.labels[0][: len(words)])
+        said = (tag if tag == right else f"{tag}(!{right})" for tag, right in zip(answer.output, truth, strict=True))
+        return " ".join(f"{word}/{tag}" for word, tag in zip(words, said, strict=True))
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """Each word's most frequent tag, new words by their ending."""
+        assert isinstance(train, Sentences) and isinstance(part, Sentences)
+        known = [(words, self._names(labels)) for words, labels in zip(train.texts, train.labels, strict=True)]
+        said = FrequentTag.fit(known).predict(part.texts)
+        return {"most frequent tag": token_accuracy(said, [self._names(labels) for labels in part.labels])}
+
+
+def _split(sentences: Sequence[Tagged], share: float, seed: int) -> tuple[list[Tagged], list[Tagged]]:
+    """(to learn from, held out), drawn by the seed."""
+    if not 0 < share < 1:
+        raise WeftError(f"held_out {share:g} is no share: choose a number between 0 and 1, such as 0.1")
+    if len(sentences) < 2:
+        raise DataError("one sentence cannot be split: give more, or --set data.validation=FILE")
+    order = torch.randperm(len(sentences), generator=generator(seed, "hold out")).tolist()
+    out = set(order[: max(1, min(len(sentences) - 1, round(share * len(sentences))))])
+    parts: tuple[list[Tagged], list[Tagged]] = ([], [])
+    for number, sentence in enumerate(sentences):
+        parts[number in out].append(sentence)
+    return parts

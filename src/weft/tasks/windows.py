@@ -1,0 +1,162 @@
+"""Windows over a series: which rows are learned from and judged on, and histories with what follows them.
+
+N rows, C columns. Each column is scaled by its training rows; each window again by its own history, reversibly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, PositiveInt
+from torch import Tensor
+
+from weft.data.batching import order_of
+from weft.data.files import DataError
+from weft.foundation.spec import Spec
+from weft.tasks.base import Batch, Part
+
+Array = NDArray[np.float64]
+Channels = Literal["independent", "joint"]
+# Of a column's deviation in training; a history that stands still is not blown up further.
+LEAST_SPREAD = 0.01
+
+
+def _as_rows(value: Any) -> Any:
+    """`8640/2880/2880` as the command line writes it."""
+    if isinstance(value, str):
+        value = value.split("/")
+    if isinstance(value, (list, tuple)) and len(value) not in (2, 3):
+        raise ValueError("a split is rows/rows or rows/rows/rows, such as 8640/2880/2880: train, validation and test")
+    return value
+
+
+Split = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_rows)]
+
+
+class SeriesFacts(Spec):
+    """What was learned of the training series: its columns and their scales, how it is cut, and how to know it again.
+
+    `borders` are the rows where training, validation and (with a split in three) test end.
+    """
+
+    columns: tuple[str, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    context: PositiveInt
+    patch: PositiveInt
+    borders: tuple[PositiveInt, ...]
+    digest: str
+    seed: int = 0
+
+    def scaled(self, values: Array) -> Array:
+        """Columns in units of their training rows' deviation, around their mean."""
+        return (values - np.array(self.mean)) / np.array(self.deviation)
+
+    def unscaled(self, values: Array) -> Array:
+        """The inverse of `scaled`."""
+        return values * np.array(self.deviation) + np.array(self.mean)
+
+
+def digest(values: Array) -> str:
+    """A name for these very numbers, so that a series is known again wherever its file lies."""
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:32]
+
+
+def deviations(rows: Array) -> Array:
+    """Of each column; 1 for one that stands still."""
+    found = rows.std(axis=0)
+    return np.where(found > 0, found, 1.0)
+
+
+def window_scale(history: Tensor) -> tuple[Tensor, Tensor]:
+    """(last value, deviation of the history), each [B, 1, C]: what a window is centred on and divided by."""
+    return history[:, -1:], (history.var(1, keepdim=True, unbiased=False) + LEAST_SPREAD**2).sqrt()
+
+
+@dataclass(frozen=True)
+class WindowPart(Part):
+    """All windows whose `horizon` targets lie in rows first .. end of `values` [N, C]; histories may begin before.
+
+    Channels that are independent make each column of a window an example of its own. `known`: rows that a simple
+    method may learn from, where they are at hand.
+    """
+
+    values: Tensor
+    first: int
+    end: int
+    context: int
+    horizon: int
+    patch: int
+    channels: Channels = "independent"
+    known: int = 0
+
+    @property
+    def windows(self) -> int:
+        """How many places there are to forecast from."""
+        return self.end - self.first - self.horizon + 1
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return self.values.shape[1]
+
+    def __len__(self) -> int:
+        return self.windows * (self.columns if self.channels == "independent" else 1)
+
+    @property
+    def tokens(self) -> int:
+        """Patches of all histories."""
+        return len(self) * (self.context // self.patch)
+
+    def cut(self, length: int) -> WindowPart:
+        """Histories of at most `length` patches."""
+        return replace(self, context=min(self.context, length * self.patch))
+
+    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
+        """Windows in random order; without a seed every batch is spread evenly over the time."""
+        rows = max(1, size // (self.context // self.patch))
+        if seed is None:
+            count = -(-len(self) // rows)
+            return [range(first, len(self), count) for first in range(count)]
+        order = order_of(len(self), seed, epoch)
+        found = [order[first : first + rows] for first in range(0, len(order), rows)]
+        return found[:-1] if len(found) > 1 and len(found[-1]) < rows else found
+
+    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
+        """Histories [B, context, C] and targets [B, horizon, C]; C is 1 where channels are independent."""
+        chosen = torch.as_tensor(list(examples))
+        steps = torch.arange(self.context + self.horizon) - self.context
+        inputs: dict[str, Any] = {}
+        if self.channels == "independent":
+            place, column = chosen // self.columns, chosen % self.columns
+            rows = self.values[self.first + place[:, None] + steps, column[:, None]][..., None]
+            inputs["column"] = column
+        else:
+            rows = self.values[self.first + chosen[:, None] + steps]
+        inputs["history"], labels = rows[:, : self.context], rows[:, self.context :]
+        return Batch(inputs, labels, labels.numel(), len(chosen) * (self.context // self.patch))
+
+    def expect_windows(self, what: str) -> WindowPart:
+        """Itself, if there is at least one window."""
+        if self.windows < 1 or self.first < self.context:
+            raise DataError(
+                f"{what} has no window of {self.context} rows of history and {self.horizon} to forecast: give a longer "
+                "series, or smaller --set data.context=... data.horizon=..."
+            )
+        return self
+
+
+def borders_of(rows: int, horizon: int, split: Sequence[int] | None, held_out: float) -> tuple[int, ...]:
+    """Rows where training, validation and perhaps test end: by the split, or with the last share held out."""
+    if split is not None:
+        if sum(split) > rows:
+            cut = "/".join(map(str, split))
+            raise DataError(f"the series has {rows:,} rows, but data.split={cut} needs {sum(split):,}: split fewer")
+        return tuple(int(border) for border in np.cumsum(split))
+    return rows - max(horizon, round(rows * held_out)), rows
