@@ -170,8 +170,8 @@ class Loop:
             better = loss < self.best
             self.stale = 0 if better else self.stale + 1
             self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
-            if better:
-                self.best = loss
+            self.best = min(loss, self.best)
+            if better or self.options.weights == "last":
                 self.folder.write_model(self.module.state_dict(), {"step": self.step, "loss": loss})
             self.reporter.evaluated(self.step, loss, better)
             every = max(1, self.plan.last // self.plan.evaluate_every // GLIMPSES)

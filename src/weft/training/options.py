@@ -16,7 +16,8 @@ class TrainingSpec(Spec):
 
     `batch` counts tokens a step over all `accumulate` pieces. `rate` is AdamW's, `matrix_rate` Muon's. `warmup` and
     `decay` are shares of the steps. `smoothing` is of labels. `ema` is the decay of an average of the weights that is
-    judged and kept (0: none). `patience` stops after so many evaluations without a better loss.
+    judged and kept (0: none). `weights`: the best on held-out data are kept, or the last, which were not chosen by it.
+    `patience` stops after so many evaluations without a better loss. `keep`: so many states of training stay.
     """
 
     steps: PositiveInt | None = None
@@ -32,6 +33,7 @@ class TrainingSpec(Spec):
     clip: PositiveFloat | None = 1.0
     smoothing: Share = 0.0
     ema: Share = 0.0
+    weights: Literal["best", "last"] = "best"
     patience: PositiveInt | None = None
     evaluate_every: PositiveInt | None = None
     evaluate_tokens: PositiveInt | None = None
