@@ -37,9 +37,8 @@ class Row:
     unpack: str | None = None
 
 
-M30K = {
-    part: tuple(f"multi30k/{part}.{side}.gz" for side in ("en", "de")) for part in ("train", "val", "test_2016_flickr")
-}
+PARTS = ("train", "val", "test_2016_flickr")
+M30K = {part: tuple(f"multi30k/{part}.{side}.gz" for side in ("en", "de")) for part in PARTS}
 FASHION = {part: tuple(f"fashion_mnist/{part}-{what}.gz" for what in ("images-idx3-ubyte", "labels-idx1-ubyte"))
            for part in ("train", "t10k")}  # fmt: skip
 LAST = ("--set", "training.weights=last")

@@ -127,7 +127,7 @@ def test_a_model_of_one_patch_rolls_on(tmp_path):
     whole = found.task.fit(spec)
     assert whole.ahead == 2 and found.task.forecast(weft.build(whole), history).point.shape == (3, 6, 1)
     loss = found.task.loss(module, batch)
-    assert loss.count == batch.labels.numel() and math.isfinite(float(loss.mean))
+    assert loss.count == batch.labels.numel() and math.isfinite(loss.mean.item())
 
 
 # --- windows ---
@@ -264,7 +264,7 @@ def test_the_loss_is_a_density_of_the_scaled_numbers(tmp_path):
     forecast = found.task.forecast(module, batch.inputs["history"])
     scale = (forecast.high - forecast.point) / 1.2815515655446004
     expected = -torch.distributions.Normal(forecast.point, scale).log_prob(batch.labels).mean()
-    torch.testing.assert_close(found.task.loss(module, batch).mean, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.task.loss(module, batch).mean.detach(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("freedom", [2.0, 3.0, 7.0, 50.0])
@@ -300,11 +300,6 @@ def test_samples_and_their_best(tmp_path, name, horizon):
 
 
 def test_a_model_that_beats_the_best_is_reported(tmp_path, monkeypatch):
-    honest = ForecastTask.forecast
-
-    def cheating(self, module, history):
-        return type(found := honest(self, module, history))(found.point * 0 + history.mean(1, keepdim=True))
-
     wishes = {**SMALL, "data.context": 24, "data.patch": 12}
     order = Order(changes=wishes, steps=2)
     fair = carry_out("forecast", ["sample:brownian"], tmp_path / "fair", order, Reporter())
@@ -319,7 +314,6 @@ def test_a_model_that_beats_the_best_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(ForecastTask, "_cut", leaking)
     unfair = carry_out("forecast", ["sample:brownian"], tmp_path / "unfair", order, Reporter())
     assert unfair.leak is not None and "something leaks" in unfair.leak
-    assert cheating is not None
 
 
 # --- models and errors ---
