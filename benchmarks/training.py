@@ -39,6 +39,7 @@ class Row:
 
 PARTS = ("train", "val", "test_2016_flickr")
 M30K = {part: tuple(f"multi30k/{part}.{side}.gz" for side in ("en", "de")) for part in PARTS}
+TEST_2016 = M30K["test_2016_flickr"]
 FASHION = {part: tuple(f"fashion_mnist/{part}-{what}.gz" for what in ("images-idx3-ubyte", "labels-idx1-ubyte"))
            for part in ("train", "t10k")}  # fmt: skip
 LAST = ("--set", "training.weights=last")
@@ -51,13 +52,13 @@ def _watching(*files: str) -> tuple[str, ...]:
 ROWS = {
     "shakespeare": Row("text", ("tinyshakespeare/input.txt",), 2, "loss", "<= 1.64"),
     "shakespeare-60": Row("text", ("tinyshakespeare/input.txt",), 60, "loss", "<= 1.4697"),
-    "multi30k": Row("translation", M30K["train"], 60, "bleu", ">= 35", M30K["test_2016_flickr"], _watching(*M30K["val"])),
+    "multi30k": Row("translation", M30K["train"], 60, "bleu", ">= 35", TEST_2016, _watching(*M30K["val"])),
     "multi30k-gru": Row(
-        "translation", M30K["train"], 60, "bleu", ">= 27", M30K["test_2016_flickr"],
+        "translation", M30K["train"], 60, "bleu", ">= 27", TEST_2016,
         (*_watching(*M30K["val"]), "--preset", "nano-gru-additive"),
     ),
     "multi30k-gru-plain": Row(
-        "translation", M30K["train"], 60, "bleu", "lower than with attention", M30K["test_2016_flickr"],
+        "translation", M30K["train"], 60, "bleu", "lower than with attention", TEST_2016,
         (*_watching(*M30K["val"]), "--preset", "nano-gru-plain"),
     ),
     "sst2": Row("classification", ("sst2/train.tsv",), 5, "accuracy", ">= 0.79", ("sst2/dev.tsv",),

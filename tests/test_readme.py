@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -15,7 +16,9 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", TEXT, re.S) for line in block.splitlines()]
 
 
-def test_python_blocks_run(capsys):
+def test_python_blocks_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.S):
         exec(compile(block, "README.md", "exec"), names)
@@ -23,13 +26,35 @@ def test_python_blocks_run(capsys):
     assert shown.group(1) in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A folder with the files that the README speaks of."""
+    place = tmp_path_factory.mktemp("desk")
+    for name in ("book.txt", "another-book.txt"):
+        (place / name).write_text("Once upon a time there was a loom, and it wove all day.\n" * 50)
+    return place
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command):
+def test_commands_run(command, desk):
     program, *arguments = shlex.split(command)
     assert program == "weft"
-    out = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True)
+    arguments = [
+        "0.1" if before == "--minutes" else word for before, word in zip(["", *arguments], arguments, strict=False)
+    ]
+    if arguments[0] in ("predict", "eval") and not (desk / "runs" / "book").exists():
+        call(desk, ["train", "text", "book.txt", "--out", "runs/book", "--steps", "2"])
+    if arguments[0] == "train" and (desk / "runs" / "book").exists():
+        arguments[arguments.index("--out") + 1] = "runs/again"
+    assert call(desk, arguments)
+
+
+def call(desk, arguments):
+    environment = {**os.environ, "WEFT_CACHE": str(desk / "cache")}
+    words = [sys.executable, "-m", "weft", *arguments]
+    out = subprocess.run(words, capture_output=True, text=True, cwd=desk, env=environment)
     assert out.returncode == 0, out.stderr
-    assert out.stdout
+    return out.stdout
 
 
 def test_the_parts_page_matches_the_docstrings():

@@ -28,18 +28,28 @@ def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
 
 def bilinear(query: Tensor, key: Tensor, W: Tensor) -> Tensor:
     """e_ij = q_i^T W k_j, W [H, D_Q, D_K] or [D_Q, D_K]; D_Q and D_K may differ (Luong's "general")."""
-    return dot(query @ W, key)
+    return dot(_map_heads(query, W), key)
+
+
+def _map_heads(x: Tensor, W: Tensor) -> Tensor:
+    """x_h W_h, [B, H, T, D] and [H, D, F] or [D, F] -> [B, H, T, F].
+
+    Broadcasting would copy W, and its gradient, once for each row of the batch.
+    """
+    if W.dim() == 2 or W.shape[0] == 1:
+        return x @ W.reshape(W.shape[-2:])
+    return torch.einsum("...htd,hdf->...htf", x, W)
 
 
 def additive(query: Tensor, key: Tensor, W: Tensor, U: Tensor, v: Tensor) -> Tensor:
     """e_ij = v^T tanh(W q_i + U k_j), W [H, F, D_Q], U [H, F, D_K], v [H, F] (Bahdanau et al. 2015)."""
-    return _additive_prepared(query, key @ U.transpose(-2, -1), W, v)
+    return _additive_prepared(query, _map_heads(key, U.transpose(-2, -1)), W, v)
 
 
 def _additive_prepared(query: Tensor, k_BHSF: Tensor, W: Tensor, v: Tensor) -> Tensor:
-    q_BHTF = query @ W.transpose(-2, -1)
+    q_BHTF = _map_heads(query, W.transpose(-2, -1))
     hidden = torch.tanh(q_BHTF[..., :, None, :] + k_BHSF[..., None, :, :])
-    return (hidden @ v[:, None, :, None]).squeeze(-1)
+    return hidden @ v[0] if v.shape[0] == 1 else torch.einsum("...htsf,hf->...hts", hidden, v)
 
 
 def concatenated(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
@@ -120,7 +130,7 @@ class Bilinear(Score):
 
     def fold(self, query: Tensor) -> tuple[Tensor, float]:
         """The query is mapped first: (q W)^T k."""
-        return query @ self.W, 1.0
+        return _map_heads(query, self.W), 1.0
 
 
 class Additive(Score):
@@ -139,7 +149,7 @@ class Additive(Score):
 
     def prepare(self, key: Tensor) -> Tensor:
         """U k."""
-        return key @ self.U.transpose(-2, -1)
+        return _map_heads(key, self.U.transpose(-2, -1))
 
     def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
         """v^T tanh(W q + prepared)."""
