@@ -34,7 +34,7 @@ FACTORS: dict[str, list[Any]] = {
         "partial",
         "alibi",
     ],
-    "norm": ["layer", "layer without bias", "rms"],
+    "norm": ["layer", "layer without bias", "rms", "none"],
     "arrangement": ["pre-norm", "post-norm"],
     "head": ["tied", "linear"],
 }
@@ -55,6 +55,7 @@ NORMS: dict[str, dict[str, Any]] = {
     "layer": {"kind": "layer"},
     "layer without bias": {"kind": "layer", "bias": False},
     "rms": {"kind": "rms"},
+    "none": {"kind": "none"},
 }
 
 

@@ -89,7 +89,7 @@ def test_sampled_text_has_the_models_distribution(kind):
     model = tiny("nano-gpt", 3)
     draft = Stubborn() if kind == "stubborn" else DraftModel(tiny("nano-rnn", 3), 2)
     sampling = Sampling(temperature=1.4)
-    N = 800
+    N = 400
     counts = Counter(
         tuple(speculate(model, [1, 2], draft, sampling, max_tokens=3, seed=seed).tokens) for seed in range(N)
     )

@@ -21,8 +21,8 @@ from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
 from weft.tasks.base import Decoding, Size, mean_loss
 from weft.tasks.baselines import naive_forecast
-from weft.tasks.forecast import ForecastOptions, ForecastTask, _half_band, simple_errors
-from weft.tasks.windows import LEAST_SPREAD, WindowPart, window_scale
+from weft.tasks.forecast import ForecastOptions, ForecastTask, _half_band
+from weft.tasks.windows import LEAST_SPREAD, WindowPart, simple_errors, window_scale
 from weft.training.reporting import Reporter
 from weft.training.train import Order, carry_out
 
@@ -72,7 +72,7 @@ def test_a_series_is_learned_judged_saved_and_continued(tmp_path, channels):
     answer = done.run.answer([str(path)])[0].to_tree()
     assert json.loads(json.dumps(answer)) == answer
     assert list(answer["output"]) == ["load", "flow"] and len(answer["output"]["load"]) == 6
-    assert 3.5 < min(answer["output"]["load"]) and 2000 < min(answer["output"]["flow"])
+    assert min(answer["output"]["load"]) > 3.5 and min(answer["output"]["flow"]) > 2000
     for name in ("load", "flow"):
         low, point, high = (np.array(answer[key][name]) for key in ("low", "output", "high"))
         assert (low < point).all() and (point < high).all()
@@ -84,7 +84,7 @@ def test_a_series_is_learned_judged_saved_and_continued(tmp_path, channels):
     assert judged["rmse_by_column"]["flow"] > 50 * judged["rmse_by_column"]["load"]
 
 
-def test_a_run_can_be_resumed_and_other_files_are_judged_whole(tmp_path):
+def test_what_was_held_out_is_judged_and_other_files_whole(tmp_path):
     path = write_csv(tmp_path / "a.csv", waves())
     run = weft.train("forecast", path, tmp_path / "run", steps=3, set={**SMALL, **SHORT})
     # The same numbers under another name are still those of the training: only what was held out counts.
@@ -94,8 +94,6 @@ def test_a_run_can_be_resumed_and_other_files_are_judged_whole(tmp_path):
     judged = run.evaluate(other)
     assert judged["windows"] == 100 - 20 - 6 + 1 and "ridge_mse" not in judged
     assert judged["naive_mse"] == pytest.approx(run.evaluate([other])["naive_mse"])
-    with pytest.raises(WeftError, match="steps"):
-        carry_out("forecast", [str(path)], tmp_path / "run", Order(steps=5, resume=True), Reporter())
 
 
 def test_columns_validation_files_and_points(tmp_path):
@@ -365,7 +363,7 @@ def test_what_cannot_be_judged_or_continued_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"short.csv has no window of 20 rows of history and 6 to forecast"):
         task.read([str(short)], tmp_path)
     other = write_csv(tmp_path / "other.csv", waves(50), names=("load", "depth"))
-    with pytest.raises(DataError, match="other.csv has no column 'flow'"):
+    with pytest.raises(DataError, match=r"other.csv has no column 'flow'"):
         task.read([str(other)], tmp_path)
     module = weft.build(task.default_model(Size(16, 2)))
     with pytest.raises(DataError, match="numbers of shape 30x3, but this model forecasts columns load, flow"):

@@ -15,7 +15,7 @@ from weft.parts.feedforward import FeedForward, GatedFeedForward, gated_width
 from weft.parts.initialisation import FanIn, Normal, Scheme, Xavier
 from weft.parts.linear_attention import FeatureName, LinearAttention
 from weft.parts.masks import Mask, Window
-from weft.parts.norms import LayerNorm, Norm, RMSNorm
+from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.recurrence import Recurrence
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, Score
@@ -60,7 +60,17 @@ class RMSNormSpec(Spec):
         return RMSNorm(width, self.epsilon)
 
 
-NormSpec = Annotated[LayerNormSpec | RMSNormSpec, Field(discriminator="kind")]
+class NoNormSpec(Spec):
+    """No norm: the size of what flows through the blocks is kept."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, width: int) -> Norm:
+        """Nothing."""
+        return NoNorm()
+
+
+NormSpec = Annotated[LayerNormSpec | RMSNormSpec | NoNormSpec, Field(discriminator="kind")]
 
 
 class ClassicSpec(Spec):

@@ -22,7 +22,7 @@ from weft.parts.attention import ResidualLinear
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, TokenEmbedding
 from weft.parts.experts import Experts
 from weft.parts.grids import GridAxes, GridTable
-from weft.parts.norms import Norm
+from weft.parts.norms import NoNorm, Norm
 from weft.parts.positions import LearnedPositions
 from weft.parts.relative import BucketedBias, RelativeVectors
 from weft.parts.scores import Score
@@ -144,6 +144,8 @@ def _recurrent(module: nn.RNNBase, scheme: Scheme, layers: int, random: torch.Ge
 
 
 def _norm(module: Norm, scheme: Scheme, layers: int, random: torch.Generator) -> None:
+    if isinstance(module, NoNorm):
+        return
     module.gamma.fill_(1.0)
     beta = getattr(module, "beta", None)
     if beta is not None:

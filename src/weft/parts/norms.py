@@ -56,3 +56,14 @@ class RMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         return rms_norm(x, self.gamma, self.epsilon)
+
+
+class NoNorm(Norm):
+    """x as it is: for inputs that are scaled already, where a norm would hide how large they are."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D], unchanged."""
+        return x

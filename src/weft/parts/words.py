@@ -1,6 +1,6 @@
 """Words as tokens that show their letters too: rare and new words are known by how they are written.
 
-A word is a row of whole numbers (w, c_1 .. c_L): its place in the vocabulary, then its characters, 0 where it has no more.
+A word is a row of whole numbers (w, c_1 .. c_L): its place in the vocabulary, its characters, 0 where it has no more.
 """
 
 from __future__ import annotations

@@ -74,11 +74,7 @@ class ClassificationTask(Task):
 
     def __init__(self, options: ClassificationOptions, reading: Reading, classes: tuple[str, ...]) -> None:
         self.options, self.reading, self.classes = options, reading, classes
-
-    @property
-    def tokeniser(self) -> Tokeniser | None:  # type: ignore[override]
-        """The tokeniser, where texts are read by one."""
-        return self.reading.tokeniser if isinstance(self.reading, TokenReading) else None
+        self.tokeniser = reading.tokeniser if isinstance(reading, TokenReading) else None
 
     @classmethod
     def prepare(cls, paths: Sequence[str], options: ClassificationOptions, seed: int, cache: Path) -> Prepared:

@@ -20,11 +20,13 @@ from weft.data.batching import order_of
 from weft.data.files import DataError
 from weft.foundation.spec import Spec
 from weft.tasks.base import Batch, Part
+from weft.tasks.baselines import RidgeForecast, naive_forecast
 
 Array = NDArray[np.float64]
 Channels = Literal["independent", "joint"]
 # Of a column's deviation in training; a history that stands still is not blown up further.
 LEAST_SPREAD = 0.01
+ROWS = 4096  # windows that simple methods forecast at once
 
 
 def _as_rows(value: Any) -> Any:
@@ -160,3 +162,22 @@ def borders_of(rows: int, horizon: int, split: Sequence[int] | None, held_out: f
             raise DataError(f"the series has {rows:,} rows, but data.split={cut} needs {sum(split):,}: split fewer")
         return tuple(int(border) for border in np.cumsum(split))
     return rows - max(horizon, round(rows * held_out)), rows
+
+
+def simple_errors(part: WindowPart, known: int = 0, train: WindowPart | None = None) -> dict[str, float]:
+    """MSE over all windows: of the last value (naive), and of ridge regression where `known` rows teach it."""
+    values = part.values.double().numpy()
+    rows = (values if train is None else train.values.double().numpy())[:known]
+    methods: dict[str, Any] = {"naive": lambda history: naive_forecast(history, part.horizon)}
+    if len(rows) >= part.context + part.horizon:
+        methods["ridge"] = RidgeForecast.fit(rows, part.context, part.horizon).predict
+    slid = np.lib.stride_tricks.sliding_window_view(
+        values[part.first - part.context : part.end], part.context + part.horizon, axis=0
+    )
+    found = dict.fromkeys(methods, 0.0)
+    for start in range(0, len(slid), ROWS):
+        windows = slid[start : start + ROWS].transpose(0, 2, 1)
+        history, truth = windows[:, : part.context], windows[:, part.context :]
+        for name, method in methods.items():
+            found[name] += float(np.square(method(history) - truth).sum())
+    return {name: total / (len(slid) * part.horizon * part.columns) for name, total in found.items()}
