@@ -154,7 +154,8 @@ class TextTask(Task):
         if options.validation:
             held = token_store(options.validation, task.tokeniser, cache)
         else:
-            store, held = store.split(options.held_out)
+            # A window needs a token and the one after it.
+            store, held = store.split(max(options.held_out, min(0.5, 2 / max(1, len(store)))))
         for part, what in ((store, "to learn from"), (held, "held out")):
             if len(part) < 2:
                 raise DataError(f"only {len(part)} tokens {what}: give more text, or other --set data.validation files")

@@ -1,0 +1,152 @@
+"""Task text: windows, isolation of documents, chats, tokenisers, the known best."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from weft.data.samples import sample
+from weft.foundation.errors import WeftError
+from weft.models.build import build
+from weft.models.teaching import IGNORED
+from weft.tasks.base import Decoding, mean_loss
+from weft.tasks.text import TextOptions, TextTask
+
+TINY = {"width": 16, "layers": 1, "mixer.heads": 2, "length": 32, "training.batch": 256, "training.threads": 1}
+TEXT = "a stitch in time saves nine; many a little makes a mickle.\n" * 30
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+
+
+def prepared(tmp_path, text=TEXT, name="a.txt", **options):
+    (tmp_path / name).write_text(text)
+    return TextTask.prepare([str(tmp_path / name)], TextOptions(**options), 0, tmp_path / "cache")
+
+
+def test_windows_cover_a_text_once_and_labels_are_the_next_token(tmp_path):
+    part = prepared(tmp_path).train.cut(13)
+    stream = part.store.window(0, len(part.store)).tokens
+    seen = []
+    for examples in part.batches(61, None):
+        batch = part.batch(examples)
+        real = batch.labels != IGNORED
+        assert batch.count == int(real.sum())
+        seen.append(batch.labels[real])
+        inside = batch.inputs["tokens"][:, 1:][real[:, 1:]]
+        assert torch.equal(inside, batch.labels[:, :-1][real[:, 1:]])
+    assert np.array_equal(torch.cat(seen).numpy(), stream[1:])
+
+
+def test_training_windows_move_with_the_epoch_and_follow_from_the_seed(tmp_path):
+    part = prepared(tmp_path).train.cut(13)
+    assert part.batches(61, 3, 1) == part.batches(61, 3, 1) != part.batches(61, 3, 2)
+    assert len(part.batches(61, 3, 1)) == len(part.batches(61, 3, 2))
+    same = [part.batch([2], 3, 1).labels for _ in range(2)]
+    assert torch.equal(*same)
+    assert any(not torch.equal(same[0], part.batch([2], 3, epoch).labels) for epoch in range(2, 6))
+
+
+def test_documents_do_not_see_each_other(tmp_path):
+    rows = [{"text": text} for text in ("one two three", "four five six seven", "eight nine ten", "eleven twelve") * 5]
+    found = prepared(tmp_path, "\n".join(map(json.dumps, rows)), "a.jsonl")
+    part = found.train.cut(29)
+    batch = part.batch([0])
+    model = build(found.task.default_model(weft.tasks.base.Size(16, 1, 29))).double()
+    loss = found.task.loss(model, batch).total
+    documents = batch.inputs["documents"][0]
+    alone = 0.0
+    for document in documents.unique():
+        mine = documents == document
+        piece = batch.inputs["tokens"][:, mine]
+        logits = model(piece).logits[0]
+        alone += torch.nn.functional.cross_entropy(logits, batch.labels[0, mine], reduction="sum", ignore_index=IGNORED)
+    assert len(documents.unique()) > 1 and abs(float((loss - alone).detach())) < 1e-9
+
+
+def test_chats_learn_answers_only(tmp_path):
+    chat = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Seven."}]
+    text = "\n".join(json.dumps({"messages": chat}) for _ in range(30))
+    found = prepared(tmp_path, text, "chats.jsonl")
+    labels = torch.cat([found.train.cut(64).batch(e).labels.flatten() for e in found.train.cut(64).batches(640, None)])
+    kept = labels[labels != IGNORED].tolist()
+    said = found.task.tokeniser.decode(kept, keep_special=True)
+    assert "Seven." in said and "How" not in said and "<User:>" not in said
+
+
+@pytest.mark.parametrize("kind", ["characters", "bytes", "words", "bpe"])
+def test_every_tokeniser_trains_and_continues(tmp_path, kind):
+    (tmp_path / "a.txt").write_text(TEXT)
+    changes = TINY | {"data.tokeniser": kind, "data.vocabulary": 300}
+    run = weft.train("text", tmp_path / "a.txt", tmp_path / "run", steps=3, set=changes)
+    assert isinstance(run.predict("a stitch ", max_tokens=4), str)
+    scores = run.evaluate(tmp_path / "a.txt")
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
+    each = len(run.tokeniser.encode(TEXT)) / len(TEXT.encode())
+    assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / math.log(2) * each, rel=1e-3)
+
+
+def test_auto_takes_letters_for_small_texts_and_pairs_for_many_signs(tmp_path):
+    assert prepared(tmp_path).task.tokeniser.vocabulary < 60
+    many = "".join(chr(0x4E00 + n % 700) for n in range(3000)) + TEXT
+    assert prepared(tmp_path, many, "b.txt").task.tokeniser.decode([300]) is not None
+
+
+def test_predictions_do_not_depend_on_company(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    run = weft.train("text", tmp_path / "a.txt", tmp_path / "run", steps=30, set=TINY)
+    prompts = ["a", "many a little ", "", "time saves nine; many a little makes a mickle.\na stitch in time"]
+    together = run.predict(prompts, max_tokens=9, seed=5)
+    assert together == [run.predict(prompt, max_tokens=9, seed=5) for prompt in prompts]
+    assert weft.load(tmp_path / "run").predict(prompts, max_tokens=9, seed=5) == together
+    several = run.predict("a", max_tokens=9, seed=5, samples=3)
+    assert several[0] == together[0] and len(set(several)) > 1
+    greedy = run.task.predict(run.module, ["a"], Decoding(temperature=0.0, max_tokens=9))
+    assert greedy[0].output == run.predict("a", temperature=0.0, max_tokens=9, seed=11)
+
+
+def test_the_known_best_of_the_markov_text_is_approached_not_beaten(tmp_path):
+    changes = {"width": 32, "layers": 2, "mixer.heads": 2, "length": 64, "training.batch": 1024, "training.threads": 1}
+    run = weft.train("text", "sample:markov", tmp_path / "run", steps=150, set=changes)
+    best = sample("markov").best
+    loss = run.evaluate("sample:markov")["loss"]
+    assert not best.beaten_by(loss)
+    assert loss < best.value + 0.4
+
+
+def test_a_split_share_and_files_of_their_own_for_validation(tmp_path):
+    (tmp_path / "b.txt").write_text("time and tide wait for no man.\n" * 9)
+    half = prepared(tmp_path, held_out=0.5)
+    assert abs(half.train.tokens - half.validation.tokens) < 40
+    own = prepared(tmp_path, validation=str(tmp_path / "b.txt"))
+    assert own.train.tokens == len(TEXT) and own.validation.tokens == 31 * 9
+
+
+def test_a_text_shorter_than_the_context_still_trains(tmp_path):
+    (tmp_path / "a.txt").write_text("tiny text here")
+    run = weft.train("text", tmp_path / "a.txt", tmp_path / "run", steps=2, set=TINY)
+    assert run.predict("t", max_tokens=2)
+
+
+def test_what_cannot_be_done_is_said(tmp_path):
+    with pytest.raises(WeftError, match="stands alone"):
+        TextTask.prepare(["sample:", "a.txt"], TextOptions(), 0, tmp_path)
+    with pytest.raises(WeftError, match=r"no tokenizer\.json"):
+        TextTask.restore(TextOptions(), {}, None)
+    with pytest.raises(WeftError, match="1 tokens"):
+        prepared(tmp_path, "x")
+
+
+def test_loss_over_a_part_is_the_mean_over_tokens_however_batched(tmp_path):
+    found = prepared(tmp_path)
+    model = build(found.task.default_model(weft.tasks.base.Size(16, 1, 13))).double()
+    part = found.validation.cut(13)
+    values = [mean_loss(found.task, model, part, size) for size in (13, 61, 9999)]
+    assert max(values) - min(values) < 1e-12
