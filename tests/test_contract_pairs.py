@@ -68,7 +68,7 @@ def spec_of(c: dict[str, Any]) -> DecoderSpec:
         "linear-attention": {
             "kind": "linear-attention",
             "heads": 4,
-            "feature": "elu" if c["norm"] == "rms" else "identity",
+            "feature": "elu" if c["norm"] in ("rms", "none") else "identity",
         },
         "recurrence": {
             "kind": "recurrence",

@@ -25,6 +25,7 @@ from weft.models.specs import (
     LinearAttentionSpec,
     NoFeedForwardSpec,
     NoMixerSpec,
+    NoNormSpec,
     RecurrenceSpec,
 )
 from weft.parts.attention import set_backend
@@ -88,6 +89,9 @@ MODELS = {
     "grid": VISION.replace(mixer=GridConvolutionSpec(groups=3), pool="mean"),
     "image-text": weft.preset("nano-image-text").replace(width=12, length=11, mixer=AttentionSpec(heads=3)),
     "series": weft.preset("nano-series").replace(width=12, length=11, mixer=AttentionSpec(heads=3)),
+    "series far ahead": weft.preset("nano-series").replace(
+        width=12, length=11, mixer=(ConvolutionSpec(kernel=7), AttentionSpec(heads=3)), ahead=5, norm=NoNormSpec()
+    ),
     **{name: weft.preset(name).replace(length=11) for name in weft.presets() if name.startswith("nano-gru")},
 }
 

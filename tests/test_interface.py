@@ -16,7 +16,7 @@ import pytest
 import weft
 
 FROZEN = Path(__file__).parent / "frozen"
-ROOMS = ("foundation", "figures", "parts", "models", "foreign", "laws", "data", "checkpoints", "training")
+ROOMS = ("foundation", "figures", "parts", "models", "foreign", "laws", "data", "checkpoints", "inference", "tasks", "training")
 
 
 def public_names() -> dict[str, list[str]]:

@@ -205,6 +205,9 @@ def test_series_distribution_and_encoder_answers():
     out = model(torch.randn(2, 15, 2))
     assert out.logits.shape == (2, 5, 6, 3)
     assert model.head.distribution(out.logits).mean.shape == (2, 5, 6)
+    farther = weft.build(model.spec.replace(ahead=4))
+    assert farther(torch.randn(2, 15, 2)).logits.shape == (2, 5, 4 * 6, 3)
+    assert farther.state_dict().keys() == model.state_dict().keys()
     tags = weft.build(weft.preset("nano-encoder").replace(output={"kind": "per-token", "classes": 5}))
     assert tags(torch.zeros(2, 7, dtype=torch.long)).logits.shape == (2, 7, 5)
     nodes = weft.build(

@@ -17,7 +17,7 @@ from weft.tasks.pairs import Ends, PairsPart, hold_out, learn_tokeniser
 from weft.tasks.run import load
 from weft.tasks.translation import TranslationOptions, TranslationTask
 
-WORDS = "red blue green small large old new cat dog bird house tree river sings runs sleeps".split()
+WORDS = ("red", "blue", "green", "small", "old", "cat", "dog", "bird", "house", "tree", "river", "sings", "runs")
 TINY = {"width": 32, "layers": 1, "mixer.heads": 2, "training.batch": 256, "training.guard": False}
 
 

@@ -68,18 +68,20 @@ def draw_training(out: Path, trained: Trained) -> Path:
 
 
 def print_metrics(out: Console, metrics: dict[str, Any], references: dict[str, float] | None = None) -> None:
-    """One line a number; rows of a table below it."""
+    """One line a number; rows of a table below it; what simple methods reach stands beside, dimmed."""
+    wide = max(map(len, (*metrics, *(references or {}), "best possible")))
     for name, value in metrics.items():
+        title = name.replace("_", " ").ljust(wide)
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            out.print(f"  {name.replace('_', ' ')}")
+            out.print(f"  {title}")
             for row in value:
                 out.print("    " + "  ".join(f"{key} {_number(cell)}" for key, cell in row.items()), markup=False)
         elif isinstance(value, dict):
-            out.print(f"  {name.replace('_', ' '):<16} " + ", ".join(f"{k} {_number(v)}" for k, v in value.items()))
+            out.print(f"  {title} " + ", ".join(f"{k} {_number(v)}" for k, v in value.items()), markup=False)
         else:
-            out.print(f"  {name.replace('_', ' '):<16} {_number(value)}")
+            out.print(f"  {title} {_number(value)}", markup=False)
     for name, value in (references or {}).items():
-        out.print(f"  [dim]{escape(name):<16} {_number(value)}[/dim]")
+        out.print(f"  [dim]{escape(name.ljust(wide))} {_number(value)}[/dim]")
 
 
 def _number(value: Any) -> str:

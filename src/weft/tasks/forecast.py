@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from weft.data.files import DataError
 from weft.data.samples import Best, Sample, brownian_best
-from weft.data.samples import Series as SampleSeries
 from weft.data.series import Series, read_series
 from weft.data.tokenisers import Tokeniser
 from weft.foundation.numerics import widen
@@ -182,7 +181,7 @@ class ForecastTask(Task):
         return self.known.to_tree()
 
     def read(self, paths: Sequence[str], cache: Path) -> Part:
-        """The series of the training is judged on its last part (test, of a split in three), any other on all windows."""
+        """The training series is judged on its last part (test, of a split in three), any other on all windows."""
         found = find_sample(self.name, paths, self.known.seed)
         series = read_series(paths, self.known.columns) if found is None else _joined(found)[0]
         if digest(series.values) == self.known.digest and len(self.known.borders) > 1:
@@ -359,8 +358,8 @@ class ForecastTask(Task):
         batch = part.batch([0]).to(next(module.parameters()).device)
         point = self.forecast(module, batch.inputs["history"]).point[0, :, 0].cpu().double().numpy()
         truth = batch.labels[0, :, 0].cpu().double().numpy()
-        shown = sorted({0, part.horizon // 2, part.horizon - 1})
         scale, mean = self.known.deviation[0], self.known.mean[0]
+        shown = sorted({0, part.horizon // 2, part.horizon - 1})
         words = [
             f"+{step + 1} {point[step] * scale + mean:.4g} (was {truth[step] * scale + mean:.4g})" for step in shown
         ]
@@ -394,7 +393,7 @@ def _half_band(head: ForecastHead, raw: Tensor) -> Tensor:
     return found.scale * (z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms)))
 
 
-def _joined(found: Sample[SampleSeries]) -> tuple[Series, tuple[int, ...]]:
+def _joined(found: Sample[Any]) -> tuple[Series, tuple[int, ...]]:
     """A sample's two parts as one series, and where each ends."""
     parts = [found.train.values, found.validation.values]
     values = np.concatenate(parts)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from weft.data.batching import order_of, pad_rows
 from weft.data.files import DataError
@@ -23,7 +24,7 @@ from weft.tasks.base import Batch, Part
 Pairs = Sequence[tuple[str, str]]
 
 # Batches hold lengths that differ by about so much, so that their company changes from epoch to epoch.
-JITTER = 0.15
+BLUR = 0.15
 # Letters are the better tokens for short texts of few words, such as dates.
 SHORT, FEW_WORDS = 40, 1000
 LETTERS_A_PIECE, LEAST_PIECES, MOST_PIECES = 640, 512, 16384
@@ -93,21 +94,7 @@ class PairsPart(Part):
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Pairs of like length, about `size` tokens a batch; with a seed in random order and changing company."""
-        sizes = np.array(self._sizes, dtype=np.float64)
-        key = sizes.max(1) + 0.001 * sizes.sum(1)
-        if seed is None:
-            order = np.argsort(key, kind="stable")
-        else:
-            noise = torch.rand(len(sizes), generator=generator(seed, "lengths", epoch), dtype=torch.float64).numpy()
-            order = np.argsort(key * (1 + JITTER * (noise - 0.5)), kind="stable")
-        total = np.cumsum(sizes.sum(1)[order])
-        count = min(len(order), max(1, math.ceil(total[-1] / size)))
-        ends = np.searchsorted(total, total[-1] / count * np.arange(1, count), side="left") + 1
-        # Each batch has at least one pair, however long a single one is.
-        steps = np.arange(1, count)
-        ends = np.minimum(np.maximum.accumulate(ends - steps) + steps, len(order) - count + steps)
-        found = [part.tolist() for part in np.split(order, np.maximum(ends, steps))]
-        return found if seed is None else [found[place] for place in order_of(count, seed, epoch)]
+        return like_length(np.array(self._sizes), size, seed, epoch)
 
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
         """Source [B, S], target [B, T] from the start token on, and labels [B, T] up to the stop token.
@@ -125,6 +112,33 @@ class PairsPart(Part):
             inputs["source_real"] = real
         count = int((labels != IGNORED).sum())
         return Batch(inputs, labels, count, sources.tokens.numel() + target.numel())
+
+
+def like_length(sizes: NDArray[np.int64], size: int, seed: int | None, epoch: int) -> list[list[int]]:
+    """Batches of examples of like length, about `size` tokens each, as many in every epoch; sizes [N, sides].
+
+    With a seed lengths are blurred a little, so that the company changes, and batches come in random order.
+    """
+    key = sizes.max(1) + 0.001 * sizes.sum(1)
+    if seed is not None:
+        noise = torch.rand(len(sizes), generator=generator(seed, "lengths", epoch), dtype=torch.float64).numpy()
+        key = key * (1 + BLUR * (noise - 0.5))
+    order = np.argsort(key, kind="stable")
+    total = np.cumsum(sizes.sum(1)[order])
+    count = min(len(order), max(1, math.ceil(total[-1] / size)))
+    steps = np.arange(1, count)
+    ends = np.searchsorted(total, total[-1] / count * steps, side="left") + 1
+    # Each batch has at least one example, however long a single one is.
+    ends = np.minimum(np.maximum.accumulate(ends - steps) + steps, len(order) - count + steps)
+    found = [part.tolist() for part in np.split(order, np.maximum(ends, steps))]
+    return found if seed is None else [found[place] for place in order_of(count, seed, epoch)]
+
+
+def evenly(count: int, most: int | None) -> list[int]:
+    """All of `count` places, or `most` of them, evenly spread."""
+    if most is None or most >= count:
+        return list(range(count))
+    return [number * count // most for number in range(most)]
 
 
 def real_mask(real: torch.Tensor | None) -> Real | None:

@@ -45,7 +45,7 @@ from weft.tasks.base import (
 )
 from weft.tasks.losses import language_loss
 from weft.tasks.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
-from weft.tasks.pairs import Ends, Pairs, PairsPart, hold_out, learn_tokeniser, real_mask
+from weft.tasks.pairs import Ends, Pairs, PairsPart, evenly, hold_out, learn_tokeniser, real_mask
 
 ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
 TRIAL = 32  # sentences by which the pace of translating is measured
@@ -127,7 +127,7 @@ class TranslationTask(Task):
     def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
         """Translating takes long: so many sources of the part as fit into the time."""
         assert isinstance(part, PairsPart)
-        trial = _evenly(len(part), TRIAL)
+        trial = evenly(len(part), TRIAL)
         began = time.perf_counter()
         self._translate(module, [part.source(example) for example in trial], Decoding(beam=self.options.beam))
         pace = (time.perf_counter() - began) / len(trial)
@@ -179,7 +179,7 @@ class TranslationTask(Task):
         """Loss with teacher forcing; BLEU, chrF, exact match and ROUGE-L of what a beam search finds."""
         assert isinstance(part, PairsPart)
         loss = mean_loss(self, module, part, size)
-        chosen = _evenly(len(part), part.decoded)
+        chosen = evenly(len(part), part.decoded)
         how = Decoding(beam=self.options.beam)
         found = self._translate(module, [part.source(example) for example in chosen], how)
         texts = [self.tokeniser.decode(row[0].tokens).strip() for row in found]
@@ -265,10 +265,3 @@ class TranslationTask(Task):
         """BLEU of the source itself as its translation."""
         assert isinstance(part, PairsPart)
         return {"bleu of the source itself": bleu(*zip(*part.pairs, strict=True))}
-
-
-def _evenly(count: int, most: int | None) -> list[int]:
-    """All of `count` places, or `most` of them, evenly spread."""
-    if most is None or most >= count:
-        return list(range(count))
-    return [number * count // most for number in range(most)]

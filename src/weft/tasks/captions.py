@@ -1,0 +1,316 @@
+"""Task captions: a text about an image, p(y | image) = prod_t p(y_t | image, y_1 .. y_(t-1)).
+
+The image's patches are the first tokens, seen by all that follows; the text after them is causal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor, nn
+
+from weft.data.batching import order_of
+from weft.data.captions import read_captions
+from weft.data.files import DataError
+from weft.data.images import read_image
+from weft.data.samples import Captioned
+from weft.data.tokenisers import KINDS, Tokeniser, load_tokeniser, train_tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+from weft.inference.beam import Beam, beam_search
+from weft.inference.generate import Generated, generate
+from weft.inference.sampling import GREEDY, Sampling
+from weft.models.build import AnySpec
+from weft.models.image_text import ImageTextSpec
+from weft.models.positions import LearnedSpec
+from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.tasks.augment import image_changes
+from weft.tasks.base import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+    mean_loss,
+)
+from weft.tasks.losses import language_loss
+from weft.tasks.metrics import bleu, exact_match
+from weft.tasks.pairs import Ends, evenly
+from weft.tasks.pictures import CaptionsPart, Gallery, as_images, open_gallery
+
+SIDE = 96  # pixels, where none are asked for
+STEM = (32, 64)
+GRID = 6  # patches a side, about
+RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
+LONGEST = 128
+ROOM = 1.5
+TRIAL = 16  # images by which the pace of describing is measured
+SIZES = (Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Size(384, 6))
+
+
+class CaptionsOptions(DataSpec):
+    """`images`: the folder that they lie in. `size`: pixels a side; each image covers that square, its centre is cut.
+
+    `held_out` is a share of the images. `tokeniser`: auto (words), words, bpe, characters or a file; `least`: words
+    that are seen less often are unknown; `lower`: all in lower case. `augment`: shift, flip, erase or none; flip tells
+    lies where captions say left and right. `blind`: learn from the texts alone, to see what the images are worth.
+    `beam` and `penalty` are the search's by which the model is judged.
+    """
+
+    images: str | None = None
+    size: PositiveInt | None = None
+    tokeniser: str = "auto"
+    vocabulary: PositiveInt = 8192
+    least: PositiveInt | None = None
+    lower: bool = True
+    augment: Names = ("shift",)
+    blind: bool = False
+    beam: PositiveInt = 3
+    penalty: NonNegativeFloat = 1.0
+
+
+class CaptionsTask(Task):
+    """An image+text decoder learns to say what is on an image."""
+
+    name = "captions"
+    picture = "words"
+    metric = "bleu"
+    families = ("image-text",)
+    Options = CaptionsOptions
+
+    tokeniser: Tokeniser
+
+    def __init__(self, options: CaptionsOptions, tokeniser: Tokeniser, side: int, longest: int) -> None:
+        self.options, self.tokeniser, self.side, self.longest = options, tokeniser, side, longest
+        self.ends = Ends.of(tokeniser)
+        self.changes = image_changes(options.augment)
+
+    @classmethod
+    def prepare(cls, paths: Sequence[str], options: CaptionsOptions, seed: int, cache: Path) -> Prepared:
+        """Read images and captions, hold a share of the images out, learn a tokeniser."""
+        found = find_sample(cls.name, paths, seed)
+        if found is not None:
+            train, held = _of_sample(found.train), _of_sample(found.validation)
+        else:
+            side = options.size or SIDE
+            train = open_gallery(read_captions(paths, options.images), side)
+            if options.validation:
+                held = open_gallery(read_captions(options.validation, options.images), side)
+            else:
+                train, held = hold_images_out(train, options.held_out, seed)
+        texts = [_spelled(text, options) for _, text in train.captions]
+        task = cls(options, _tokeniser(options, texts), int(train.pixels.shape[1]), 1)
+        part = task._part(train)
+        task.longest = max(map(len, part.texts)) + 1
+        return Prepared(task, part, task._part(held), None if found is None else found.best)
+
+    def _part(self, gallery: Gallery) -> CaptionsPart:
+        texts = self.tokeniser.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
+        patches = 0 if self.options.blind else self.default_model(Size()).prefix
+        return CaptionsPart(gallery, texts, self.ends, self.changes, patches)
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> CaptionsTask:
+        """The task of a saved run."""
+        if tokeniser is None:
+            raise WeftError("this run has no tokenizer.json: restore the file or train again")
+        return cls(options, tokeniser, int(facts["side"]), int(facts["longest"]))
+
+    def facts(self) -> Tree:
+        """The images' side in pixels and the longest caption in tokens."""
+        return {"side": self.side, "longest": self.longest}
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Images and captions to judge on."""
+        found = find_sample(self.name, paths, 0)
+        if found is not None:
+            gallery = _of_sample(found.validation)
+            if gallery.pixels.shape[1] != self.side:
+                size = gallery.pixels.shape[1]
+                raise DataError(f"the sample's images have {size} pixels a side, but this run learned from {self.side}")
+            return self._part(gallery)
+        return self._part(open_gallery(read_captions(paths, self.options.images), self.side))
+
+    def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
+        """Describing takes long: so many images of the part as fit into the time."""
+        assert isinstance(part, CaptionsPart)
+        trial = evenly(len(part.gallery.pixels), TRIAL)
+        began = time.perf_counter()
+        self._describe(module, part, trial)
+        fitting = int(seconds * len(trial) / (time.perf_counter() - began))
+        return part if fitting >= len(part.gallery.pixels) else replace(part, described=max(len(trial), fitting))
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def default_model(self, size: Size) -> ImageTextSpec:
+        """Two convolutions of stride 2 make the patches; learned positions, layer norms without bias."""
+        return self.fit(
+            ImageTextSpec(
+                width=size.width,
+                layers=size.layers,
+                mixer=AttentionSpec(heads=size.heads, bias=False, query_key_norm=LayerNormSpec(bias=False)),
+                feedforward=ClassicSpec(activation="squared-relu", bias=False),
+                positions=LearnedSpec(),
+                norm=LayerNormSpec(bias=False),
+                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+                image=self.side,
+                patch=suitable_patch(self.side),
+                stem=STEM,
+                dropout=size.dropout,
+            )
+        )
+
+    def fit(self, spec: AnySpec) -> ImageTextSpec:
+        """The vocabulary, the images' side and the length of this data; patches that divide the image."""
+        assert isinstance(spec, ImageTextSpec)
+        length = min(LONGEST, max(16, round(ROOM * self.longest)))
+        after = self.side if not spec.stem else -(-self.side // 2 ** len(spec.stem))
+        patch = spec.patch if after % spec.patch == 0 else suitable_patch(self.side, len(spec.stem))
+        return spec.replace(
+            vocabulary=self.tokeniser.vocabulary, length=length, image=self.side, patch=patch, channels=3
+        )
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Thousands of captions do not fill a wide model."""
+        return [size for size in SIZES if size.width <= (192 if len(train) < 20_000 else 256)]
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Photos and their captions are few: dropout grows with the epochs."""
+        dropout = 0.0 if epochs < 3 or self.tokeniser.vocabulary < 256 else 0.1 if epochs < 8 else 0.2
+        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokeniser.vocabulary < 256 else 0.1})
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """- log p of each token of the caption, given the image and the true tokens before it."""
+        output = module(batch.inputs["tokens"], images=batch.inputs.get("images"))
+        return language_loss(module, output, batch.labels, batch.count, smoothing)
+
+    # --- judging and answering ---------------------------------------------------------------------------------------
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Loss over all captions; BLEU of one caption an image against all that it has."""
+        assert isinstance(part, CaptionsPart)
+        loss = mean_loss(self, module, part, size)
+        chosen = evenly(len(part.gallery.pixels), part.described)
+        texts = self._describe(module, part, chosen)
+        references = [[_spelled(text, self.options) for text in part.gallery.texts_of(image)] for image in chosen]
+        return {
+            "loss": loss,
+            "bleu": bleu(texts, references),
+            "exact_match": exact_match(texts, references),
+            "images": len(chosen),
+        }
+
+    def _describe(self, module: nn.Module, part: CaptionsPart, chosen: Sequence[int]) -> list[str]:
+        """A caption for each image by beam search."""
+        how = Decoding(beam=self.options.beam)
+        found: list[str] = []
+        for first in range(0, len(chosen), how.batch):
+            images = as_images(part.gallery.pixels[np.array(chosen[first : first + how.batch])])
+            found += [self.tokeniser.decode(row[0].tokens) for row in self._write(module, images, how)]
+        return found
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """Captions of image files."""
+        answers = []
+        for first in range(0, len(inputs), how.batch):
+            paths = inputs[first : first + how.batch]
+            images = as_images(np.stack([read_image(path, self.side) for path in paths]))
+            for path, found in zip(paths, self._write(module, images, how, first), strict=True):
+                for one in found:
+                    more: Tree = {"tokens": self.tokeniser.pieces(one.tokens)}
+                    answers.append(Answer(str(path), self.tokeniser.decode(one.tokens), more))
+        return answers
+
+    def _write(self, module: nn.Module, images: Tensor, how: Decoding, first: int = 0) -> list[list[Generated]]:
+        prompts = [[self.ends.start]] * len(images)
+        seen = None if self.options.blind else images
+        spec: Any = module.spec
+        most = how.max_tokens or min(spec.length, self.longest + 1)
+        if how.beam is not None and not how.temperature:
+            beam = Beam(max(how.beam, how.samples), self.options.penalty, how.samples)
+            return beam_search(module, prompts, beam, max_tokens=most, stop=(self.ends.stop,), images=seen)
+        sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p) if how.temperature else GREEDY
+        found = generate(
+            module,
+            prompts,
+            sampling,
+            max_tokens=most,
+            stop=(self.ends.stop,),
+            seeds=[how.seed + first + place for place in range(len(images))],
+            samples=how.samples,
+            images=seen,
+        )
+        return [found[place : place + how.samples] for place in range(0, len(found), how.samples)]
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """The caption of one held-out image."""
+        assert isinstance(part, CaptionsPart)
+        found = self._write(module, as_images(part.gallery.pixels[np.array([0])]), Decoding())[0][0]
+        return f"{self.tokeniser.decode(found.tokens)!r} ({part.gallery.texts_of(0)[0]!r})"
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """BLEU of the commonest caption, said of every image."""
+        assert isinstance(train, CaptionsPart) and isinstance(part, CaptionsPart)
+        commonest = Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]
+        images = range(len(part.gallery.pixels))
+        texts = [[_spelled(text, self.options) for text in part.gallery.texts_of(image)] for image in images]
+        return {"bleu of the commonest caption": bleu([_spelled(commonest, self.options)] * len(images), texts)}
+
+
+def suitable_patch(side: int, halvings: int = len(STEM)) -> int:
+    """The patch that cuts an image of this side, after its stem, into about 6 x 6."""
+    after = side
+    for _ in range(halvings):
+        after = (after + 1) // 2
+    patch = min((p for p in range(1, after + 1) if after % p == 0), key=lambda p: abs(after // p - GRID))
+    if not GRID // 2 <= after // patch <= 2 * GRID:
+        raise DataError(
+            f"images of {side} pixels a side do not divide into patches: --set data.size={-(-side // 8) * 8}"
+        )
+    return patch
+
+
+def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery, Gallery]:
+    """(to learn from, held out): a share of the images, each with all its captions."""
+    count = len(gallery.pixels)
+    if count < 2:
+        raise DataError(f"{count} image: to learn and to judge takes two or more; give more images")
+    if not 0 < share < 1:
+        raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
+    held = min(count - 1, max(1, round(share * count)))
+    order = order_of(count, seed, 0)
+    return gallery.only(sorted(order[held:])), gallery.only(sorted(order[:held]))
+
+
+def _of_sample(part: Captioned) -> Gallery:
+    return Gallery(part.pixels, tuple(enumerate(part.texts)))
+
+
+def _spelled(text: str, options: CaptionsOptions) -> str:
+    return text.lower() if options.lower else text
+
+
+def _tokeniser(options: CaptionsOptions, texts: Sequence[str]) -> Tokeniser:
+    """The one asked for; of many different words the rare ones are unknown."""
+    kind = "words" if options.tokeniser == "auto" else options.tokeniser
+    if kind not in KINDS:
+        return load_tokeniser(kind)
+    least = options.least
+    if least is None:
+        different = len({word for text in texts for word in text.split()}) if kind == "words" else 0
+        least = RARE if different > SMALL else 1
+    return train_tokeniser(kind, texts, options.vocabulary, least=least)
