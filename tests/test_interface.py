@@ -16,7 +16,10 @@ import pytest
 import weft
 
 FROZEN = Path(__file__).parent / "frozen"
-ROOMS = ("foundation", "figures", "parts", "models", "foreign", "laws", "data", "checkpoints", "inference", "tasks", "training")
+ROOMS = (
+    *("foundation", "figures", "parts", "models", "foreign", "laws"),
+    *("data", "checkpoints", "inference", "tasks", "training"),
+)
 
 
 def public_names() -> dict[str, list[str]]:

@@ -42,5 +42,5 @@ def test_a_model_spec_and_its_weights_must_fit(tmp_path):
     tree = json.loads((tmp_path / "run" / "spec.json").read_text())
     tree["model"]["width"] = 24
     (tmp_path / "run" / "spec.json").write_text(json.dumps(tree))
-    with pytest.raises(weft.WeftError, match="does not fit spec.json"):
+    with pytest.raises(weft.WeftError, match=r"does not fit spec\.json"):
         weft.load(tmp_path / "run")
