@@ -201,4 +201,4 @@ def test_the_demo_as_json_and_in_words(run, tmp_path, monkeypatch):
     assert (out / "alignment.png").read_bytes().startswith(b"\x89PNG")
     code, words, err = run("demo", "--seconds", 6, "--out", out)  # the one before is replaced
     assert code == 0, err
-    assert "it expects" in words and "What next" in words and "never saw" in words
+    assert "it expects" in words and "What next" in words and "of new ones are right" in words

@@ -348,3 +348,19 @@ def test_stochastic_depth_leaves_whole_branches_out():
     assert torch.equal(out, (kept[:, None, None] / 0.75).expand_as(out))
     assert 0.7 < float(kept.double().mean()) < 0.8
     assert stochastic_depth(branch, 0.25, training=False) is branch
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)])
+def test_own_slopes_are_right_once_and_twice(shape):
+    from weft.parts.feedforward import squared_relu
+    from weft.parts.norms import rms_norm
+
+    x = torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+    gamma = torch.rand(5, dtype=torch.float64, requires_grad=True)
+    for call, inputs in ((rms_norm, (x, gamma)), (squared_relu, (x,))):
+        assert torch.autograd.gradcheck(call, inputs)
+        assert torch.autograd.gradgradcheck(call, inputs)
+    with torch.no_grad():
+        known = torch.nn.functional.rms_norm(x, (5,), gamma, 1e-6)
+        assert torch.allclose(rms_norm(x, gamma), known, atol=1e-12)
+    assert torch.allclose(rms_norm(x, gamma), known, atol=1e-12)

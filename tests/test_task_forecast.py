@@ -164,6 +164,7 @@ def test_batches_are_pure_functions_and_hold_every_window_once(rows, columns, si
     assert [list(b) for b in drawn] == [list(b) for b in part.batches(size, seed, epoch)]
     assert len(drawn) == len(part.batches(size, seed, epoch + 1))
     flat = [e for batch in drawn for e in batch]
+    assert len(set(map(len, drawn))) == 1, "every step learns from as many windows"
     assert len(set(flat)) == len(flat) and max(map(len, drawn)) <= max(1, size // 3)
     batch = part.batch(drawn[0], seed, epoch)
     joined = torch.cat((batch.inputs["history"], batch.labels), 1)
@@ -239,9 +240,12 @@ def test_metrics_are_those_of_all_windows(tmp_path):
     joint = prepared(tmp_path, split="150/90", channels="joint")
     module = weft.build(joint.task.default_model(Size(16, 2)), seed=3).eval()
     other = joint.task.measure(module, joint.validation, 64)
+    batch = joint.validation.batch(range(len(joint.validation)))
+    error = joint.task.forecast(module, batch.inputs["history"]).point - batch.labels
+    own = error.square().mean((0, 1)).sqrt() * torch.tensor(joint.task.known.deviation)
+    assert list(other["rmse_by_column"].values()) == pytest.approx(own.tolist(), rel=1e-5)
+    assert other["mse"] == pytest.approx(float(error.square().mean()), rel=1e-5)
     assert other["naive_mse"] == pytest.approx(measured["naive_mse"])
-    assert other["mse"] == pytest.approx(float(np.mean(np.square(
-        np.array(list(other["rmse_by_column"].values())) / joint.task.known.deviation))))  # fmt: skip
 
 
 def test_references_are_the_last_value_and_a_regression(tmp_path):

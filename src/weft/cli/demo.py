@@ -119,7 +119,7 @@ def _print(out: Console, shown: Shown, folder: Path) -> None:
     out.print(bars([(repr(piece), share) for piece, share in ranked]), markup=False)
     out.print(
         f"\n[bold]A recurrent translator with attention, {translation.plan.parameters:,} parameters, learned dates"
-        f"[/bold] in {translation.seconds:.0f} s: {translation.metrics['exact_match']:.0%} of those it never saw are right."
+        f"[/bold] in {translation.seconds:.0f} s: {translation.metrics['exact_match']:.0%} of new ones are right."
     )
     for answer, truth in shown.translations:
         verdict = "" if answer.output == truth else f"   (right: {truth})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,7 +21,40 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None = None, epsilon: fl
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
     """y = x / sqrt(eps + mean x^2) * gamma, over the last axis (Zhang and Sennrich 2019)."""
     wide = widen(x)
-    return _like(F.rms_norm(wide, x.shape[-1:], _like(gamma, wide), epsilon), x)
+    gamma = _like(gamma, wide)
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return _like(F.rms_norm(wide, x.shape[-1:], gamma, epsilon), x)
+    if not torch.is_grad_enabled():
+        return _like(wide * _root(wide, epsilon) * gamma, x)
+    normed: Tensor = _RMSNorm.apply(wide, gamma, epsilon)  # type: ignore[no-untyped-call]
+    return _like(normed, x)
+
+
+def _root(x: Tensor, epsilon: float) -> Tensor:
+    """1 / sqrt(eps + mean x^2)."""
+    return (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+
+
+class _RMSNorm(torch.autograd.Function):
+    """On CPUs torch's own takes many passes forth and back; with r = 1 / sqrt(eps + mean x^2) and g = slope * gamma:
+
+    dx = r (g - x r mean(g x r)),  dgamma = sum(slope * x r)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(x, gamma)
+        ctx.epsilon = epsilon
+        return x * _root(x, epsilon) * gamma
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, gamma = ctx.saved_tensors
+        r = _root(x, ctx.epsilon)
+        unit, slope = x * r, slopes[0]
+        g = slope * gamma
+        dx = r * torch.addcmul(g, unit, (g * unit).mean(-1, keepdim=True), value=-1)
+        return dx, (slope * unit).flatten(0, -2).sum(0) if x.dim() > 1 else slope * unit, None
 
 
 def _like(x: Tensor, other: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Part(ABC):
     @property
     @abstractmethod
     def tokens(self) -> int:
-        """How many tokens one pass costs, about; images count patches, series count steps."""
+        """How many tokens one pass costs, about; images and series count patches."""
 
     def cut(self, length: int) -> Part:
         """The same for a model that takes at most `length` tokens."""

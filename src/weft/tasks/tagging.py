@@ -60,7 +60,7 @@ class TaggingOptions(DataSpec):
 
     column: PositiveInt | None = None
     vocabulary: PositiveInt = 30_000
-    rarity: NonNegativeFloat = 0.5
+    rarity: NonNegativeFloat = 1.0
 
 
 class TaggingTask(Task):
@@ -143,11 +143,12 @@ class TaggingTask(Task):
 
     def sizes(self, train: Part) -> Sequence[Size]:
         """Small ones: a word's tag follows from few others."""
-        return (Size(128, 2, LONGEST_SENTENCE),)
+        return tuple(Size(width, 2, LONGEST_SENTENCE) for width in (32, 64, 96, 128, 192))
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Much is held back."""
-        return Recipe(dropout=0.3, training={"smoothing": 0.05, "ema": 0.99}, most_epochs=25)
+        """Much is held back; tags are learned in a few epochs."""
+        training = {"smoothing": 0.05, "ema": 0.99}
+        return Recipe(dropout=0.4 if epochs > 4 else 0.2, training=training, most_epochs=12)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p(tag) of each word."""
