@@ -193,8 +193,8 @@ def test_the_command(tmp_path):
     good = weft_command("laws", "mixtral-8x7b")
     assert good.returncode == 0 and "judged in small" in good.stdout and "0 are broken" in good.stdout
     for arguments, word in (
-        ((), "either a preset or a module"),
-        (("gpt2", "--module", "mine:broken"), "either a preset or a module"),
+        ((), "either a preset or run, or a module"),
+        (("gpt2", "--module", "mine:broken"), "either a preset or run, or a module"),
         (("nonsense",), "there is no preset 'nonsense'"),
         (("--module", "mine"), "names no factory"),
         (("--module", "mine:nothing"), "has no 'nothing'"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
 from weft.data.classes import number_labels
@@ -45,7 +45,7 @@ from weft.tasks.labelled import hold_out, in_terms_of
 from weft.tasks.losses import class_loss
 from weft.tasks.metrics import accuracy, macro_f1
 from weft.tasks.readings import Reading, TokenReading, WordReading, learn_reading
-from weft.tasks.sentences import Sentences, ask, judge
+from weft.tasks.sentences import Hiding, Sentences, ask, judge
 
 Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with a label a node
 
@@ -54,13 +54,15 @@ class ClassificationOptions(DataSpec):
     """`columns`: text and label, by name or number; without it they are recognised.
 
     `tokeniser`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
-    words and bpe. `hidden`: the share of tokens that are hidden in training.
+    words and bpe. In training a token seen n times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r =
+    `rarity`, so that the model relies on no single word.
     """
 
     columns: Names = ()
     tokeniser: str = "auto"
     vocabulary: PositiveInt = 20_000
-    hidden: Share = 0.3
+    hidden: Share = 0.2
+    rarity: NonNegativeFloat = 2.0
 
 
 class ClassificationTask(Task):
@@ -99,13 +101,14 @@ class ClassificationTask(Task):
             reading = learn_reading(options.tokeniser, inputs, options.vocabulary)
         task = cls(options, reading, classes)
         best = None if found is None else found.best
-        return Prepared(task, task._part(train, options.hidden), task._part(held), best)
+        hiding = Hiding(options.hidden, options.rarity, blind=True)
+        return Prepared(task, task._part(train, hiding), task._part(held), best)
 
-    def _part(self, examples: Sequence[Example], hidden: float = 0.0) -> Part:
+    def _part(self, examples: Sequence[Example], hiding: Hiding | None = None) -> Part:
         numbers, names = number_labels([label for _, labels in examples for label in labels], learn=False)
         numbers = in_terms_of(self.classes, numbers, names)
         ends = np.cumsum([len(labels) for _, labels in examples])[:-1]
-        return self.reading.part([given for given, _ in examples], np.split(numbers, ends), hidden)
+        return self.reading.part([given for given, _ in examples], np.split(numbers, ends), hiding)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> ClassificationTask:

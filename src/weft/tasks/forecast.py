@@ -53,12 +53,14 @@ from weft.tasks.windows import (
     borders_of,
     deviations,
     digest,
+    joined,
     simple_errors,
     window_scale,
 )
 
 CONTEXT, PATCH = 336, 24
 DEPTH = 0.2  # the share of rows that leave the last block out in training
+ENOUGH = 100_000  # windows, however often each is seen; fewer leave a model of a short series untrained
 BAND, BAND_END = 0.8, 1.2815515655446004  # the share of values within the band; the normal quantile of 0.9
 
 
@@ -108,7 +110,7 @@ class ForecastTask(Task):
         """Read a series; learn the scale of its columns from the rows that are not held out."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
-            series, borders = _joined(found)
+            series, borders = joined(found)
             task = cls._learn(series, options, borders, seed)
             train, validation = task._cut(series.values, 0), task._cut(series.values, 1)
             return Prepared(task, train, validation, task._best(found))
@@ -183,7 +185,7 @@ class ForecastTask(Task):
     def read(self, paths: Sequence[str], cache: Path) -> Part:
         """The training series is judged on its last part (test, of a split in three), any other on all windows."""
         found = find_sample(self.name, paths, self.known.seed)
-        series = read_series(paths, self.known.columns) if found is None else _joined(found)[0]
+        series = read_series(paths, self.known.columns) if found is None else joined(found)[0]
         if digest(series.values) == self.known.digest and len(self.known.borders) > 1:
             part = self._cut(series.values, len(self.known.borders) - 1)
             return replace(part, known=self.known.borders[0])
@@ -229,7 +231,10 @@ class ForecastTask(Task):
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Strong dropout, averaged weights and few epochs: neighbouring windows are nearly the same."""
         training = {"optimiser": "adamw", "rate": 3e-3, "schedule": "cosine", "ema": 0.99}
-        return Recipe(dropout=0.3, training=training, most_epochs=4.0)
+        known = self.known
+        windows = known.borders[0] - known.context - self.options.horizon + 1
+        windows *= 1 if self.options.channels == "joint" else len(known.columns)
+        return Recipe(dropout=0.3, training=training, most_epochs=max(4.0, ENOUGH / max(1, windows)))
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p(x) a number, or its squared error, over the steps that the model predicts at once."""
@@ -391,10 +396,3 @@ def _half_band(head: ForecastHead, raw: Tensor) -> Tensor:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return found.scale * (z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms)))
-
-
-def _joined(found: Sample[Any]) -> tuple[Series, tuple[int, ...]]:
-    """A sample's two parts as one series, and where each ends."""
-    parts = [found.train.values, found.validation.values]
-    values = np.concatenate(parts)
-    return Series(found.train.columns, None, values), (len(parts[0]), len(values))

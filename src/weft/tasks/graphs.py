@@ -23,7 +23,7 @@ from weft.models.specs import AttentionSpec, InitialisationSpec
 from weft.models.teaching import IGNORED
 from weft.tasks.base import Answer, Batch, Decoding, Part, Recipe, Size
 from weft.tasks.readings import Reading
-from weft.tasks.sentences import Numbers, probabilities
+from weft.tasks.sentences import Hiding, Numbers, probabilities
 
 UNKNOWN_NODE = "<unknown>"
 LARGEST_GRAPH = 1024
@@ -93,7 +93,7 @@ class NodeReading(Reading):
         """The names."""
         return {"names": list(self.names)}
 
-    def part(self, inputs: Sequence[Graph], labels: Sequence[Numbers], hidden: float = 0.0) -> Nodes:
+    def part(self, inputs: Sequence[Graph], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Nodes:
         """Nothing is hidden: neighbours are few."""
         numbers = {name: number for number, name in enumerate(self.names, 1)}
         rows = [np.array([numbers.get(name, 0) for name in graph.nodes], dtype=np.int64) for graph in inputs]

@@ -17,7 +17,7 @@ from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, WordsSpec
 from weft.models.positions import NoPositionsSpec
 from weft.models.specs import ClassicSpec, ConvolutionSpec, InitialisationSpec
 from weft.tasks.base import Answer, Decoding, Part, Recipe, Size
-from weft.tasks.sentences import Forms, Numbers, Sentences, probabilities, words_part
+from weft.tasks.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_part
 
 LONGEST_TEXT = 512
 GLIMPSES, SHOWN = 2, 60
@@ -34,8 +34,8 @@ class Reading(ABC):
         """What was learned, as plain JSON, but for a tokeniser."""
 
     @abstractmethod
-    def part(self, inputs: Sequence[Any], labels: Sequence[Numbers], hidden: float = 0.0) -> Part:
-        """Inputs with their labels as a part; `hidden` is the share of tokens hidden in training."""
+    def part(self, inputs: Sequence[Any], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
+        """Inputs with their labels as a part, and what of it is hidden in training."""
 
     @abstractmethod
     def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
@@ -123,10 +123,10 @@ class WordReading(TextReading):
         """The lexicon."""
         return {"lexicon": self.lexicon.to_tree()}
 
-    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hidden: float = 0.0) -> Part:
+    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
         """A text without a word is one unknown word."""
         words = [split_words(text) or [""] for text in inputs]
-        return words_part(self.lexicon, words, labels, inputs, tagged=False, share=hidden)
+        return words_part(self.lexicon, words, labels, inputs, tagged=False, hiding=hiding)
 
     def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """Words in, one answer out."""
@@ -148,12 +148,12 @@ class TokenReading(TextReading):
         """Nothing besides the tokeniser."""
         return {}
 
-    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hidden: float = 0.0) -> Part:
+    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
         """A text without a token is one unknown token."""
         unknown = self.tokeniser.role("unknown") or 0
         rows = [np.array(ids or [unknown], dtype=np.int64) for ids in self.tokeniser.encode_many(inputs)]
-        size = self.tokeniser.vocabulary
-        forms = Forms(np.arange(size), np.full(size, hidden, dtype=np.float32), unknown)
+        counts = np.bincount(np.concatenate(rows), minlength=self.tokeniser.vocabulary)
+        forms = Forms(np.arange(len(counts)), (hiding or Hiding()).chances(counts.astype(np.float64)), unknown)
         return Sentences(forms, tuple(rows), tuple(labels), tuple(inputs), tagged=False)
 
     def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:

@@ -25,6 +25,23 @@ Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Hiding:
+    """What is hidden in training: a `share` of all tokens, and rare ones more often, the less they can be relied on.
+
+    A token seen n times is hidden with chance share + (1 - share) rarity / (rarity + n); its characters too if `blind`.
+    """
+
+    share: float = 0.0
+    rarity: float = 0.0
+    blind: bool = False
+
+    def chances(self, counts: NDArray[np.float64]) -> NDArray[np.float32]:
+        """For tokens seen so often."""
+        rare = self.rarity / np.maximum(self.rarity + counts, 1e-9)
+        return (self.share + (1 - self.share) * rare).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Forms:
     """Every different token of a part once, as what the model takes: [F] tokens, or [F, 1 + L] words with characters.
 
@@ -125,13 +142,9 @@ def words_part(
     labels: Sequence[Numbers],
     texts: Sequence[Any],
     tagged: bool,
-    rarity: float = 0.0,
-    share: float = 0.0,
+    hiding: Hiding | None = None,
 ) -> Sentences:
-    """Sentences of words as a part; a word seen n times is hidden with chance rarity / (rarity + n), or `share`.
-
-    With `share` a hidden word loses its characters too.
-    """
+    """Sentences of words as a part."""
     forms: dict[str, int] = {}
     counts: list[int] = []
     rows = []
@@ -144,10 +157,9 @@ def words_part(
             counts[number] += 1
             row[place] = number
         rows.append(row)
-    seen = _by_word(list(forms), counts)
-    hidden = np.full(len(forms), share) if share else rarity / (rarity + seen)
-    numbers = lexicon.encode(list(forms))
-    table = Forms(numbers, hidden.astype(np.float32), blind=bool(share))
+    hiding = hiding or Hiding()
+    hidden = hiding.chances(_by_word(list(forms), counts))
+    table = Forms(lexicon.encode(list(forms)), hidden, blind=hiding.blind)
     return Sentences(table, tuple(rows), tuple(labels), tuple(texts), tagged)
 
 

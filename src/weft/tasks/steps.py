@@ -22,9 +22,9 @@ from weft.tasks.base import Batch, Part
 
 Change = Literal["warp", "noise", "turn"]
 CHANGES: tuple[Change, ...] = get_args(Change)
-WARP = 0.3  # share of the time by which sequences are cut, sped up or slowed down
-NOISE, STRENGTH = 0.2, 0.15  # in standard deviations; in parts of the whole
-TURN = 0.5  # radians
+WARP = 0.2  # share of the time by which sequences are cut, sped up or slowed down
+NOISE, STRENGTH = 0.1, 0.1  # in standard deviations; in parts of the whole
+TURN = 0.3  # radians
 POOL = 4  # batches whose examples are sorted by length together
 FINITE = 1e-6
 

@@ -43,7 +43,7 @@ from weft.tasks.baselines import FrequentTag
 from weft.tasks.labelled import in_terms_of
 from weft.tasks.losses import class_loss
 from weft.tasks.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
-from weft.tasks.sentences import Sentences, ask, judge, probabilities, words_part
+from weft.tasks.sentences import Hiding, Sentences, ask, judge, probabilities, words_part
 
 Tagged = tuple[Sequence[str], Sequence[str]]
 LONGEST_SENTENCE = 512
@@ -101,7 +101,7 @@ class TaggingTask(Task):
         numbers = in_terms_of(self.tags, numbers, names)
         labels = np.split(numbers, np.cumsum([len(tags) for _, tags in sentences])[:-1])
         words = [tuple(words) for words, _ in sentences]
-        return words_part(self.lexicon, words, labels, words, tagged=True, rarity=rarity)
+        return words_part(self.lexicon, words, labels, words, tagged=True, hiding=Hiding(rarity=rarity))
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TaggingTask:

@@ -47,10 +47,14 @@ from weft.tasks.losses import language_loss
 from weft.tasks.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.pairs import Ends, Pairs, PairsPart, evenly, hold_out, learn_tokeniser, real_mask
 
+MANY = 300_000  # pairs, from which on they need no dropout
 ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
+ALPHABET = 256  # a vocabulary up to this size is one of letters
+LETTERS = {"batch": 1024, "rate": 0.01}  # what learns dates in seconds
+PRESET_DROPOUT = 0.3
 TRIAL = 32  # sentences by which the pace of translating is measured
 
-SIZES = (Size(48, 2), Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 4), Size(384, 5), Size(512, 6))
+SIZES = (Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 4), Size(384, 5), Size(512, 6))
 
 
 class TranslationOptions(DataSpec):
@@ -138,7 +142,7 @@ class TranslationTask(Task):
 
     def default_model(self, size: Size) -> EncoderDecoderSpec:
         """As many decoder as encoder layers, rotary positions, layer norms without bias, one embedding for all."""
-        return self.fit(
+        spec: EncoderDecoderSpec = self.fit(
             EncoderDecoderSpec(
                 width=size.width,
                 layers=size.layers,
@@ -147,23 +151,35 @@ class TranslationTask(Task):
                 positions=RotarySpec(),
                 norm=LayerNormSpec(bias=False),
                 initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
-                dropout=size.dropout,
             )
         )
+        return spec.replace(dropout=size.dropout)
 
     def fit(self, spec: AnySpec) -> Any:
-        """The vocabulary and the lengths of this data; dropout where a preset has none."""
+        """The vocabulary and the lengths of this data; dropout against few pairs where a preset has none."""
         assert isinstance(spec, (EncoderDecoderSpec, RecurrentSeq2SeqSpec))
         length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
-        return spec.replace(vocabulary=self.tokeniser.vocabulary, target_vocabulary=None, length=length)
+        dropout = spec.dropout or (0.0 if self.letters or self.pairs > MANY else PRESET_DROPOUT)
+        return spec.replace(
+            vocabulary=self.tokeniser.vocabulary, target_vocabulary=None, length=length, dropout=dropout
+        )
+
+    @property
+    def letters(self) -> bool:
+        """Whether tokens are letters."""
+        return self.tokeniser.vocabulary <= ALPHABET
 
     def sizes(self, train: Part) -> Sequence[Size]:
-        """Few tokens are learned by small models; width 256 is enough for tens of thousands of sentences."""
-        most = 128 if train.tokens < 100_000 else 256 if train.tokens < 4_000_000 else 384
+        """Little text is learned by small models, in letters by very small ones."""
+        if self.letters and train.tokens < 1_000_000:
+            return [Size(64, 2)]
+        most = 128 if train.tokens < 100_000 else 256 if train.tokens < 4_000_000 else 512
         return [size for size in SIZES if size.width <= most]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Smoothed labels; dropout as strong as the pairs are few for the model."""
+        """Smoothed labels, and dropout that grows with the epochs; letters need neither."""
+        if self.letters:
+            return Recipe(training=LETTERS, most_epochs=60.0)
         dropout = 0.0 if epochs < 3 else 0.1 if epochs < 10 else 0.2 if epochs < 25 else 0.3
         return Recipe(dropout=dropout, training={"smoothing": 0.1})
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from weft.data.batching import order_of
 from weft.data.files import DataError
+from weft.data.samples import Sample
+from weft.data.series import Series
 from weft.foundation.spec import Spec
 from weft.tasks.base import Batch, Part
 from weft.tasks.baselines import RidgeForecast, naive_forecast
@@ -181,3 +183,10 @@ def simple_errors(part: WindowPart, known: int = 0, train: WindowPart | None = N
         for name, method in methods.items():
             found[name] += float(np.square(method(history) - truth).sum())
     return {name: total / (len(slid) * part.horizon * part.columns) for name, total in found.items()}
+
+
+def joined(found: Sample[Any]) -> tuple[Series, tuple[int, ...]]:
+    """A sample's two parts as one series, and where each ends."""
+    parts = [found.train.values, found.validation.values]
+    values = np.concatenate(parts)
+    return Series(found.train.columns, None, values), (len(parts[0]), len(values))
