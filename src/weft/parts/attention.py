@@ -55,7 +55,7 @@ class _Attention(nn.Module):
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         """[B, T, heads x size] -> [B, heads, T, size], a view."""
-        return x.view(x.shape[0], x.shape[1], heads, -1).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(1, 2)
 
     def gather(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
         """Score, mask, weigh and gather: Y [B, H, T, V], by the kernel that fits."""
