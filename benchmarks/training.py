@@ -51,6 +51,7 @@ def _watching(*files: str) -> tuple[str, ...]:
 
 ROWS = {
     "shakespeare": Row("text", ("tinyshakespeare/input.txt",), 2, "loss", "<= 1.64"),
+    "shakespeare-quarter": Row("text", ("tinyshakespeare/input.txt",), 0.5, "loss", "<= 1.8857"),
     "shakespeare-60": Row("text", ("tinyshakespeare/input.txt",), 60, "loss", "<= 1.4697"),
     "multi30k": Row("translation", M30K["train"], 60, "bleu", ">= 35", TEST_2016, _watching(*M30K["val"])),
     "multi30k-gru": Row(
@@ -125,15 +126,6 @@ def measure(name: str, row: Row, data: Path, out: Path, minutes: float, seed: in
     return float(metrics[row.key]), seconds
 
 
-def time_to(run: Path, loss: float) -> float | None:
-    """Seconds of training until the held-out loss was first at or below `loss`."""
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row.get("validation", float("inf")) <= loss:
-            return float(row["seconds"])
-    return None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", choices=[[], *ROWS], default=[])
@@ -158,8 +150,6 @@ def main() -> None:
         found = [measure(name, row, given.data, given.out, minutes, int(seed)) for seed in given.seeds.split(",")]
         mean = statistics.mean(score for score, _ in found)
         print(f"{name}: {row.key} {mean:.4f} in {found[0][1] / 60:.1f} min, to reach {row.reach}")
-        if name == "shakespeare":
-            print(f"  time to 1.8857: {time_to(given.out / f'{name}-{given.seeds[0]}', 1.8857)} s, to reach 30.8 s")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the commands that tests start beside each other
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ from weft.training.train import Order, carry_out
 SIDE = 10
 CLASSES = ("bars", "blank", "disc")
 SMALL = {
-    "width": 16, "layers": 1, "mixer.heads": 2, "stem": [8, 8], "patch": 1,
+    "width": 16, "layers": 1, "mixer": {"kind": "attention", "heads": 2}, "stem": [8, 8], "patch": 1,
     "training.batch": 99, "training.threads": 1, "training.guard": False,
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from weft.data.files import DataError, find_files
 from weft.data.images import IMAGE_SUFFIXES, Images, PixelFiles, Pixels, read_image, read_images
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.models.specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitialisationSpec, LayerNormSpec
 from weft.models.vision import VisionSpec, patch_side
 from weft.tasks.augment import Change, change_images, image_changes
 from weft.tasks.base import (
@@ -217,6 +217,7 @@ class ImagesTask(Task):
             width=size.width,
             layers=size.layers,
             mixer=[
+                GridConvolutionSpec(kernel=3, groups=size.width),
                 AttentionSpec(heads=size.heads, bias=False, query_key_norm=LayerNormSpec(bias=False)),
             ],
             feedforward=ClassicSpec(activation="squared-relu", bias=False),
@@ -235,7 +236,7 @@ class ImagesTask(Task):
 
     def sizes(self, train: Part) -> Sequence[Size]:
         """Small pictures need no large model."""
-        return (Size(48, 2), Size(64, 3), Size(96, 3), Size(128, 3), Size(128, 4), Size(192, 4), Size(256, 6))
+        return (Size(48, 2), Size(64, 4), Size(96, 4), Size(128, 4), Size(192, 4), Size(256, 6))
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Labels are smoothed; what is seen often is held back by dropout; the average of the weights is kept."""

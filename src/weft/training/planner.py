@@ -28,7 +28,7 @@ from weft.training.options import TrainingSpec
 from weft.training.plan import Plan
 
 A, ALPHA, B, BETA, AGAIN = 406.4, 0.34, 410.7, 0.28, 15.4
-SHARE = 0.92  # of the time is for steps; evaluations and the end have the rest
+SHARE = 0.88  # of the time is for steps; evaluations and the end have the rest
 LOOKS = 10
 MEASURING = 0.06  # of the time, at most 10 s
 STEPS_WITHOUT_PLAN = 1000
