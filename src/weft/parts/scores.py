@@ -49,7 +49,7 @@ def additive(query: Tensor, key: Tensor, W: Tensor, U: Tensor, v: Tensor) -> Ten
 def _additive_prepared(query: Tensor, k_BHSF: Tensor, W: Tensor, v: Tensor) -> Tensor:
     q_BHTF = _map_heads(query, W.transpose(-2, -1))
     hidden = torch.tanh(q_BHTF[..., :, None, :] + k_BHSF[..., None, :, :])
-    return hidden @ v[0] if v.shape[0] == 1 else torch.einsum("...htsf,hf->...hts", hidden, v)
+    return (hidden @ v[0, :, None]).squeeze(-1) if v.shape[0] == 1 else torch.einsum("...htsf,hf->...hts", hidden, v)
 
 
 def concatenated(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
