@@ -1,6 +1,6 @@
 """Encoder: every token sees every other; one answer a sequence (class token, mean, last) or one a token.
 
-Over tokens (BERT), over words with their characters, or over numeric vectors (bodies in motion, sensors, log-mel frames).
+Over tokens (BERT), words with their characters, or numeric vectors (bodies in motion, sensors, log-mel frames).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TokensSpec(Spec):
 
 
 class WordsSpec(Spec):
-    """Words in, each with its characters, of which a word shows `longest` at most; `kernel` of them are seen at once."""
+    """Words in, each with its characters, of which it shows `longest` at most; `kernel` of them are seen at once."""
 
     kind: Literal["words"] = "words"
     vocabulary: PositiveInt = 256

@@ -80,9 +80,11 @@ class TextReading(Reading):
         )
 
     def sizes(self, train: Part) -> Sequence[Size]:
+        """One size: labelled texts are few."""
         return (Size(128, 2, LONGEST_TEXT),)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Strongly held back, for the same reason."""
         return Recipe(
             dropout=0.3, training={"batch": 2048, "rate": 1e-3, "smoothing": 0.1, "ema": 0.99}, most_epochs=20
         )
