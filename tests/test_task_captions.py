@@ -13,7 +13,7 @@ from weft.foundation.errors import WeftError
 from weft.models.presets import preset
 from weft.models.teaching import IGNORED
 from weft.tasks.base import Decoding, Size, mean_loss
-from weft.tasks.captions import CaptionsOptions, CaptionsTask, hold_images_out, suitable_patch
+from weft.tasks.captions import CaptionsOptions, CaptionsTask, hold_images_out, suitable_patch, suitable_stem
 from weft.tasks.pictures import Gallery, as_images, open_gallery
 from weft.tasks.run import load
 
@@ -187,7 +187,8 @@ def test_rare_words_are_unknown_and_presets_fit(lines, cache):
     assert prepared([lines], cache, size=16, tokeniser="bpe").task.tokeniser.encode("wall")
     spec = found.task.fit(preset("nano-image-text"))
     assert spec.image == 16 and spec.vocabulary == words.vocabulary
-    assert suitable_patch(96) == 4 and suitable_patch(48) == 2
+    assert suitable_stem(96) == (16, 32, 64) and suitable_patch(96, 3) == 2
+    assert suitable_stem(48) == (16, 32) and suitable_patch(48, 2) == 2
 
 
 def test_errors(lines, photos, tmp_path, cache):

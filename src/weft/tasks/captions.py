@@ -5,6 +5,7 @@ The image's patches are the first tokens, seen by all that follows; the text aft
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -53,13 +54,14 @@ from weft.tasks.pairs import Ends, evenly
 from weft.tasks.pictures import CaptionsPart, Gallery, as_images, open_gallery
 
 SIDE = 96  # pixels, where none are asked for
-STEM = (32, 64)
+NARROWEST = 16  # channels of the first convolution; each further one has twice as many
 GRID = 6  # patches a side, about
 RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
+FEW_WORDS = 256
 LONGEST = 128
 ROOM = 1.5
 TRIAL = 16  # images by which the pace of describing is measured
-SIZES = (Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Size(384, 6))
+SIZES = (Size(64, 3), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Size(384, 6))
 
 
 class CaptionsOptions(DataSpec):
@@ -157,7 +159,8 @@ class CaptionsTask(Task):
     # --- the model ---------------------------------------------------------------------------------------------------
 
     def default_model(self, size: Size) -> ImageTextSpec:
-        """Two convolutions of stride 2 make the patches; learned positions, layer norms without bias."""
+        """Convolutions of stride 2 make the patches; learned positions, layer norms without bias."""
+        stem = suitable_stem(self.side)
         return self.fit(
             ImageTextSpec(
                 width=size.width,
@@ -168,8 +171,8 @@ class CaptionsTask(Task):
                 norm=LayerNormSpec(bias=False),
                 initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
                 image=self.side,
-                patch=suitable_patch(self.side),
-                stem=STEM,
+                patch=suitable_patch(self.side, len(stem)),
+                stem=stem,
                 dropout=size.dropout,
             )
         )
@@ -185,13 +188,15 @@ class CaptionsTask(Task):
         )
 
     def sizes(self, train: Part) -> Sequence[Size]:
-        """Thousands of captions do not fill a wide model."""
+        """Thousands of captions do not fill a wide model, few words do not fill a middling one."""
+        if self.tokeniser.vocabulary < FEW_WORDS:
+            return SIZES[:2]
         return [size for size in SIZES if size.width <= (192 if len(train) < 20_000 else 256)]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Photos and their captions are few: dropout grows with the epochs."""
-        dropout = 0.0 if epochs < 3 or self.tokeniser.vocabulary < 256 else 0.1 if epochs < 8 else 0.2
-        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokeniser.vocabulary < 256 else 0.1})
+        dropout = 0.0 if epochs < 3 or self.tokeniser.vocabulary < FEW_WORDS else 0.1 if epochs < 8 else 0.2
+        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokeniser.vocabulary < FEW_WORDS else 0.1})
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""
@@ -271,7 +276,13 @@ class CaptionsTask(Task):
         return {"bleu of the commonest caption": bleu([_spelled(commonest, self.options)] * len(images), texts)}
 
 
-def suitable_patch(side: int, halvings: int = len(STEM)) -> int:
+def suitable_stem(side: int) -> tuple[int, ...]:
+    """Channels of convolutions that halve an image until patches of 2 x 2 cut it into about 6 x 6."""
+    halvings = max(1, round(math.log2(side / (2 * GRID))))
+    return tuple(NARROWEST * 2**step for step in range(halvings))
+
+
+def suitable_patch(side: int, halvings: int) -> int:
     """The patch that cuts an image of this side, after its stem, into about 6 x 6."""
     after = side
     for _ in range(halvings):

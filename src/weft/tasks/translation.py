@@ -51,10 +51,11 @@ MANY = 300_000  # pairs, from which on they need no dropout
 ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
 ALPHABET = 256  # a vocabulary up to this size is one of letters
 LETTERS = {"batch": 1024, "rate": 0.01}  # what learns dates in seconds
-PRESET_DROPOUT = 0.3
+PRESET_DROPOUT = 0.2
 TRIAL = 32  # sentences by which the pace of translating is measured
 
 SIZES = (Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 4), Size(384, 5), Size(512, 6))
+WIDEST = ((100_000, 128), (3_000_000, 192), (10_000_000, 256))  # (tokens, width): wider ones only learn by heart
 
 
 class TranslationOptions(DataSpec):
@@ -173,7 +174,7 @@ class TranslationTask(Task):
         """Little text is learned by small models, in letters by very small ones."""
         if self.letters and train.tokens < 1_000_000:
             return [Size(64, 2)]
-        most = 128 if train.tokens < 100_000 else 256 if train.tokens < 4_000_000 else 512
+        most = next((width for tokens, width in WIDEST if train.tokens < tokens), SIZES[-1].width)
         return [size for size in SIZES if size.width <= most]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
