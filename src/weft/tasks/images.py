@@ -54,7 +54,8 @@ from weft.tasks.labelled import (
 )
 from weft.tasks.losses import class_loss
 
-LARGEST_GRID = 4  # patches a side, of small pictures; larger ones have up to twice as many
+LARGEST_GRID = 8  # patches a side
+WIDEST_STEM = 64
 LEARNED_FROM = 2000  # pictures that means and deviations are learned from
 THUMB = 8  # pixels a side of what the nearest neighbour compares
 SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
@@ -303,18 +304,18 @@ def _fitted(pixels: Pixels | PixelFiles, side: int, channels: int) -> Pixels | P
 
 
 def _stem(side: int, width: int) -> tuple[int, ...]:
-    """Widths of the convolutions: each halves the side, until the grid is small; the last is as wide as the model."""
+    """Widths of the convolutions: each halves the side and doubles the width, until the grid is small."""
     steps = 0
     size = side
     while size > LARGEST_GRID and steps < 3:
         size, steps = (size + 1) // 2, steps + 1
-    return tuple(max(16, width >> (steps - 1 - step)) for step in range(steps))
+    return tuple(max(16, min(width, WIDEST_STEM) >> (steps - 1 - step)) for step in range(steps))
 
 
 def _patch(side: int, stem: tuple[int, ...], most: int | None = None) -> int:
     """The largest patch up to `most` that divides what the stem leaves of a side; without `most`, for a small grid."""
     left = patch_side(side, stem, 1)
-    most = max(1, -(-left // (2 * LARGEST_GRID))) if most is None else most
+    most = max(1, -(-left // LARGEST_GRID)) if most is None else most
     if most == 1:
         return 1
     return max(patch for patch in range(1, min(most, left) + 1) if left % patch == 0)
