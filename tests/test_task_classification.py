@@ -58,7 +58,7 @@ def prepared(path, seed=0, **options):
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl"])
 def test_from_a_file_to_a_prediction(tmp_path, name):
     file, out = write(tmp_path / name), tmp_path / "run"
-    run = weft.train("classification", file, out, steps=40, set={**SMALL, "data.held_out": 0.2, "data.hidden": 0.1})
+    run = weft.train("classification", file, out, steps=90, set={**SMALL, "data.held_out": 0.2, "data.hidden": 0.1})
     found = run.evaluate(file)
     assert found["accuracy"] > 0.9 and 0 < found["loss"] < 0.6 and found["examples"] == len(ROWS)
     assert found["macro_f1"] == pytest.approx(found["accuracy"], abs=0.05)

@@ -255,7 +255,7 @@ def small_model(**changes):
 
 def gradient_of(tmp_path, accumulate, model=None, **options):
     model = model or small_model()
-    spec = TrainingSpec(accumulate=accumulate, clip=None, guard=False, **options)
+    spec = TrainingSpec(accumulate=accumulate, clip=0.0, guard=False, **options)
     loop = Loop(Next(), model, Numbers(), Numbers(), spec, small_plan(), RunFolder(tmp_path))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     loss, _ = loop.one_step()

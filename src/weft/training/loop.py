@@ -100,8 +100,7 @@ class Loop:
         count = sum(batch.count for batch in batches)
         torch.manual_seed(derive(self.seed, "step", self.step))
         total = sum(self._backward(batch, count) for batch in batches)
-        clip = self.options.clip if self.options.clip is not None else float("inf")
-        norm = nn.utils.clip_grad_norm_(self.weights, clip, foreach=True)
+        norm = nn.utils.clip_grad_norm_(self.weights, self.options.clip or float("inf"), foreach=True)
         expect_finite(self.module, norm, self.step + 1, lambda: self._loss(batches[0], count))
         share = self.options.build_schedule(self.plan.steps_at(self.step)).share(self.step)
         for optimiser, peaks in zip(self.optimisers, self.peaks, strict=True):

@@ -15,9 +15,10 @@ class TrainingSpec(Spec):
     """How a model is trained; what is None is chosen by the plan.
 
     `batch` counts tokens a step over all `accumulate` pieces. `rate` is AdamW's, `matrix_rate` Muon's. `warmup` and
-    `decay` are shares of the steps. `smoothing` is of labels. `ema` is the decay of an average of the weights that is
-    judged and kept (0: none). `weights`: the best on held-out data are kept, or the last, which were not chosen by it.
-    `patience` stops after so many evaluations without a better loss. `keep`: so many states of training stay.
+    `decay` are shares of the steps. `clip` bounds the gradient's norm (0: not). `smoothing` is of labels. `ema` is the
+    decay of an average of the weights that is judged and kept (0: none). `weights`: the best on held-out data are kept,
+    or the last, which were not chosen by it. `patience` stops after so many evaluations without a better loss. `keep`:
+    so many states of training stay. `recompute` saves memory: blocks are computed again on the way back. `threads` 0: all.
     """
 
     steps: PositiveInt | None = None
@@ -30,7 +31,7 @@ class TrainingSpec(Spec):
     schedule: Literal["trapezoid", "cosine", "inverse-root"] = "trapezoid"
     warmup: Share = 0.02
     decay: Share = 0.5
-    clip: PositiveFloat | None = 1.0
+    clip: NonNegativeFloat = 1.0
     smoothing: Share = 0.0
     ema: Share = 0.0
     weights: Literal["best", "last"] = "best"
