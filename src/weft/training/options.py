@@ -17,8 +17,9 @@ class TrainingSpec(Spec):
     `batch` counts tokens a step over all `accumulate` pieces. `rate` is AdamW's, `matrix_rate` Muon's. `warmup` and
     `decay` are shares of the steps. `clip` bounds the gradient's norm (0: not). `smoothing` is of labels. `ema` is the
     decay of an average of the weights that is judged and kept (0: none). `weights`: the best on held-out data are kept,
-    or the last, which were not chosen by it. `patience` stops after so many evaluations without a better loss. `keep`:
-    so many states of training stay. `recompute` saves memory: blocks are computed again on the way back. `threads` 0: all.
+    or the last, which were not chosen by it. `patience` stops after so many evaluations without a better loss.
+    `keep`: so many states of training stay. `recompute` saves memory: blocks are computed again on the way back.
+    `threads` 0: all.
     """
 
     steps: PositiveInt | None = None
