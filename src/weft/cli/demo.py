@@ -22,6 +22,7 @@ from weft.tasks.base import Answer
 from weft.training.train import Order, Trained, carry_out
 
 TEXT, DATES, TRANSLATOR = "sample:stdlib", "sample:dates", "nano-gru-additive"
+SMALLER = {"width": 64, "hidden": 96}
 PROMPT, QUESTION = "def read(self, ", "raise ValueErr"
 CONTINUATION, SHOWN, TOP = 200, 5, 6
 LONGEST = 24 * 3600
@@ -44,7 +45,7 @@ def run_demo(seconds: float, out: Path, as_json: bool) -> None:
     if not 0 < seconds <= LONGEST:
         raise WeftError(f"{seconds:g} seconds of training: choose more than 0 and at most {LONGEST}")
     text = _train("text", TEXT, out, Order(minutes=seconds / 120))
-    translation = _train("translation", DATES, out, Order(minutes=seconds / 120, preset=TRANSLATOR))
+    translation = _train("translation", DATES, out, Order(minutes=seconds / 120, preset=TRANSLATOR, changes=SMALLER))
     shown = _look(text, translation, out)
     if as_json:
         print_json(_tree(shown))
