@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
+from weft.inference.prepared import prepared
 from weft.models.output import Declaration, Memory, Output
 from weft.parts.masks import Real
 from weft.parts.state import State
@@ -107,6 +108,7 @@ def voice_for(
 ) -> Voice:
     """The voice that fits the model; sources are encoded here, padded on `side`."""
     declaration = declared(model)
+    model = prepared(model)
     if source is not None and not declaration.seq2seq:
         raise WeftError(f"a model of family {declaration.family!r} reads no source: leave `source` out")
     if images is not None and declaration.prefix is None:

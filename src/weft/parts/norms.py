@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -25,9 +26,24 @@ def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> Tensor:
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return _like(F.rms_norm(wide, x.shape[-1:], gamma, epsilon), x)
     if not torch.is_grad_enabled():
-        return _like(wide * _root(wide, epsilon) * gamma, x)
+        return _like(unit_rows(wide, *unit_terms(gamma, epsilon)), x)
     normed: Tensor = _RMSNorm.apply(wide, gamma, epsilon)  # type: ignore[no-untyped-call]
     return _like(normed, x)
+
+
+def unit_terms(gamma: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """What `unit_rows` needs of gamma [..., D] and eps: sqrt(D eps) and sqrt(D) gamma."""
+    D = gamma.shape[-1]
+    return gamma.new_full((), math.sqrt(D * epsilon)), gamma * math.sqrt(D)
+
+
+def unit_rows(x: Tensor, floor: Tensor, scale: Tensor) -> Tensor:
+    """`rms_norm` where no gradient flows: |x| and sqrt(D eps) have the hypotenuse sqrt(D (eps + mean x^2)).
+
+    Fewer steps and fewer passes over x.
+    """
+    root = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
+    return (x / root).mul_(scale)
 
 
 def _root(x: Tensor, epsilon: float) -> Tensor:

@@ -28,6 +28,10 @@ class AttentionPosition(nn.Module):
         """(cos, sin), each [B, 1, T, R], by which queries and keys at these positions turn."""
         return None
 
+    def angles_of(self, places: Places, dtype: torch.dtype) -> Turn | None:
+        """`angles` of tokens that stand at these places."""
+        return self.angles(places.positions, dtype)
+
     def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor | None:
         """What is added to the scores, broadcastable to [B, H, T, S]."""
         return None
@@ -101,6 +105,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `sin` has the sign of its place already: -sin for the first of a pair, +sin for the second.
     """
     R = cos.shape[-1]
+    if x.shape[2] == 1 and x.shape[3] == R:
+        return torch.addcmul(x * cos, x.roll(R // 2, -1), sin)
     turned = x[..., :R]
     a, b = turned.chunk(2, dim=-1)
     turned = torch.addcmul(turned * cos, torch.cat((b, a), dim=-1), sin)
@@ -124,6 +130,24 @@ class Rotary(AttentionPosition):
                 "choose an even number of at least 2"
             )
         self.base, self.scaling = base, scaling or Unscaled()
+        self._tables: dict[tuple[torch.device, torch.dtype], Turn] = {}
+
+    def angles_of(self, places: Places, dtype: torch.dtype) -> Turn:
+        """Tokens that follow one another are looked up in the table: decoding asks at each step."""
+        if places.start is None or places.given is not None or torch.compiler.is_compiling():
+            return self.angles(places.positions, dtype)
+        first, last = places.start, places.start + places.length
+        cos, sin = self.table(last, places.device, dtype)
+        return cos[:, :, first:last], sin[:, :, first:last]
+
+    def table(self, length: int, device: torch.device, dtype: torch.dtype) -> Turn:
+        """The angles of positions 0 .. length - 1, [1, 1, length or more, R]; kept, and made longer when needed."""
+        key = (device, dtype)
+        if key not in self._tables or self._tables[key][0].shape[2] < length:
+            longer = 1 << max(length - 1, 63).bit_length()
+            with torch.inference_mode(False):
+                self._tables[key] = self.angles(torch.arange(longer, device=device)[None], dtype)
+        return self._tables[key]
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Turn:
         """(cos t theta_i, -sin t theta_i and sin t theta_i), for the first and the second of each pair."""

@@ -116,7 +116,7 @@ class Sight:
         if self.position is None:
             return x
         if x.dtype not in self._turns:
-            self._turns[x.dtype] = self.position.angles(self.queries.positions, x.dtype)
+            self._turns[x.dtype] = self.position.angles_of(self.queries, x.dtype)
         angles = self._turns[x.dtype]
         return x if angles is None else rotate(x, *angles)
 

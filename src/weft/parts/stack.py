@@ -39,6 +39,7 @@ class Stack(nn.Module):
         self.masks = tuple(masks)
         self.position = position
         self.norm = norm
+        self._bands = {mask: _window(mask) for mask in masks}
 
     def forward(
         self,
@@ -65,7 +66,7 @@ class Stack(nn.Module):
 
     def _expect(self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, Places] | None) -> None:
         """Refuse, before anything is changed, what these blocks cannot do."""
-        rules = rules_of(mask)
+        rules = rules_of(mask) if mask is not None else ()
         other = next((m for m in self._mixers() if m is not None and not isinstance(m, SelfAttention)), None)
         if rules and other is not None:
             raise WeftError(
@@ -85,7 +86,7 @@ class Stack(nn.Module):
 
     def _windows(self) -> set[int | None]:
         pairs = zip(self._mixers(), self.masks, strict=True)
-        return {_window(mask) for mixer, mask in pairs if isinstance(mixer, SelfAttention)}
+        return {self._bands[mask] for mixer, mask in pairs if isinstance(mixer, SelfAttention)}
 
     def _sights(self, places: Places, mask: Mask | None, state: State | None) -> dict[Mask, Sight]:
         """One sight for each distinct mask; layers with equal masks share it."""
@@ -95,7 +96,7 @@ class Stack(nn.Module):
         admissions = {key: track.admit(places) for key, track in tracks.items()}
         sights: dict[Mask, Sight] = {}
         for own in dict.fromkeys(self.masks):
-            admission = admissions.get(_window(own))
+            admission = admissions.get(self._bands[own])
             keys = None if admission is None else admission.keys
             sights[own] = Sight(places, keys, own & (mask or Everything()), self.position, admission)
         return sights

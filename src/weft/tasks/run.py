@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +13,13 @@ from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.tokenisers import Tokeniser, load_tokeniser
 from weft.foundation.errors import WeftError
+from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.models.build import build, read_spec
 from weft.tasks.base import Answer, Decoding, Task
 from weft.tasks.registry import task_named
 
 JUDGED = 8192  # tokens a batch when a run is judged
-
-
-def cache_folder() -> Path:
-    """Where tokenised texts are kept between runs: WEFT_CACHE, or weft in the user's cache folder."""
-    given = os.environ.get("WEFT_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft"
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from torch import nn
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.samples import Best
 from weft.foundation.errors import WeftError
+from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build, read_spec
 from weft.models.presets import preset as preset_named
 from weft.tasks.base import Part, Prepared, Task
 from weft.tasks.registry import task_named
-from weft.tasks.run import Run, cache_folder, load
+from weft.tasks.run import Run, load
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
 from weft.training.options import TrainingSpec
@@ -119,7 +120,7 @@ def _begin(
     folder.path.mkdir(parents=True, exist_ok=True)
     tokeniser = prepared.task.tokeniser
     if tokeniser is not None:
-        folder.write_tokeniser(tokeniser.save)
+        folder.write_tokeniser(tokeniser)
     folder.write_plan(plan.to_tree())
     folder.write_spec(
         RunSpec(
