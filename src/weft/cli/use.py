@@ -11,14 +11,14 @@ from weft.cli.terminal import bars, console, print_json
 from weft.cli.train import print_metrics
 from weft.foundation.errors import WeftError
 from weft.tasks.base import Answer
-from weft.tasks.run import load
+from weft.tasks.run import Run, load
 
 MOST = 8
 
 
-def run_eval(run: Path, data: Sequence[str], device: str | None, as_json: bool) -> None:
+def run_eval(run: Path, data: Sequence[str], device: str | None, quantize: str | None, as_json: bool) -> None:
     """The task's metrics on held-out data."""
-    found = load(run, device).evaluate(list(data))
+    found = load(run, device, quantize).evaluate(list(data))  # type: ignore[arg-type]
     if as_json:
         print_json(found)
         return
@@ -27,20 +27,39 @@ def run_eval(run: Path, data: Sequence[str], device: str | None, as_json: bool) 
     print_metrics(out, found)
 
 
-def run_predict(run: Path, inputs: Sequence[str], how: dict[str, Any], device: str | None, as_json: bool) -> None:
+def run_predict(
+    run: Path, inputs: Sequence[str], how: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
+) -> None:
     """Answers to all inputs; without any, each line of stdin is one."""
     given = list(inputs) or _lines()
     if not given:
         raise WeftError(f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {run}")
-    opened = load(run, device)
+    opened = load(run, device, quantize)  # type: ignore[arg-type]
     wanted = {name: value for name, value in how.items() if value is not None}
+    if _flows(opened.task.name, given, wanted) and not as_json:
+        _stream(opened, given[0], wanted)
+        return
     answers = opened.answer(given, **wanted)
     if as_json:
         print_json([answer.to_tree() for answer in answers])
         return
     out = console()
     for answer in answers:
-        _print(out, answer, opened.task.name, len(answers) > 1)
+        _print(out, answer, "chat" if wanted.get("chat") else opened.task.name, len(answers) > 1)
+
+
+def _flows(task: str, given: list[str], how: dict[str, Any]) -> bool:
+    """Whether somebody sits there and waits for one text, token by token."""
+    alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how and not how.get("guess")
+    return task == "text" and alone and sys.stdout.isatty()
+
+
+def _stream(run: Run, given: str, how: dict[str, Any]) -> None:
+    sys.stdout.write("" if how.get("chat") else given)
+    for piece in run.stream(given, **how):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
 
 
 def _lines() -> list[str]:

@@ -30,6 +30,11 @@ class Text:
         """For one text."""
         return TextStream(self.tokeniser, self.stop)
 
+    def read(self, tokens: Sequence[int]) -> str:
+        """All of a text that is written, up to its stop string."""
+        stream = self.stream()
+        return stream.feed(*tokens) + stream.finish()
+
 
 class TextStream:
     """Feed ids, get complete text; `stopped` once a stop string came, after which nothing more is given."""

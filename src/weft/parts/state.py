@@ -192,7 +192,7 @@ class KeyValueState:
 
         What is remembered carries no gradient: within a call gradients flow, into earlier calls they do not.
         """
-        stores = self._room(key, value, admission.capacity)
+        stores = self.room(key, value, admission.capacity)
         if admission.first is not None and not torch.is_grad_enabled() and stores[0].dtype == key.dtype:
             for store, new in zip(stores, (key, value), strict=True):
                 store.narrow(2, admission.first, new.shape[2]).copy_(new)
@@ -221,22 +221,20 @@ class KeyValueState:
         index = admission.slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
         return store.scatter_(2, index, new.expand(index.shape[0], -1, -1, -1))
 
-    def grow(self, capacity: int) -> None:
-        """Make room for `capacity` keys where there are some already."""
-        if self.keys is not None and self.values is not None and self.keys.shape[2] <= capacity:
-            with torch.inference_mode(False), torch.no_grad():
-                self.keys, self.values = (_extend(s, 2, capacity + 1, 0) for s in (self.keys, self.values))
-
-    def _room(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-        # The old last slot held padding; it becomes an ordinary slot that is written before it is seen.
-        self.grow(capacity)
-        if self.keys is None or self.values is None:
-            # Made outside of inference mode, so that a state may pass from inference to ordinary calls.
-            with torch.inference_mode(False), torch.no_grad():
+    def room(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+        """The stores, made or made larger for `capacity` keys and values like these, [B, G, any, .]."""
+        if self.keys is not None and self.values is not None and self.keys.shape[2] > capacity:
+            return self.keys, self.values
+        # Made outside of inference mode, so that a state may pass from inference to ordinary calls.
+        with torch.inference_mode(False), torch.no_grad():
+            if self.keys is None or self.values is None:
                 self.keys, self.values = (
                     torch.zeros(n.shape[0], n.shape[1], capacity + 1, n.shape[3], dtype=n.dtype, device=n.device)
                     for n in (key, value)
                 )
+            else:
+                # The old last slot held padding; it becomes an ordinary slot that is written before it is seen.
+                self.keys, self.values = (_extend(s, 2, capacity + 1, 0) for s in (self.keys, self.values))
         return self.keys, self.values
 
     def reorder(self, rows: Tensor) -> None:

@@ -6,7 +6,7 @@ The loop that trains knows none of this: it asks a `Part` of the data for batche
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -19,6 +19,7 @@ from weft.data.samples import Best, Sample, sample, samples
 from weft.data.tokenisers import Tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
+from weft.inference.sampling import Sampling
 from weft.models.build import AnySpec
 
 SAMPLE = "sample:"
@@ -136,7 +137,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How `predict` answers; tasks take what concerns them."""
+    """How `predict` answers; tasks take what concerns them.
+
+    `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings. `guess`:
+    tokens are guessed from the text so far and judged many at once, which changes the time only. `chat`: the input is
+    what a user says, and the answer is the assistant's.
+    """
 
     temperature: float | None = None
     top_k: int | None = None
@@ -146,7 +152,16 @@ class Decoding:
     max_tokens: int | None = None
     seed: int = 0
     samples: int = 1
+    repetition: float = 1.0
+    stop: Sequence[str] = ()
+    guess: bool = False
+    chat: bool = False
     batch: int = 64
+
+    def sampling(self, temperature: float) -> Sampling:
+        """How tokens are chosen, `temperature` if none is asked for."""
+        given = temperature if self.temperature is None else self.temperature
+        return Sampling(given, self.top_k, self.top_p, self.min_p, self.repetition)
 
 
 @dataclass(frozen=True)
@@ -236,6 +251,10 @@ class Task(ABC):
     @abstractmethod
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
         """Answers to inputs as the command line gives them: texts or paths."""
+
+    def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
+        """The answer to one input, piece by piece as it is written."""
+        raise WeftError(f"task {self.name} answers at once: use predict")
 
     def glimpse(self, module: nn.Module, part: Part) -> str:
         """A line or two on what the model does now, shown while it trains."""

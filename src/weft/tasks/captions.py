@@ -27,7 +27,6 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.inference.beam import Beam, beam_search
 from weft.inference.generate import Generated, generate
-from weft.inference.sampling import GREEDY, Sampling
 from weft.models.build import AnySpec
 from weft.models.image_text import ImageTextSpec
 from weft.models.positions import LearnedSpec
@@ -248,11 +247,10 @@ class CaptionsTask(Task):
         if how.beam is not None and not how.temperature:
             beam = Beam(max(how.beam, how.samples), self.options.penalty, how.samples)
             return beam_search(module, prompts, beam, max_tokens=most, stop=(self.ends.stop,), images=seen)
-        sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p) if how.temperature else GREEDY
         found = generate(
             module,
             prompts,
-            sampling,
+            how.sampling(0.0),
             max_tokens=most,
             stop=(self.ends.stop,),
             seeds=[how.seed + first + place for place in range(len(images))],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder, RunSpec
@@ -15,6 +15,7 @@ from weft.data.tokenisers import Tokeniser, load_tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
+from weft.inference.weights import WeightKind, quantize_model
 from weft.models.build import build, read_spec
 from weft.tasks.base import Answer, Decoding, Task
 from weft.tasks.registry import task_named
@@ -44,32 +45,52 @@ class Run:
 
     def answer(self, inputs: Sequence[Any], **how: Any) -> list[Answer]:
         """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
-        try:
-            decoding = Decoding(**how)
-        except TypeError as error:
-            raise WeftError(f"predict: {str(error).removeprefix('Decoding.__init__() ')}") from None
-        return self.task.predict(self.module, list(inputs), decoding)
+        return self.task.predict(self.module, list(inputs), _decoding(how))
+
+    def stream(self, given: Any, **how: Any) -> Iterator[str]:
+        """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
+        return self.task.stream(self.module, given, _decoding(how))
 
     def evaluate(self, data: str | Path | Sequence[str | Path]) -> dict[str, Any]:
         """The task's metrics on held-out data."""
         paths = [data] if isinstance(data, (str, Path)) else data
         part = self.task.read([str(path) for path in paths], cache_folder())
         length = getattr(self.module.spec, "length", None)
-        return self.task.measure(self.module, part if length is None else part.cut(length), JUDGED)
+        # Models from elsewhere read so much at once that windows of that length would take all memory.
+        return self.task.measure(self.module, part if length is None else part.cut(min(length, JUDGED)), JUDGED)
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Vectors [N, D] of texts, where the run is an embedding model."""
+        embed = getattr(self.task, "embed", None)
+        if embed is None:
+            raise WeftError(f"a run of task {self.task.name} gives no vectors: import an embedding model")
+        found: Tensor = embed(self.module, list(texts))
+        return found
 
 
-def load(folder: str | Path, device: str | None = None) -> Run:
-    """The run in a folder."""
+def _decoding(how: dict[str, Any]) -> Decoding:
+    try:
+        return Decoding(**how)
+    except TypeError as error:
+        raise WeftError(f"predict: {str(error).removeprefix('Decoding.__init__() ')}") from None
+
+
+def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:
+    """The run in a folder; `quantize` rounds its weights, to be used with less memory and more speed."""
     place = RunFolder(Path(folder))
     spec = place.read_spec()
     kind = task_named(spec.task)
     tokeniser = load_tokeniser(place.tokeniser) if place.tokeniser is not None else None
     task = kind.restore(kind.Options(**spec.data), spec.facts, tokeniser)
-    module = build(read_spec(spec.model), device="cpu")
+    module = build(read_spec(spec.model), device="meta")
     try:
-        module.load_state_dict(place.read_model())
+        # The weights stay mapped from their file; those of half precision are widened, which CPUs compute faster in.
+        module.load_state_dict(place.read_model(), assign=True)
+        module.float()
     except RuntimeError as error:
         line = str(error).splitlines()[-1].strip()
         raise DiskError(f"{folder}: model.safetensors does not fit spec.json ({line[:160]}): train again") from None
     module.eval()
+    if quantize is not None:
+        quantize_model(module, quantize)
     return Run(module.to(pick_device(device)), task, spec, place.path)

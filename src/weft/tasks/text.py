@@ -6,7 +6,7 @@ Loss: - log p of each next token, in nats; perplexity exp(loss); bits per byte, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -25,8 +25,10 @@ from weft.data.tokenisers import Tokeniser, load_tokeniser, train_tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
-from weft.inference.generate import generate, next_distribution
-from weft.inference.sampling import Sampling
+from weft.inference.beam import Beam, beam_search
+from weft.inference.generate import Generated, generate, next_distribution, stream
+from weft.inference.speculative import speculate
+from weft.inference.text import Text
 from weft.models.build import AnySpec
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset
@@ -47,13 +49,14 @@ from weft.tasks.base import (
     find_sample,
     mean_loss,
 )
+from weft.tasks.frames import Habits
 from weft.tasks.losses import language_loss
 
 SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is too little text for longer ones
 ALPHABET = 512
 LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
 PROMPT, GLIMPSE = 24, 60
-CONTINUATION, TOP = 120, 8
+CONTINUATION, TOP, TEMPERATURE = 120, 8, 0.8
 
 
 class TextOptions(DataSpec):
@@ -136,8 +139,8 @@ class TextTask(Task):
 
     tokeniser: Tokeniser
 
-    def __init__(self, options: TextOptions, tokeniser: Tokeniser) -> None:
-        self.options, self.tokeniser = options, tokeniser
+    def __init__(self, options: TextOptions, tokeniser: Tokeniser, habits: Habits = Habits()) -> None:
+        self.options, self.tokeniser, self.habits = options, tokeniser, habits
 
     @classmethod
     def prepare(cls, paths: Sequence[str], options: TextOptions, seed: int, cache: Path) -> Prepared:
@@ -170,11 +173,11 @@ class TextTask(Task):
         """The task of a saved run."""
         if tokeniser is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
-        return cls(options, tokeniser)
+        return cls(options, tokeniser, Habits.of(facts))
 
     def facts(self) -> Tree:
-        """Nothing besides the tokeniser."""
-        return {}
+        """Besides the tokeniser, what an imported model was taught before."""
+        return self.habits.to_tree()
 
     def read(self, paths: Sequence[str], cache: Path) -> Part:
         """Texts to judge on."""
@@ -231,46 +234,60 @@ class TextTask(Task):
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
         """Continuations; with each, the distribution of the first new token."""
-        texts = [str(text) for text in inputs]
-        prompts = [self._ids(text) for text in texts]
-        sampling = Sampling(
-            temperature=0.8 if how.temperature is None else how.temperature,
-            top_k=how.top_k,
-            top_p=how.top_p,
-            min_p=how.min_p,
-        )
-        rows = [prompt for prompt in prompts for _ in range(how.samples)]
-        found = generate(
-            module,
-            rows,
-            sampling,
-            max_tokens=how.max_tokens or CONTINUATION,
-            stop=self._stops(),
-            seeds=[how.seed + number % how.samples for number in range(len(rows))],
-            overflow="slide",
-        )
+        texts = [str(text) for text in inputs for _ in range(how.samples)]
+        rows = [self._prompt(text, how) for text in texts]
         answers = []
-        for number, row in enumerate(found):
-            text, prompt = texts[number // how.samples], rows[number]
-            answers.append(
-                Answer(
-                    text,
-                    self.tokeniser.decode(row.tokens),
-                    {
-                        "tokens": self.tokeniser.pieces(row.tokens),
-                        "probabilities": self._next(module, prompt),
-                    },
-                )
-            )
+        for text, row, written in zip(texts, rows, self._write(module, rows, how), strict=True):
+            more: Tree = {
+                "tokens": self.tokeniser.pieces(written.tokens),
+                "log_probabilities": [round(chance, 6) for chance in written.log_probabilities],
+                "probabilities": self._next(module, row),
+                "ended": written.ended,
+            }
+            answers.append(Answer(text, written.text, more))
         return answers
 
+    def _write(self, module: nn.Module, rows: list[list[int]], how: Decoding) -> list[Generated]:
+        """What follows each row; `how.samples` of one prompt stand together."""
+        seeds = [how.seed + number % how.samples for number in range(len(rows))]
+        text, most = Text(self.tokeniser, tuple(how.stop)), how.max_tokens or CONTINUATION
+        sampling, stop = how.sampling(TEMPERATURE), self._stops()
+        if how.beam is not None and not how.temperature:
+            beam = Beam(max(how.beam, how.samples), best=how.samples)
+            best = beam_search(module, rows[:: how.samples], beam, max_tokens=most, stop=stop)
+            return [replace(one, text=text.read(one.tokens)) for found in best for one in found]
+        if how.guess:
+            pairs = zip(rows, seeds, strict=True)
+            guessed = [speculate(module, r, None, sampling, max_tokens=most, stop=stop, seed=s) for r, s in pairs]
+            return [replace(one, text=text.read(one.tokens)) for one in guessed]
+        return generate(module, rows, sampling, max_tokens=most, stop=stop, seeds=seeds, overflow="slide", text=text)
+
+    def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
+        """A continuation as it is written."""
+        steps = stream(
+            module,
+            [self._prompt(str(given), how)],
+            how.sampling(TEMPERATURE),
+            max_tokens=how.max_tokens or CONTINUATION,
+            stop=self._stops(),
+            seeds=how.seed,
+            overflow="slide",
+            text=Text(self.tokeniser, tuple(how.stop)),
+        )
+        return (step.text for step in steps if step.text)
+
+    def _prompt(self, text: str, how: Decoding) -> list[int]:
+        if how.chat:
+            return self.habits.chat_ids([{"role": "user", "content": text}], self.tokeniser)
+        return self._ids(text)
+
     def _ids(self, text: str) -> list[int]:
-        ids = self.tokeniser.encode(text)
+        ids = [*self.habits.before, *self.tokeniser.encode(text)]
         first = self.tokeniser.start if self.tokeniser.start is not None else self.tokeniser.stop
         return ids or [first if first is not None else 0]
 
     def _stops(self) -> tuple[int, ...]:
-        return () if self.tokeniser.stop is None else (self.tokeniser.stop,)
+        return self.habits.stopping(self.tokeniser)
 
     def _next(self, module: nn.Module, prompt: list[int]) -> dict[str, float]:
         longest = cast(DecoderSpec, module.spec).length

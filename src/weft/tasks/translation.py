@@ -6,12 +6,13 @@ with the true beginning of the target (teacher forcing); BLEU, chrF, exact match
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
@@ -21,13 +22,14 @@ from weft.data.tokenisers import Tokeniser
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.spec import Tree
 from weft.inference.beam import Beam, beam_search
-from weft.inference.generate import Generated, generate
-from weft.inference.sampling import GREEDY, Sampling
+from weft.inference.generate import Generated, generate, stream
+from weft.inference.text import Text
 from weft.models.build import AnySpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.positions import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.parts.outputs import MutedHead
 from weft.tasks.base import (
     Answer,
     Batch,
@@ -83,9 +85,17 @@ class TranslationTask(Task):
 
     tokeniser: Tokeniser
 
-    def __init__(self, options: TranslationOptions, tokeniser: Tokeniser, longest: tuple[int, int], pairs: int) -> None:
+    def __init__(
+        self,
+        options: TranslationOptions,
+        tokeniser: Tokeniser,
+        longest: tuple[int, int],
+        pairs: int,
+        ends: Ends | None = None,
+    ) -> None:
         self.options, self.tokeniser, self.longest, self.pairs = options, tokeniser, longest, pairs
-        self.ends = Ends.of(tokeniser)
+        self.own_ends, self.ends = ends is None, ends or Ends.of(tokeniser)
+        self._writer: tuple[nn.Module, nn.Module] | None = None
 
     @classmethod
     def prepare(cls, paths: Sequence[str], options: TranslationOptions, seed: int, cache: Path) -> Prepared:
@@ -107,8 +117,9 @@ class TranslationTask(Task):
         return Prepared(task, part, task._part(held), None if found is None else found.best)
 
     def _part(self, pairs: Pairs) -> PairsPart:
-        sources, targets = (self.tokeniser.encode_many([pair[side] for pair in pairs]) for side in (0, 1))
-        return PairsPart(pairs, sources, targets, self.ends)
+        sources = [[*self.ends.before, *ids] for ids in self.tokeniser.encode_many([source for source, _ in pairs])]
+        written = self.tokeniser.target.encode_many([target for _, target in pairs])
+        return PairsPart(pairs, sources, [[*self.ends.first, *ids] for ids in written], self.ends)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TranslationTask:
@@ -116,11 +127,11 @@ class TranslationTask(Task):
         if tokeniser is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         source, target = facts["longest"]
-        return cls(options, tokeniser, (int(source), int(target)), int(facts["pairs"]))
+        return cls(options, tokeniser, (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts))
 
     def facts(self) -> Tree:
-        """The longest source and target in tokens, and how many pairs there were."""
-        return {"longest": list(self.longest), "pairs": self.pairs}
+        """The longest source and target in tokens, and how many pairs there were; an imported model's own ends."""
+        return {"longest": list(self.longest), "pairs": self.pairs, **({} if self.own_ends else self.ends.to_tree())}
 
     def read(self, paths: Sequence[str], cache: Path) -> Part:
         """Pairs to judge on."""
@@ -216,7 +227,7 @@ class TranslationTask(Task):
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
         """Translations with their tokens and, where the model gives it, their alignment to the source's."""
         texts = [str(text) for text in inputs]
-        rows = [[*ids, self.ends.stop] for ids in self.tokeniser.encode_many(texts)]
+        rows = [[*self.ends.before, *ids, self.ends.stop] for ids in self.tokeniser.encode_many(texts)]
         longest = self._length(module)
         for text, row in zip(texts, rows, strict=True):
             if len(row) > longest:
@@ -237,11 +248,25 @@ class TranslationTask(Task):
         spec: Any = module.spec
         return int(spec.length)
 
+    def _most(self, module: nn.Module) -> int:
+        """How many tokens are written at most, if no number is asked for."""
+        return min(self._length(module) - len(self.ends.first), round(ROOM * self.longest[1]))
+
+    def _to_write(self, module: nn.Module) -> nn.Module:
+        """The model itself; a copy that shares its weights and never writes what is forbidden, where something is."""
+        if not self.ends.forbidden:
+            return module
+        if self._writer is None or self._writer[0] is not module:
+            twin = copy.copy(module)
+            twin._modules = {**module._modules, "head": MutedHead(cast(Any, module.head), self.ends.forbidden)}
+            self._writer = module, twin
+        return self._writer[1]
+
     def _translate(self, module: nn.Module, rows: Sequence[Sequence[int]], how: Decoding) -> list[list[Generated]]:
         """What is written for each source, `how.samples` each, in batches of like length."""
         found: list[list[Generated]] = [[] for _ in rows]
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        most = how.max_tokens or min(self._length(module), round(ROOM * self.longest[1]))
+        module, most = self._to_write(module), how.max_tokens or self._most(module)
         for first in range(0, len(order), how.batch):
             places = order[first : first + how.batch]
             batch = [rows[place] for place in places]
@@ -252,17 +277,14 @@ class TranslationTask(Task):
     def _write(
         self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, how: Decoding
     ) -> list[list[Generated]]:
-        prompts = [[self.ends.start]] * len(batch)
+        prompts = [[self.ends.start, *self.ends.first]] * len(batch)
         if how.beam is not None and not how.temperature:
             beam = Beam(max(how.beam, how.samples), self.options.penalty, how.samples)
             return beam_search(module, prompts, beam, max_tokens=most, stop=(self.ends.stop,), source=batch)
-        sampling = GREEDY
-        if how.temperature:
-            sampling = Sampling(how.temperature, how.top_k, how.top_p, how.min_p)
         found = generate(
             module,
             prompts,
-            sampling,
+            how.sampling(0.0),
             max_tokens=most,
             stop=(self.ends.stop,),
             seeds=[how.seed + place for place in places],
@@ -270,6 +292,21 @@ class TranslationTask(Task):
             source=batch,
         )
         return [found[first : first + how.samples] for first in range(0, len(found), how.samples)]
+
+    def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
+        """A translation as it is written."""
+        row = [*self.ends.before, *self.tokeniser.encode(str(given)), self.ends.stop]
+        steps = stream(
+            self._to_write(module),
+            [[self.ends.start, *self.ends.first]],
+            how.sampling(0.0),
+            max_tokens=how.max_tokens or self._most(module),
+            stop=(self.ends.stop,),
+            seeds=how.seed,
+            source=[row],
+            text=Text(self.tokeniser, tuple(how.stop)),
+        )
+        return (step.text for step in steps if step.text)
 
     def glimpse(self, module: nn.Module, part: Part) -> str:
         """The translation of one held-out source."""

@@ -33,7 +33,8 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("WEFT_NATIVE", "1") == "0":
         return None
     source = resources.files("weft.inference.native").joinpath("decode.c").read_text(encoding="utf-8")
-    compiler = next((path for name in (os.environ.get("CC"), *COMPILERS) if name and (path := shutil.which(name))), None)
+    names = (os.environ.get("CC"), *COMPILERS)
+    compiler = next((found for found in (shutil.which(name) for name in names if name) if found), None)
     if compiler is None:
         return None
     name = hashlib.sha256("\n".join((source, compiler, _machine())).encode()).hexdigest()[:20]

@@ -73,13 +73,17 @@ class NativeStack(LeanStack):
             raise Unfit
         self._tracks = list(dict.fromkeys(self._bands[mask] for mask in self.masks))
         self._shape = self._describe(blocks)
-        self._layers = (Layer * len(blocks))(*(self._layer(block, mask) for block, mask in zip(blocks, self.masks, strict=True)))
+        self._layers = (Layer * len(blocks))(
+            *(self._layer(block, mask) for block, mask in zip(blocks, self.masks, strict=True))
+        )
         self._call = Call()
         self._bound: list[Any] = []
         self._lock = threading.Lock()
         self._scratch = torch.empty(0)
         self._attentions = [part for block in blocks for part in (block.mixer, block.cross) if part is not None]
-        weights = sum(m.rows * m.cols for layer in self._layers for m in (layer.qkv, layer.output, layer.up, layer.down))
+        weights = sum(
+            m.rows * m.cols for layer in self._layers for m in (layer.qkv, layer.output, layer.up, layer.down)
+        )
         self._alone = weights < ALONE
 
     def forward(
@@ -91,16 +95,16 @@ class NativeStack(LeanStack):
         memory: tuple[Tensor, Places] | None = None,
         notes: Notes | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]: native for a few tokens a row of a state that has begun."""
+        """[B, T, D] -> [B, T, D]: native for a few tokens a row with a state."""
         if not self._fits(x, mask, state, memory):
             return super().forward(x, places, mask, state, memory, notes)
         assert state is not None
+        if not state.clock.begun:
+            self._expect(x, mask, state, memory)
         with self._lock:
             return self._write(x, places, state, memory)
 
-    def _write(
-        self, x: Tensor, places: Places, state: State, memory: tuple[Tensor, Places] | None
-    ) -> Tensor:
+    def _write(self, x: Tensor, places: Places, state: State, memory: tuple[Tensor, Places] | None) -> Tensor:
         orders, longest, capacities = self._admit(places, state)
         if memory is not None:
             longest = max(longest, memory[0].shape[1])
@@ -123,21 +127,18 @@ class NativeStack(LeanStack):
         state.clock.advance(places)
         return hidden
 
-    def _fits(
-        self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, Places] | None
-    ) -> bool:
+    def _fits(self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, Places] | None) -> bool:
         return (
             x.shape[0] * x.shape[1] <= FEW
             and x.shape[1] <= RING_SLACK
             and mask is None
             and state is not None
-            and state.clock.begun
             and state.clock.number is None
             and x.dtype == torch.float32
             and x.device.type == "cpu"
             and not torch.is_grad_enabled()
             and (memory is None or state.crosses[0].tensors is not None)
-            and all(not isinstance(own, KeyValueState) or _ready(own) for own in state.layers[:1])
+            and all(isinstance(own, KeyValueState) and _ready(own) for own in state.layers)
             and not any("gather" in attention.__dict__ for attention in self._attentions)
         )
 
@@ -157,11 +158,18 @@ class NativeStack(LeanStack):
 
     def _bind(self, state: State, capacities: list[int], memory: tuple[Tensor, Places] | None) -> None:
         """Where keys and values are: looked up again only when they have moved."""
+        s = self._shape
+        like = [torch.empty(state.batch, s.key_heads, 0, width) for width in (s.head_width, s.value_width)]
         for own, layer in zip(state.layers, self._layers, strict=True):
-            if isinstance(own, KeyValueState):
-                own.grow(capacities[layer.track])
-        tensors = [getattr(state.layers[0], "keys", None), state.crosses[0].tensors, memory, capacities]
-        if len(self._bound) == 4 and all(a is b for a, b in zip(tensors[:3], self._bound[:3], strict=True)) and capacities == self._bound[3]:
+            assert isinstance(own, KeyValueState)
+            own.room(like[0], like[1], capacities[layer.track])
+        source = None if memory is None else memory[0]
+        tensors = [getattr(state.layers[0], "keys", None), state.crosses[0].tensors, source, capacities]
+        if (
+            len(self._bound) == 4
+            and all(a is b for a, b in zip(tensors[:3], self._bound[:3], strict=True))
+            and capacities == self._bound[3]
+        ):
             return
         for n, layer in enumerate(self._layers):
             own = state.layers[n]
@@ -253,13 +261,17 @@ class NativeStack(LeanStack):
 
 
 def _ready(own: KeyValueState) -> bool:
-    return own.keys is not None and own.keys.dtype == torch.float32
+    return own.keys is None or own.keys.dtype == torch.float32
 
 
 def _sizes(block: Block) -> tuple[int, ...]:
     """(D, H, G, K, V, F, those of cross-attention, activation, gated) of one block, in the order of `Shape`."""
     mixer, cross, feedforward = block.mixer, block.cross, block.feedforward
-    for part, kinds in ((mixer, (SelfAttention,)), (cross, (CrossAttention,)), (feedforward, (FeedForward, GatedFeedForward))):
+    for part, kinds in (
+        (mixer, (SelfAttention,)),
+        (cross, (CrossAttention,)),
+        (feedforward, (FeedForward, GatedFeedForward)),
+    ):
         if part is not None and type(part) not in kinds:
             raise Unfit
     if not isinstance(mixer, SelfAttention) or not isinstance(feedforward, (FeedForward, GatedFeedForward)):
@@ -271,7 +283,13 @@ def _sizes(block: Block) -> tuple[int, ...]:
     own = (mixer.width, mixer.heads, mixer.key_heads, mixer.head_width, mixer.value_width)
     other = (0, 0, 0, 0) if cross is None else (cross.heads, cross.key_heads, cross.head_width, cross.value_width)
     hidden = feedforward.down.in_features
-    return (*own, hidden, *other, ACTIVATIONS[feedforward.activation_name], int(isinstance(feedforward, GatedFeedForward)))
+    return (
+        *own,
+        hidden,
+        *other,
+        ACTIVATIONS[feedforward.activation_name],
+        int(isinstance(feedforward, GatedFeedForward)),
+    )
 
 
 def _float32(x: Tensor | None) -> Tensor | None:

@@ -1,0 +1,194 @@
+"""The native step: what the modules compute, bit for bit the same in any company, and nothing where it does not fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import weft
+from weft.inference.generate import generate
+from weft.inference.native import NativeStack, library
+from weft.inference.prepared import prepared
+from weft.inference.weights import quantize_model
+from weft.parts.lean import LeanStack
+from weft.parts.packed import product
+from weft.parts.quantized import Int8Linear
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler on this machine")
+
+ATTENTION = {"kind": "attention", "heads": 6, "head_width": 10}
+NORMED = {**ATTENTION, "query_key_norm": {"kind": "rms"}}
+SMALL = {"width": 30, "layers": 3, "vocabulary": 53, "length": 400, "mixer": NORMED}
+VARIANTS = {
+    "plain": {},
+    "grouped": {"mixer": {**NORMED, "key_heads": 2, "value_width": 7}},
+    "window": {"mixer": [{**ATTENTION, "window": 5}, ATTENTION]},
+    "biased": {"mixer": {**ATTENTION, "bias": True}, "feedforward": {"kind": "classic", "bias": True}},
+    "layer-norm": {"norm": {"kind": "layer"}, "positions": {"kind": "learned"}},
+    "post-norm": {"arrangement": "post-norm", "positions": {"kind": "sinusoidal"}},
+    "gated": {"feedforward": {"kind": "gated", "hidden": 37}, "positions": {"kind": "rotary", "fraction": 0.6}},
+    "tanh": {"feedforward": {"kind": "classic", "activation": "gelu-tanh"}, "head": {"kind": "linear", "bias": True}},
+    "relu": {"feedforward": {"kind": "classic", "activation": "relu"}, "mixer": ATTENTION},
+}  # fmt: skip
+
+
+def model_of(name: str = "plain", preset: str = "nano-gpt", **changes):
+    """In float32, every weight drawn."""
+    spec = weft.preset(preset).replace(**{**SMALL, **VARIANTS[name], **changes})
+    model = weft.build(spec, seed=1).eval()
+    random = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=random) * (0.3 if weight.dim() > 1 else 0.1))
+            weight += weight.dim() == 1
+    return model
+
+
+def tokens_of(*shape: int, seed: int = 3) -> torch.Tensor:
+    return torch.randint(0, 53, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()
+def written(model, prompt, pieces, mask=None, **more):
+    """Logits of all pieces after a prompt, through one state."""
+    state = model.make_state(prompt.shape[0])
+    model(prompt, mask=mask, state=state)
+    return torch.cat([model(piece, state=state).logits for piece in pieces], 1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_computes_what_the_modules_compute(name):
+    model = model_of(name)
+    twin = prepared(model)
+    assert isinstance(twin.stack, NativeStack)
+    prompt, text = tokens_of(3, 11), tokens_of(3, 83, seed=4)
+    real = torch.arange(11) < torch.tensor([[11], [4], [7]])
+    pieces = [*text[:, :79].split(1, 1), text[:, 79:]]
+    for mask in (None, real):
+        expected = written(model, prompt, pieces, mask)
+        assert torch.allclose(written(twin, prompt, pieces, mask), expected, atol=2e-4 * float(expected.abs().max()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_a_row_is_bit_for_bit_the_same_in_any_company_and_chunk(weights):
+    model = model_of("grouped")
+    if weights == "int8":
+        quantize_model(model)
+    twin = prepared(model)
+    assert isinstance(twin.stack, NativeStack)
+    start, text = tokens_of(5, 1), tokens_of(5, 12, seed=5)
+    together = written(twin, start, text.split(1, 1))
+    for row in range(5):
+        alone = written(twin, start[row : row + 1], text[row : row + 1].split(5, 1))
+        assert torch.equal(alone[0], together[row])
+
+
+@needs_compiler
+def test_threads_change_no_bit(monkeypatch):
+    monkeypatch.setattr("weft.inference.native.stack.ALONE", 0)
+    twin, text = prepared(model_of()), tokens_of(2, 9)
+    found = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(written(twin, text[:, :1], text.split(1, 1)))
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@needs_compiler
+def test_an_encoder_decoder_looks_at_real_sources_only():
+    changes = {"width": 30, "layers": 2, "vocabulary": 53, "mixer": ATTENTION}
+    model = model_of("plain", "nano-seq2seq", **changes)
+    assert isinstance(prepared(model).decoder, NativeStack)
+    sources = [[3, 41, 5], [7, 8, 9, 10, 11], [1]]
+    call = {"max_tokens": 17, "source": sources}
+    found = generate(model, [[1]] * 3, **call)
+    hooked = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
+    by_modules = generate(model, [[1]] * 3, **call)
+    hooked.remove()
+    for a, b in zip(found, by_modules, strict=True):
+        assert a.tokens == b.tokens
+        assert a.log_probabilities == pytest.approx(b.log_probabilities, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": {"kind": "alibi"}},
+        {"mixer": {**ATTENTION, "score": "bilinear"}},
+        {"mixer": [{"kind": "recurrence", "cell": "gru"}, ATTENTION]},
+        {"feedforward": {"kind": "experts", "experts": 3, "active": 2}},
+    ],
+)
+def test_what_it_does_not_know_stays_with_torch(changes):
+    model = model_of("plain", **changes)
+    twin = prepared(model)
+    assert isinstance(twin.stack, LeanStack) and not isinstance(twin.stack, NativeStack)
+    prompt, pieces = tokens_of(2, 3), tokens_of(2, 7, seed=6).split(1, 1)
+    expected = written(model, prompt, pieces)
+    assert torch.allclose(written(twin, prompt, pieces), expected, atol=1e-3 * float(expected.abs().max()))
+
+
+def test_a_lean_stack_computes_the_same_in_double():
+    for name in VARIANTS:
+        model = model_of(name).double()
+        twin, prompt = prepared(model), tokens_of(3, 5)
+        real = torch.arange(5) < torch.tensor([[5], [2], [3]])
+        pieces = tokens_of(3, 9, seed=8).split(1, 1)
+        assert torch.allclose(written(twin, prompt, pieces, real), written(model, prompt, pieces, real), atol=1e-10)
+
+
+def test_new_weights_are_seen():
+    model = model_of()
+    first = generate(model, [[5, 7]], max_tokens=9)[0].tokens
+    assert prepared(model) is prepared(model)
+    with torch.no_grad():
+        for weight in model.stack.parameters():
+            weight.mul_(-1.7)
+    second = generate(model, [[5, 7]], max_tokens=9)[0].tokens
+    assert second != first
+    fresh = model_of()
+    fresh.load_state_dict(model.state_dict())
+    assert generate(fresh, [[5, 7]], max_tokens=9)[0].tokens == second
+
+
+def test_two_threads_write_by_one_model():
+    model = model_of()
+    prompts = [[n, n + 1] for n in range(12)]
+    alone = [generate(model, [prompt], max_tokens=40)[0].tokens for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda prompt: generate(model, [prompt], max_tokens=40)[0].tokens, prompts))
+    assert together == alone
+
+
+def test_int8_weights_stay_near_and_a_tied_head_gets_its_own():
+    model = model_of("tanh", head={"kind": "tied"})
+    tokens = tokens_of(2, 40)
+    with torch.inference_mode():
+        before = model(tokens).logits.log_softmax(-1)
+        quantize_model(model)
+        after = model(tokens).logits.log_softmax(-1)
+    assert isinstance(model.head.linear, Int8Linear) and model.embedding.weight.dtype == torch.float32
+    assert 0 < (before - after).abs().mean() < 0.02 * before.abs().mean()
+    with pytest.raises(weft.WeftError, match="choose int8"):
+        quantize_model(model, "int3")
+
+
+def test_a_packed_product_is_the_product():
+    weight, bias, x = torch.randn(700, 400), torch.randn(700), torch.randn(3, 400)
+    assert torch.allclose(product(weight, bias)(x), x @ weight.T + bias, atol=1e-3)
+
+
+def test_without_a_compiler_there_is_none(tmp_path):
+    code = "from weft.inference.native import library; print(library())"
+    for setting in ({"WEFT_NATIVE": "0"}, {"PATH": "", "CC": ""}, {"PATH": "", "CC": "/bin/false"}):
+        environment = {"HOME": str(tmp_path), "WEFT_CACHE": str(tmp_path), "PATH": "/usr/bin", **setting}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "None"
