@@ -32,7 +32,7 @@ from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block import Block, PostNorm, PreNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.lean import LeanStack
-from weft.parts.masks import Mask
+from weft.parts.masks import Causal, Mask, Prefix, Window
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.notes import Notes
 from weft.parts.places import Places
@@ -43,6 +43,7 @@ from weft.parts.stack import Stack
 from weft.parts.state import RING_SLACK, KeyValueState, State
 
 FEW = 32  # rows of a product up to which reading weights is most of the work
+KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
 ALONE = 1 << 20  # weights below which one thread is faster than two that wait for each other
 
 
@@ -71,6 +72,11 @@ class NativeStack(LeanStack):
         blocks = list(stack.blocks)
         if not blocks or len({type(block) for block in blocks}) > 1:
             raise Unfit
+        kinds = [{type(term) for term in mask.terms()} for mask in self.masks]
+        if any(kind not in KNOWN for kind in kinds):
+            raise Unfit
+        # Tokens of an image see each other both ways, so several at once are not read one after the other.
+        self._several = {Prefix} not in kinds
         self._tracks = list(dict.fromkeys(self._bands[mask] for mask in self.masks))
         self._shape = self._describe(blocks)
         self._layers = (Layer * len(blocks))(
@@ -130,7 +136,7 @@ class NativeStack(LeanStack):
     def _fits(self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, Places] | None) -> bool:
         return (
             x.shape[0] * x.shape[1] <= FEW
-            and x.shape[1] <= RING_SLACK
+            and x.shape[1] <= (RING_SLACK if self._several else 1)
             and mask is None
             and state is not None
             and state.clock.number is None
