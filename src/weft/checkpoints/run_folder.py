@@ -2,7 +2,7 @@
 
 spec.json            task, data options, model and training in one versioned tree
 model.safetensors    the best weights so far
-tokenizer.json       where the task has one
+tokenizer.json       where the task has one; target_tokenizer.json where what is written has another
 metrics.jsonl        a line a report
 plan.json            the frozen time plan
 training/            the newest state of training: weights, optimiser, place in the data; one file, so one rename
@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
+from weft.data.tokenisers import Tokeniser
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
 
@@ -30,13 +31,17 @@ STATE = "state-{step:08d}.safetensors"
 
 
 class RunSpec(VersionedSpec):
-    """What a run is: its task and the trees that data, model and training are made from."""
+    """What a run is: its task and the trees that data, model and training are made from.
+
+    `base` is the folder of the run that it was trained on from, if it was.
+    """
 
     VERSION: ClassVar[int] = 1
     MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {}
 
     task: str
     sources: tuple[str, ...] = ()
+    base: str | None = None
     seed: int = 0
     data: dict[str, Any] = Field(default_factory=dict)
     facts: dict[str, Any] = Field(default_factory=dict)
@@ -100,9 +105,11 @@ class RunFolder:
             raise DiskError(f"{self.path} has no model.safetensors yet: train on with --resume")
         return read_tensors(self.path / "model.safetensors")
 
-    def write_tokeniser(self, save: Callable[[Path], None]) -> None:
-        """Write tokenizer.json."""
-        write_atomic(self.path / "tokenizer.json", save)
+    def write_tokeniser(self, tokeniser: Tokeniser) -> None:
+        """Write tokenizer.json, and target_tokenizer.json where the language that is written has its own."""
+        write_atomic(self.path / "tokenizer.json", tokeniser.save)
+        if tokeniser.other is not None:
+            write_atomic(self.path / "target_tokenizer.json", tokeniser.target.save)
 
     @property
     def tokeniser(self) -> Path | None:

@@ -16,9 +16,11 @@ from weft.tasks.run import Run, load
 MOST = 8
 
 
-def run_eval(run: Path, data: Sequence[str], device: str | None, quantize: str | None, as_json: bool) -> None:
-    """The task's metrics on held-out data."""
-    found = load(run, device, quantize).evaluate(list(data))  # type: ignore[arg-type]
+def run_eval(
+    run: Path, data: Sequence[str], shots: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
+) -> None:
+    """The task's metrics on held-out data; with `shots` the labels that a language model gives."""
+    found = load(run, device, quantize).evaluate(list(data), **shots)  # type: ignore[arg-type]
     if as_json:
         print_json(found)
         return
@@ -46,6 +48,14 @@ def run_predict(
     out = console()
     for answer in answers:
         _print(out, answer, "chat" if wanted.get("chat") else opened.task.name, len(answers) > 1)
+    if any(answer.more.get("slid") for answer in answers):
+        _note(opened)
+
+
+def _note(run: Run) -> None:
+    length = getattr(run.module.spec, "length", None)
+    words = f"longer than the {length} tokens it was trained for: the older half was forgotten on the way"
+    sys.stderr.write(f"note: {words} (--overflow refuse stops instead)\n")
 
 
 def _flows(task: str, given: list[str], how: dict[str, Any]) -> bool:
@@ -55,11 +65,16 @@ def _flows(task: str, given: list[str], how: dict[str, Any]) -> bool:
 
 
 def _stream(run: Run, given: str, how: dict[str, Any]) -> None:
-    sys.stdout.write("" if how.get("chat") else given)
+    text = given
+    sys.stdout.write(given)
     for piece in run.stream(given, **how):
+        text += piece
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+    written = [] if run.tokeniser is None else run.tokeniser.encode(text)
+    if how.get("overflow") == "slide" and len(written) > getattr(run.module.spec, "length", len(written)):
+        _note(run)
 
 
 def _lines() -> list[str]:

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,40 @@ IDX_LABELS, IDX_GREY, IDX_COLOUR = 0x801, 0x803, 0x804  # unsigned bytes with 1,
 
 
 @dataclass(frozen=True)
+class Fitting:
+    """How a picture becomes a square of `side`: scaled to `scaled` (height and width, or its shorter edge), then cut.
+
+    Without one it is scaled to cover the square and its centre is cut; models from elsewhere may want another way.
+    """
+
+    side: int
+    scaled: tuple[int, ...]
+    filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+
+    def fit(self, picture: Image.Image) -> Image.Image:
+        """The square; what is smaller is filled up with black."""
+        if len(self.scaled) == 2:
+            height, width = self.scaled
+        else:
+            shorter = min(picture.size)
+            width, height = (int(self.scaled[0] * edge / shorter) for edge in picture.size)
+        if (width, height) != picture.size:
+            picture = picture.resize((width, height), Image.Resampling[self.filter.upper()])
+        left, top = (width - self.side) // 2, (height - self.side) // 2
+        return picture.crop((left, top, left + self.side, top + self.side))
+
+
+Size = int | tuple[int, int] | Fitting
+
+
+@dataclass(frozen=True)
 class PixelFiles:
     """Pixels that stay in their files: `files[indices]` decodes just those, as [n, H, W, C]."""
 
     paths: tuple[Path, ...]
     size: tuple[int, int]
     channels: int
+    fitting: Fitting | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -49,7 +77,7 @@ class PixelFiles:
         numbers = range(len(self))[indices] if isinstance(indices, slice) else indices
         pixels = np.empty((len(numbers), *self.size, self.channels), dtype=np.uint8)
         for row, number in enumerate(numbers):
-            pixels[row] = read_image(self.paths[int(number)], self.size, self.channels)
+            pixels[row] = read_image(self.paths[int(number)], self.fitting or self.size, self.channels)
         return pixels
 
 
@@ -63,11 +91,11 @@ class Images:
     channels: int
 
 
-def read_images(paths: Sequence[str | Path], size: int | None = None, learn: bool = True) -> Images:
+def read_images(paths: Sequence[str | Path], size: int | Fitting | None = None, learn: bool = True) -> Images:
     """Images of a folder per class, an .npz, a tar of a folder per class, or an IDX pair in either order.
 
-    `size` scales each to cover a square of that side and cuts its centre. `learn=False`, for data to evaluate on,
-    allows a class with one example.
+    `size` scales each to cover a square of that side and cuts its centre, or says otherwise. `learn=False`, for data
+    to evaluate on, allows a class with one example.
     """
     given = [Path(path) for path in paths]
     if given and all(path.is_dir() for path in given):
@@ -84,16 +112,16 @@ def read_images(paths: Sequence[str | Path], size: int | None = None, learn: boo
     if len(shapes) > 1:
         raise DataError(f"images of {_sizes(shapes)} in {len(given)} files: give files of one size and colour")
     pixels = read[0][0] if len(read) == 1 else np.concatenate([pixels for pixels, _ in read])
-    if size is not None and pixels.shape[1:3] != (size, size):
+    if isinstance(size, Fitting) or (size is not None and pixels.shape[1:3] != (size, size)):
         pixels = np.stack([_resized(picture, size) for picture in pixels])
     labels, classes = number_labels(names, learn)
     return Images(pixels, labels, classes, pixels.shape[3])
 
 
-def read_image(path: str | Path, size: int | tuple[int, int] | None = None, channels: int = 3) -> Pixels:
+def read_image(path: str | Path, size: Size | None = None, channels: int = 3) -> Pixels:
     """One image [H, W, C] as a viewer shows it: turned upright, on white where transparent, the first frame of many.
 
-    `size` (a side, or height and width) scales it to cover that size and cuts its centre.
+    `size` (a side, or height and width) scales it to cover that size and cuts its centre, or says otherwise.
     """
     path = Path(path)
     if not path.exists():
@@ -102,7 +130,7 @@ def read_image(path: str | Path, size: int | tuple[int, int] | None = None, chan
         return _decode(file, str(path), size, channels)
 
 
-def _decode(file: BinaryIO, name: str, size: int | tuple[int, int] | None, channels: int | None) -> Pixels:
+def _decode(file: BinaryIO, name: str, size: Size | None, channels: int | None) -> Pixels:
     """Pixels [H, W, C]; without `channels`, as many as the image has."""
     try:
         with Image.open(file) as picture:
@@ -118,17 +146,22 @@ def _decode(file: BinaryIO, name: str, size: int | tuple[int, int] | None, chann
     except Exception as error:  # Pillow's decoders fail in many ways: OSError, SyntaxError, ValueError, struct.error
         reason = str(error).split(" <")[0] if "cannot identify" in str(error) else str(error)
         raise DataError(f"{name} is no image that can be read ({reason}): repair or remove it") from None
-    if size is not None:
-        height, width = (size, size) if isinstance(size, int) else size
-        if plain.size != (width, height):
-            plain = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR)
-    return np.asarray(plain, dtype=np.uint8).reshape(plain.height, plain.width, channels)
+    fitted = _fitted(plain, size)
+    return np.asarray(fitted, dtype=np.uint8).reshape(fitted.height, fitted.width, channels)
 
 
-def _resized(pixels: Pixels, size: int) -> Pixels:
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    fitted = ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR)
-    return np.asarray(fitted, dtype=np.uint8).reshape(size, size, pixels.shape[2])
+def _fitted(picture: Image.Image, size: Size | None) -> Image.Image:
+    if isinstance(size, Fitting):
+        return size.fit(picture)
+    height, width = (size, size) if isinstance(size, int) else size or (picture.height, picture.width)
+    if picture.size == (width, height):
+        return picture
+    return ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
+
+
+def _resized(pixels: Pixels, size: int | Fitting) -> Pixels:
+    picture = _fitted(Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels), size)
+    return np.asarray(picture, dtype=np.uint8).reshape(picture.height, picture.width, pixels.shape[2])
 
 
 def _sizes(shapes: set[tuple[int, ...]]) -> str:
@@ -144,7 +177,7 @@ def _expect_one_size(sizes: Sequence[tuple[int, int]], names: Sequence[str]) -> 
     return sizes[0]
 
 
-def _from_folders(folders: Sequence[Path], size: int | None, learn: bool) -> Images:
+def _from_folders(folders: Sequence[Path], size: int | Fitting | None, learn: bool) -> Images:
     """The folder that a file lies in names its class."""
     idx = next((path for folder in folders for path in sorted(folder.glob("*idx?-ubyte*"))), None)
     if idx is not None:
@@ -155,9 +188,11 @@ def _from_folders(folders: Sequence[Path], size: int | None, learn: bool) -> Ima
     labels, classes = number_labels([path.parent.name for path in files], learn)
     looks = [_glance(path) for path in files]
     channels = 3 if any(colour for _, colour in looks) else 1
-    square = None if size is None else (size, size)
+    fitting = size if isinstance(size, Fitting) else None
+    side = size.side if isinstance(size, Fitting) else size
+    square = None if side is None else (side, side)
     shape = square or _expect_one_size([look for look, _ in looks], [str(path) for path in files])
-    pixels = PixelFiles(tuple(files), shape, channels)
+    pixels = PixelFiles(tuple(files), shape, channels, fitting)
     return Images(pixels if math.prod(pixels.shape) > IN_MEMORY else pixels[:], labels, classes, channels)
 
 
@@ -183,7 +218,7 @@ def _is_grey(picture: Image.Image) -> bool:
     return picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
 
 
-def _from_tar(path: Path, size: int | None) -> tuple[Pixels, list[str]]:
+def _from_tar(path: Path, size: int | Fitting | None) -> tuple[Pixels, list[str]]:
     """The folder that a member lies in names its class."""
     names: list[str] = []
     pictures: list[Pixels] = []

@@ -1,7 +1,7 @@
 """SentencePiece models (.model), read without the library: pieces, scores and kinds out of the protobuf.
 
 Only what is needed: ModelProto.pieces (field 1: piece 1, score 2, type 3), trainer_spec.model_type (field 2, 3) and
-normalizer_spec (field 3: add_dummy_prefix 3, remove_extra_whitespaces 4).
+normalizer_spec (field 3: precompiled_charsmap 2, add_dummy_prefix 3, remove_extra_whitespaces 4).
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 @dataclass
 class SentencePiece:
-    """Pieces with their scores and kinds, in the order of their ids."""
+    """Pieces with their scores and kinds, in the order of their ids; `forms` brings characters to one form."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)
     model_type: int = UNIGRAM
     dummy_prefix: bool = True
     squeeze_spaces: bool = True
+    forms: bytes = b""
 
 
 def read_sentencepiece(path: Path) -> SentencePiece:
@@ -57,6 +58,7 @@ def _parse(data: bytes) -> SentencePiece:
             model.model_type = next((int(v) for n, v in _fields(_as_bytes(value)) if n == 3), UNIGRAM)
         elif number == 3:
             spec = dict(_fields(_as_bytes(value)))
+            model.forms = _as_bytes(spec.get(2, b""))
             model.dummy_prefix = bool(spec.get(3, 1))
             model.squeeze_spaces = bool(spec.get(4, 1))
     return model

@@ -6,16 +6,16 @@ start, stop, unknown; more can be given (`<User:>`, `<Assistant:>`) and are neve
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from weft.data.sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, USER, read_sentencepiece
+from weft.data.sentencepiece import read_sentencepiece
+from weft.data.vocabulary_files import byte_level, from_marian, from_merges, from_sentencepiece, from_wordpiece
 from weft.foundation.errors import WeftError
 
 Kind = Literal["characters", "bytes", "words", "bpe"]
@@ -29,13 +29,22 @@ ROLES: dict[str, tuple[str, ...]] = {
     "stop": (STOP, "</s>", "[SEP]", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
     "unknown": (UNKNOWN_TOKEN, "<unk>", "[UNK]", "<|endoftext|>"),
 }
+FILES = (
+    *("tokenizer.json", "source.spm", "encoder.json", "vocab.json", "vocab.txt"),
+    *("tokenizer.model", "spiece.model"),
+)
+SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
 class Tokeniser:
-    """Text to ids and back. `encode` adds no special tokens; `start`, `stop`, `pad` say which ids they have."""
+    """Text to ids and back. `encode` adds no special tokens; `start`, `stop`, `pad` say which ids they have.
+
+    `other` is the engine of the language that is written, where it is not the one that is read (Marian).
+    """
 
     engine: Engine
+    other: Engine | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -52,7 +61,12 @@ class Tokeniser:
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
         """The text of ids; special tokens are left out unless asked for."""
-        return str(self.engine.decode(list(ids), skip_special_tokens=not keep_special))
+        return str((self.other or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
+
+    @property
+    def target(self) -> Tokeniser:
+        """The tokeniser of the language that is written."""
+        return self if self.other is None else Tokeniser(self.other)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each token's own text, for pictures."""
@@ -83,7 +97,7 @@ class Tokeniser:
         return self.role("stop")
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json."""
+        """Write tokenizer.json, of the language that is read."""
         path.write_text(self.engine.to_str(), encoding="utf-8")
 
 
@@ -124,12 +138,6 @@ def _word_like(kind: Kind, vocabulary: int, names: list[str], least: int) -> tup
     return engine, trainer
 
 
-def _byte_level(engine: Engine) -> Engine:
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine.decoder = decoders.ByteLevel()
-    return engine
-
-
 def _bpe(vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.BpeTrainer]:
     trainer = trainers.BpeTrainer(
         vocab_size=max(vocabulary, 256 + len(names)),
@@ -138,28 +146,25 @@ def _bpe(vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainer
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    return _byte_level(Engine(models.BPE())), trainer
+    return byte_level(Engine(models.BPE())), trainer
 
 
 def _bytes(names: list[str]) -> Tokeniser:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*names, *alphabet])}
-    engine = _byte_level(Engine(models.BPE(vocab=vocabulary, merges=[])))
+    engine = byte_level(Engine(models.BPE(vocab=vocabulary, merges=[])))
     engine.add_special_tokens(names)
     return Tokeniser(engine)
 
 
 def load_tokeniser(path: str | Path) -> Tokeniser:
-    """From a file or folder: tokenizer.json, vocab.json and merges.txt (GPT-2), vocab.txt (BERT), tokenizer.model."""
+    """From a file or folder: tokenizer.json, vocab.json and merges.txt (GPT-2), vocab.txt (BERT), tokenizer.model
+    (Llama), spiece.model (T5), source.spm and target.spm with vocab.json (Marian)."""
     path = Path(path)
     if not path.exists():
         raise WeftError(f"there is no tokeniser at {path}: give a tokenizer.json, vocab.txt or tokenizer.model")
     folder = path if path.is_dir() else path.parent
-    for name in (
-        (path.name,)
-        if path.is_file()
-        else ("tokenizer.json", "encoder.json", "vocab.json", "vocab.txt", "tokenizer.model")
-    ):
+    for name in (path.name,) if path.is_file() else FILES:
         file = folder / name
         if file.exists():
             return _load_file(file)
@@ -170,17 +175,17 @@ def load_tokeniser(path: str | Path) -> Tokeniser:
 
 def _load_file(file: Path) -> Tokeniser:
     try:
+        if file.name == "source.spm":
+            sides = [from_marian(file.with_name(f"{side}.spm"), file.with_name("vocab.json")) for side in SIDES]
+            return Tokeniser(*sides)
         if file.suffix == ".model":
-            return Tokeniser(_from_sentencepiece(file))
+            return Tokeniser(from_sentencepiece(read_sentencepiece(file)))
         if file.suffix == ".txt" and file.name.startswith("vocab"):
-            return Tokeniser(_from_wordpiece(file))
+            return Tokeniser(from_wordpiece(file))
         if file.name in ("encoder.json", "vocab.json"):
-            return Tokeniser(_from_merges(file))
-        engine = Engine.from_file(str(file))
-        # Some files carry the settings of one use: padding and cutting are the batch's business here.
-        engine.no_padding()
-        engine.no_truncation()
-        return Tokeniser(engine)
+            return Tokeniser(from_merges(file))
+        other = file.with_name(f"target_{file.name}")
+        return Tokeniser(_read_engine(file), _read_engine(other) if other.is_file() else None)
     except WeftError:
         raise
     except Exception as error:
@@ -189,60 +194,9 @@ def _load_file(file: Path) -> Tokeniser:
         ) from None
 
 
-def _from_merges(file: Path) -> Engine:
-    merges = next((file.with_name(n) for n in ("vocab.bpe", "merges.txt") if file.with_name(n).exists()), None)
-    if merges is None:
-        raise WeftError(f"{file.name} needs its merges beside it: merges.txt or vocab.bpe")
-    vocabulary = json.loads(file.read_text(encoding="utf-8"))
-    lines = merges.read_text(encoding="utf-8").split("\n")
-    pairs = [(a, b) for line in lines if line and not line.startswith("#version") for a, b in [line.split(" ")]]
-    engine = _byte_level(Engine(models.BPE(vocab=vocabulary, merges=pairs)))
-    engine.add_special_tokens([name for name in ("<|endoftext|>",) if name in vocabulary])
-    return engine
-
-
-def _from_wordpiece(file: Path) -> Engine:
-    tokens = file.read_text(encoding="utf-8").splitlines()
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    lower = not any(token != token.lower() for token in tokens if not token.startswith("["))
-    engine = Engine(models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
-    engine.normalizer = normalizers.BertNormalizer(lowercase=lower)
-    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    engine.decoder = decoders.WordPiece()
-    engine.add_special_tokens(
-        [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
-    )
-    if "[CLS]" in vocabulary and "[SEP]" in vocabulary:
-        engine.post_processor = processors.BertProcessing(
-            ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
-        )
-    return engine
-
-
-def _from_sentencepiece(file: Path) -> Engine:
-    """Llama's: a SentencePiece BPE. A piece's merges are its splits into two known pieces, ranked by its score."""
-    model = read_sentencepiece(file)
-    if model.model_type != BPE:
-        pieces = [(piece, score) for piece, score, _ in model.pieces]
-        unknown = next((i for i, (_, _, kind) in enumerate(model.pieces) if kind == UNKNOWN), None)
-        engine = Engine(models.Unigram(pieces, unknown, byte_fallback=True))
-    else:
-        vocabulary = {piece: index for index, (piece, _, _) in enumerate(model.pieces)}
-        ranked = sorted(
-            (-score, vocabulary[piece[:cut]], vocabulary[piece[cut:]], piece, cut)
-            for piece, score, kind in model.pieces
-            if kind in (NORMAL, USER)
-            for cut in range(1, len(piece))
-            if piece[:cut] in vocabulary and piece[cut:] in vocabulary
-        )
-        merges = [(piece[:cut], piece[cut:]) for _, _, _, piece, cut in ranked]
-        unknown_token = next((piece for piece, _, kind in model.pieces if kind == UNKNOWN), None)
-        engine = Engine(
-            models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True)
-        )
-    steps: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if model.dummy_prefix else []
-    engine.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    engine.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if model.dummy_prefix else [])])
-    engine.add_special_tokens([piece for piece, _, kind in model.pieces if kind in (CONTROL, UNKNOWN)])
+def _read_engine(file: Path) -> Engine:
+    engine = Engine.from_file(str(file))
+    # Some files carry the settings of one use: padding and cutting are the batch's business here.
+    engine.no_padding()
+    engine.no_truncation()
     return engine

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from weft.figures.canvas import GREY, canvas_style, legible
+from weft.figures.panel import spell
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LONGEST_TOKEN = 18
 CELL, SMALLEST_CELL = 0.30, 0.145  # inches
 LARGEST = 9.0
 
@@ -40,7 +40,7 @@ def alignment_figure(
         )
     cell = max(SMALLEST_CELL, min(CELL, LARGEST / max(values.shape)))
     letters = min(10.0, 72 * cell * 0.7)
-    rows, columns = ([_label(token) for token in tokens] for tokens in (target, source))
+    rows, columns = ([spell(token) for token in tokens] for tokens in (target, source))
     width, height = cell * len(source), cell * len(target)
     with canvas_style():
         figure = Figure(figsize=(width, height))
@@ -63,11 +63,3 @@ def alignment_figure(
         bar.tick_params(labelsize=8, colors=GREY)
         bar.spines[:].set_visible(False)
     return figure
-
-
-def _label(token: str) -> str:
-    """The token with its outer blanks shown, so that " the" and "the" differ."""
-    inner = token.strip(" ")
-    left = len(token) - len(token.lstrip(" "))
-    shown = "␣" * left + inner + "␣" * (len(token) - left - len(inner)) if inner else "␣" * len(token) or "∅"
-    return legible(shown, LONGEST_TOKEN)

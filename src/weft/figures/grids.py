@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from weft.foundation.errors import WeftError
+from weft.figures.canvas import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-FORMATS = (".png", ".svg", ".pdf")
 
 
 def text_grid(rows: Sequence[Sequence[bool]], labels: Sequence[str] | None = None) -> str:
@@ -31,18 +29,7 @@ def draw_grid(
     column_labels: Sequence[str] | None = None,
 ) -> Path:
     """A heat map with queries down and keys across, written as .png, .svg or .pdf."""
-    path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise WeftError(f"cannot draw {path.name!r}: end the name in one of {', '.join(FORMATS)}")
-    figure = grid_figure(rows, title, row_labels, column_labels)
-    metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    try:
-        figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
-    except OSError as error:
-        raise WeftError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written"
-        ) from None
-    return path
+    return save_figure(grid_figure(rows, title, row_labels, column_labels), path)
 
 
 def grid_figure(

@@ -23,7 +23,8 @@ from weft.parts.state import State
 class EncoderDecoderSpec(BodySpec):
     """`layers` encoder blocks, `decoder_layers` decoder blocks (as many if not given).
 
-    Without `target_vocabulary` source and target share one vocabulary and one embedding.
+    Without `target_vocabulary` source and target share one vocabulary and one embedding. `input_norm` puts a norm
+    before the first block of each (BART).
     """
 
     CAUSAL: ClassVar[bool] = False
@@ -34,6 +35,7 @@ class EncoderDecoderSpec(BodySpec):
     length: PositiveInt = 256
     decoder_layers: NonNegativeInt | None = None
     embedding_scale: float = 1.0
+    input_norm: bool = False
     head: HeadSpec = TiedHeadSpec()
 
     @model_validator(mode="after")
@@ -55,12 +57,18 @@ class EncoderDecoderSpec(BodySpec):
         return EncoderDecoder(
             self,
             embedding,
-            SequenceInput(self.positions.build_input(self.length, self.width), dropout=self.dropout),
+            self._build_input(),
             self.build_stack(seen_by(causal=False), causal=False),
             target_embedding,
-            SequenceInput(self.positions.build_input(self.length, self.width), dropout=self.dropout),
+            self._build_input(),
             self.build_stack(seen_by(causal=True), decoder_layers, cross=True, causal=True),
             self.head.build(self.width, targets),
+        )
+
+    def _build_input(self) -> SequenceInput:
+        position = self.positions.build_input(self.length, self.width)
+        return SequenceInput(
+            position, norm=self.norm.build(self.width) if self.input_norm else None, dropout=self.dropout
         )
 
     def declares(self) -> Declaration:

@@ -198,7 +198,7 @@ def _blank(spec: AnySpec) -> nn.Module:
 
 
 def _image_tokens(spec: VisionSpec) -> int:
-    return spec.side**2 + (1 if spec.pool == "first" else 0)
+    return spec.side**2 + spec.extra
 
 
 def _notes(spec: AnySpec, length: int) -> tuple[str, ...]:
@@ -239,7 +239,7 @@ def _encoder(model: Encoder, length: int) -> _Plan:
 
 @_plan.register
 def _vision(model: VisionTransformer, length: int) -> _Plan:
-    patches = View.full(length - (0 if model.class_token is None else 1))
+    patches = View.full(length - model.spec.extra)
     return _around(model.stack, model.patches, model.head, patches, View.full(length), cached=False)
 
 

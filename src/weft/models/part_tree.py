@@ -17,6 +17,7 @@ ROLES: dict[str, str] = {
     "patches": "embedding",
     "segments": "embedding",
     "class_token": "embedding",
+    "registers": "embedding",
     "position": "positions",
     "grid": "positions",
     "mixer": "mixer",

@@ -9,7 +9,7 @@ from torch import nn
 
 from weft.foundation.spec import Spec
 from weft.parts.grids import Grid, GridAxes, GridSinusoids, GridTable
-from weft.parts.positions import Join, LearnedPositions, SinusoidalPositions
+from weft.parts.positions import Join, Layout, LearnedPositions, SinusoidalPositions
 from weft.parts.relative import (
     NTK,
     Alibi,
@@ -76,11 +76,12 @@ class LearnedSpec(_PositionSpec):
 
 
 class SinusoidalSpec(_PositionSpec):
-    """Sinusoids, added, or concatenated in `width` coordinates of their own."""
+    """Sinusoids, added, or concatenated in `width` coordinates of their own; `layout` orders sines and cosines."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     join: Join = "add"
     width: PositiveInt | None = None
+    layout: Layout = "interleaved"
 
     def nature(self) -> Nature:
         """Absolute."""
@@ -92,7 +93,7 @@ class SinusoidalSpec(_PositionSpec):
 
     def build_input(self, length: int, width: int) -> nn.Module:
         """The formula."""
-        return SinusoidalPositions(self.own_width() or width, self.join)
+        return SinusoidalPositions(self.own_width() or width, self.join, self.layout)
 
 
 class RelativeVectorsSpec(_PositionSpec):

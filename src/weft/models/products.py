@@ -19,7 +19,7 @@ from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbeddin
 from weft.parts.experts import Experts
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.linear_attention import LinearAttention
-from weft.parts.outputs import ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
+from weft.parts.outputs import DistilledHead, ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition, RelativeVectors
 from weft.parts.scores import Additive, Bilinear, Concatenated, Score
@@ -243,6 +243,11 @@ def _language(part: LanguageHead | TiedHead, view: View) -> Products:
 def _pooled(part: PooledHead, view: View) -> Products:
     hidden = () if part.hidden is None else (_linear("hidden", "x W_P", part.hidden, 1),)
     return hidden if part.linear is None else (*hidden, _linear("classes", "x W_C", part.linear, 1))
+
+
+@products.register
+def _distilled(part: DistilledHead, view: View) -> Products:
+    return (_linear("classes", "x W_C", part.linear, 1), _linear("distilled", "x W_C", part.distilled, 1))
 
 
 @products.register

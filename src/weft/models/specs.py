@@ -299,10 +299,11 @@ class TiedHeadSpec(Spec):
 
     kind: Literal["tied"] = "tied"
     scale: float = 1.0
+    bias: bool = False
 
     def build(self, width: int, vocabulary: int) -> TiedHead:
         """The embedding, transposed."""
-        return TiedHead(width, vocabulary, self.scale)
+        return TiedHead(width, vocabulary, self.scale, self.bias)
 
 
 HeadSpec = Annotated[LinearHeadSpec | TiedHeadSpec, Field(discriminator="kind")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
@@ -15,10 +15,10 @@ from weft.models.output import Declaration, Output
 from weft.models.positions import GridSpec, GridTableSpec, NoPositionsSpec, PositionSpec
 from weft.models.specs import ActivationName
 from weft.models.stacks import BodySpec, as_mask, seen_by
-from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding
+from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding, Registers
 from weft.parts.masks import Mask
 from weft.parts.notes import Notes
-from weft.parts.outputs import PooledHead
+from weft.parts.outputs import DistilledHead, PooledHead
 from weft.parts.places import Places
 from weft.parts.stack import Stack
 from weft.parts.state import State
@@ -42,7 +42,8 @@ def build_patches(patch: int, channels: int, width: int, stem: tuple[int, ...]) 
 class VisionSpec(BodySpec):
     """Images of `image` x `image` pixels in patches of `patch`; `grid` says how patches know where they are.
 
-    `pool` first is the class token's answer, mean the average pool (then there is no class token).
+    `pool` first is the class token's answer, mean the average pool (then there is no class token), distilled the mean
+    of two answers, the class token's and that of the first of the `registers` after it (DeiT).
     """
 
     SKIPS: ClassVar[tuple[str, ...]] = ()
@@ -54,7 +55,8 @@ class VisionSpec(BodySpec):
     stem: tuple[PositiveInt, ...] = ()
     positions: PositionSpec = NoPositionsSpec()
     grid: GridSpec = GridTableSpec()
-    pool: Literal["first", "mean"] = "first"
+    pool: Literal["first", "mean", "distilled"] = "first"
+    registers: NonNegativeInt = 0
     classes: PositiveInt | None = None
     head_hidden: PositiveInt | None = None
     head_activation: ActivationName | Literal["tanh"] = "tanh"
@@ -62,7 +64,11 @@ class VisionSpec(BodySpec):
     @model_validator(mode="after")
     def _images_fit(self) -> Self:
         patch_side(self.image, self.stem, self.patch)
-        if self.pool == "first" and any(mixer.kind == "grid-convolution" for mixer in self.mixer):
+        if self.pool == "mean" and self.registers:
+            raise ValueError(f"{self.registers} registers stand after a class token, but pool mean has none: use first")
+        if self.pool == "distilled" and (not self.registers or self.classes is None or self.head_hidden):
+            raise ValueError("pool distilled needs registers (1 or more), classes, and no head_hidden")
+        if self.pool != "mean" and any(mixer.kind == "grid-convolution" for mixer in self.mixer):
             raise ValueError("mixer grid-convolution has no place for a class token: set pool to mean")
         if self.positions.nature() == "absolute":
             raise ValueError("positions of a vision model are set by grid: leave positions out")
@@ -73,17 +79,28 @@ class VisionSpec(BodySpec):
         """Patches along one side of the image."""
         return patch_side(self.image, self.stem, self.patch)
 
+    @property
+    def extra(self) -> int:
+        """Tokens before the patches: the class token and the registers."""
+        return 0 if self.pool == "mean" else 1 + self.registers
+
     def build(self) -> VisionTransformer:
         """The model, with torch's own random weights; `weft.build` initialises it."""
-        extra = 1 if self.pool == "first" else 0
         return VisionTransformer(
             self,
             build_patches(self.patch, self.channels, self.width, self.stem),
-            ClassToken(self.width) if extra else None,
-            self.grid.build((self.side, self.side), self.width, extra),
+            ClassToken(self.width) if self.extra else None,
+            Registers(self.registers, self.width) if self.registers else None,
+            self.grid.build((self.side, self.side), self.width, self.extra),
             self.build_stack(seen_by(causal=False)),
-            PooledHead(self.width, self.classes, self.pool, self.head_hidden, self.head_activation),
+            self._build_head(),
         )
+
+    def _build_head(self) -> PooledHead | DistilledHead:
+        if self.pool == "distilled":
+            assert self.classes is not None
+            return DistilledHead(self.width, self.classes)
+        return PooledHead(self.width, self.classes, self.pool, self.head_hidden, self.head_activation)
 
     def declares(self) -> Declaration:
         """Not causal, no cache; order counts where the grid has positions."""
@@ -100,13 +117,14 @@ class VisionTransformer(nn.Module):
         spec: VisionSpec,
         patches: PatchEmbedding,
         class_token: ClassToken | None,
+        registers: Registers | None,
         grid: nn.Module | None,
         stack: Stack,
-        head: PooledHead,
+        head: PooledHead | DistilledHead,
     ) -> None:
         super().__init__()
-        self.spec, self.patches, self.class_token, self.grid = spec, patches, class_token, grid
-        self.stack, self.head = stack, head
+        self.spec, self.patches, self.class_token, self.registers = spec, patches, class_token, registers
+        self.grid, self.stack, self.head = grid, stack, head
 
     def forward(
         self,
@@ -115,7 +133,7 @@ class VisionTransformer(nn.Module):
         mask: Mask | Tensor | None = None,
         state: State | None = None,
     ) -> Output:
-        """[B, channels, height, width] -> hidden [B, (1 +) h w, D], logits [B, classes]; new sizes resize the grid."""
+        """[B, C, height, width] -> hidden [B, extra + h w, D], logits [B, classes]; other sizes resize the grid."""
         if positions is not None or state is not None:
             raise WeftError("a vision model has its image's grid for positions and keeps no state: leave both out")
         mask = as_mask(mask)
@@ -123,9 +141,11 @@ class VisionTransformer(nn.Module):
             raise WeftError("an image has no padding and no documents: leave them out of the mask")
         x, grid = self.patches(images)
         cells = Places.run(0, x.shape[1], x.device, grid)
-        places = cells if self.class_token is None else cells.after(1)
+        places = cells if self.class_token is None else cells.after(self.spec.extra)
         if self.class_token is not None:
             x = self.class_token(x)
+        if self.registers is not None:
+            x = self.registers(x)
         if self.grid is not None:
             x = self.grid(x, grid)
         notes = Notes()

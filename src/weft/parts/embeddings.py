@@ -126,6 +126,21 @@ class ClassToken(nn.Module):
         return torch.cat((self.vector.to(x.dtype).expand(x.shape[0], 1, -1), x), dim=1)
 
 
+class Registers(nn.Module):
+    """Learned vectors R [n, D] put after the class token: room for what belongs to no patch (Darcet et al. 2024).
+
+    The distillation token of DeiT (Touvron et al. 2021) is one.
+    """
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.table = drawn(count, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 1 + T, D] -> [B, 1 + n + T, D]."""
+        return torch.cat((x[:, :1], self.table.to(x.dtype).expand(x.shape[0], -1, -1), x[:, 1:]), dim=1)
+
+
 class SegmentEmbedding(nn.Module):
     """Which of a few parts of the input a token belongs to (sentence A or B in BERT); part 0 if not told."""
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.parts.attention import ResidualLinear
-from weft.parts.embeddings import ClassToken, SegmentEmbedding, TokenEmbedding
+from weft.parts.embeddings import ClassToken, Registers, SegmentEmbedding, TokenEmbedding
 from weft.parts.experts import Experts
 from weft.parts.grids import GridAxes, GridTable
 from weft.parts.norms import NoNorm, Norm
@@ -161,7 +161,8 @@ def _uniform(weight: Tensor, bound: float, random: torch.Generator) -> None:
 
 
 _TABLES = (
-    TokenEmbedding, LearnedPositions, GridTable, GridAxes, ClassToken, SegmentEmbedding, BucketedBias, RelativeVectors,
+    TokenEmbedding, LearnedPositions, GridTable, GridAxes, ClassToken, Registers, SegmentEmbedding, BucketedBias,
+    RelativeVectors,
 )  # fmt: skip
 _RULES: tuple[tuple[type | tuple[type, ...], Callable[..., None]], ...] = (
     (nn.Linear, _linear),

@@ -55,7 +55,7 @@ def explicit(
 ) -> tuple[Tensor, Tensor]:
     """(Y, A): Y = A V with A = softmax(e(Q, K) + M), both kept; q [B, H, T, K], k [B, G, S, K], v [B, G, S, V]."""
     weights = attention_weights(query, key, sight, score)
-    kept = F.dropout(weights, dropout).to(value.dtype)
+    kept = (F.dropout(weights, dropout) if dropout else weights).to(value.dtype)
     return kept @ repeat_heads(value, query.shape[1]), weights
 
 

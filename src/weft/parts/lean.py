@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block import Block, PostNorm, PreNorm, Source
 from weft.parts.feedforward import FeedForward, GatedFeedForward
-from weft.parts.norms import LayerNorm, Norm, RMSNorm, unit_rows, unit_terms
 from weft.parts.masks import Mask
+from weft.parts.norms import LayerNorm, Norm, RMSNorm, unit_rows, unit_terms
 from weft.parts.notes import Notes
 from weft.parts.packed import Product, product_of
 from weft.parts.places import Places

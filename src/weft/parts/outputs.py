@@ -33,6 +33,11 @@ class LanguageHead(nn.Module):
             return self.linear.dequantized()
         return self.linear.weight
 
+    @property
+    def bias(self) -> Tensor | None:
+        """b [C], for a loss in chunks."""
+        return self.linear.bias
+
     def forward(self, hidden: Tensor, embedding: TokenEmbedding | None = None) -> Tensor:
         """[..., D] -> [..., C]; the embedding is not needed."""
         return self.linear(hidden)
@@ -41,12 +46,14 @@ class LanguageHead(nn.Module):
 class TiedHead(nn.Module):
     """Logits by the embedding's own matrix, transposed (Press and Wolf 2017); `scale` multiplies (T5: D^-1/2).
 
-    It is given the embedding with each call and holds none, so the shared weight stands once in the state dict.
+    It is given the embedding with each call and holds none, so the shared weight stands once in the state dict; its
+    own is the bias b [C] alone, where there is one (Marian).
     """
 
-    def __init__(self, width: int, vocabulary: int, scale: float = 1.0) -> None:
+    def __init__(self, width: int, vocabulary: int, scale: float = 1.0, bias: bool = False) -> None:
         super().__init__()
         self.width, self.vocabulary, self.scale = width, vocabulary, scale
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
 
     def weight(self, embedding: TokenEmbedding) -> Tensor:
         """W [C, D], for a loss in chunks."""
@@ -55,7 +62,20 @@ class TiedHead(nn.Module):
     def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """[..., D] -> [..., C]."""
         hidden = hidden if self.scale == 1.0 else hidden * self.scale
-        return F.linear(hidden, embedding.weight)
+        return F.linear(hidden, embedding.weight, self.bias)
+
+
+class MutedHead(nn.Module):
+    """Another head's logits, with -inf for `tokens` that are never to be written."""
+
+    def __init__(self, head: LanguageHead | TiedHead, tokens: tuple[int, ...]) -> None:
+        super().__init__()
+        self.head, self.tokens = head, tokens
+
+    def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+        """[..., D] -> [..., C]."""
+        muted = torch.tensor(self.tokens, device=hidden.device)
+        return self.head(hidden, embedding=embedding).index_fill(-1, muted, float("-inf"))
 
 
 def pool_tokens(hidden: Tensor, places: Places, pool: Pool) -> Tensor:
@@ -95,6 +115,19 @@ class PooledHead(nn.Module):
         if self.hidden is not None:
             x = self.activation(self.hidden(x))
         return x if self.linear is None else self.linear(x)
+
+
+class DistilledHead(nn.Module):
+    """The mean of two answers, from the class token and from the distillation token after it (Touvron et al. 2021)."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, classes)
+        self.distilled = nn.Linear(width, classes)
+
+    def forward(self, hidden: Tensor, places: Places) -> Tensor:
+        """[B, T, D] -> [B, C]."""
+        return (self.linear(hidden[:, 0]) + self.distilled(hidden[:, 1])) / 2
 
 
 class TokenHead(nn.Module):

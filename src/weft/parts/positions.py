@@ -18,13 +18,22 @@ from weft.parts.places import Places
 from weft.parts.weights import drawn
 
 Join = Literal["add", "concatenate"]
+Layout = Literal["interleaved", "halves"]
 
 
-def sinusoids(positions: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """p_(t,2i) = sin(t / 10000^(2i/D)), p_(t,2i+1) = cos(t / 10000^(2i/D)); [...] -> [..., D] (Vaswani et al. 2017)."""
+def sinusoids(
+    positions: Tensor, width: int, dtype: torch.dtype = torch.float32, layout: Layout = "interleaved"
+) -> Tensor:
+    """p_(t,2i) = sin(t / 10000^(2i/D)), p_(t,2i+1) = cos(t / 10000^(2i/D)); [...] -> [..., D] (Vaswani et al. 2017).
+
+    In `halves` all sines stand before all cosines, as in tensor2tensor and Marian.
+    """
     half = torch.arange(0, width, 2, device=positions.device, dtype=wide(dtype))
     angles = positions[..., None].to(wide(dtype)) * torch.exp(half * (-math.log(10_000.0) / width))
-    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :width].to(dtype)
+    waves = torch.stack((angles.sin(), angles.cos()), dim=-1 if layout == "interleaved" else -2)
+    if layout == "halves" and width % 2:
+        return torch.cat((waves[..., 0, :], waves[..., 1, :-1]), dim=-1).to(dtype)
+    return waves.flatten(-2)[..., :width].to(dtype)
 
 
 def join_positions(x: Tensor, p: Tensor, join: Join) -> Tensor:
@@ -63,10 +72,11 @@ class LearnedPositions(nn.Module):
 class SinusoidalPositions(nn.Module):
     """Fixed by a formula, for any length: see `sinusoids`."""
 
-    def __init__(self, width: int, join: Join = "add") -> None:
+    def __init__(self, width: int, join: Join = "add", layout: Layout = "interleaved") -> None:
         super().__init__()
         self.width, self.join = width, join
+        self.layout: Layout = layout
 
     def forward(self, x: Tensor, places: Places) -> Tensor:
         """[B, T, D'] -> [B, T, D]."""
-        return join_positions(x, sinusoids(places.positions, self.width, x.dtype), self.join)
+        return join_positions(x, sinusoids(places.positions, self.width, x.dtype, self.layout), self.join)

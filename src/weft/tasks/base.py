@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import BeforeValidator
@@ -19,6 +19,7 @@ from weft.data.samples import Best, Sample, sample, samples
 from weft.data.tokenisers import Tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
+from weft.inference.generate import Overflow
 from weft.inference.sampling import Sampling
 from weft.models.build import AnySpec
 
@@ -142,6 +143,9 @@ class Decoding:
     `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings. `guess`:
     tokens are guessed from the text so far and judged many at once, which changes the time only. `chat`: the input is
     what a user says, and the answer is the assistant's.
+
+    `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
+    on as it is (extend).
     """
 
     temperature: float | None = None
@@ -155,6 +159,7 @@ class Decoding:
     repetition: float = 1.0
     stop: Sequence[str] = ()
     guess: bool = False
+    overflow: Overflow = "slide"
     chat: bool = False
     batch: int = 64
 
@@ -204,8 +209,13 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path) -> Prepared:
-        """Read files or `sample:NAME`, learn what is to be learned, hold a part out."""
+    def prepare(
+        cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Self | None = None
+    ) -> Prepared:
+        """Read files or `sample:NAME`, learn what is to be learned, hold a part out.
+
+        `known` is the task of a run that is trained on: what it learned (tokeniser, classes, scales) stays.
+        """
 
     @classmethod
     @abstractmethod

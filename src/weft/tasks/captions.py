@@ -101,22 +101,29 @@ class CaptionsTask(Task):
         self.changes = image_changes(options.augment)
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: CaptionsOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls, paths: Sequence[str], options: CaptionsOptions, seed: int, cache: Path, known: CaptionsTask | None = None
+    ) -> Prepared:
         """Read images and captions, hold a share of the images out, learn a tokeniser."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             train, held = _of_sample(found.train), _of_sample(found.validation)
         else:
-            side = options.size or SIDE
+            side = (options.size or SIDE) if known is None else known.side
             train = open_gallery(read_captions(paths, options.images), side)
             if options.validation:
                 held = open_gallery(read_captions(options.validation, options.images), side)
             else:
                 train, held = hold_images_out(train, options.held_out, seed)
-        texts = [_spelled(text, options) for _, text in train.captions]
-        task = cls(options, _tokeniser(options, texts), int(train.pixels.shape[1]), 1)
+        side = int(train.pixels.shape[1])
+        if known is None:
+            task = cls(options, _tokeniser(options, [_spelled(text, options) for _, text in train.captions]), side, 1)
+        elif side != known.side:
+            raise DataError(f"images of {side} pixels a side, but the run that is trained on learned from {known.side}")
+        else:
+            task = cls(options, known.tokeniser, side, known.longest)
         part = task._part(train)
-        task.longest = max(map(len, part.texts)) + 1
+        task.longest = max(task.longest, max(map(len, part.texts)) + 1)
         return Prepared(task, part, task._part(held), None if found is None else found.best)
 
     def _part(self, gallery: Gallery) -> CaptionsPart:

@@ -15,6 +15,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
 from weft.data.classes import number_labels
+from weft.data.files import DataError
 from weft.data.graphs import are_graphs, read_graphs
 from weft.data.lexicon import Lexicon
 from weft.data.samples import Graph
@@ -40,6 +41,7 @@ from weft.tasks.base import (
     find_sample,
 )
 from weft.tasks.baselines import BagOfBigrams
+from weft.tasks.frames import Frame
 from weft.tasks.graphs import NodeReading
 from weft.tasks.labelled import hold_out, in_terms_of
 from weft.tasks.losses import class_loss
@@ -79,7 +81,14 @@ class ClassificationTask(Task):
         self.tokeniser = reading.tokeniser if isinstance(reading, TokenReading) else None
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: ClassificationOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls,
+        paths: Sequence[str],
+        options: ClassificationOptions,
+        seed: int,
+        cache: Path,
+        known: ClassificationTask | None = None,
+    ) -> Prepared:
         """Read labelled texts or graphs, learn words and classes from the part that is not held out."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
@@ -95,11 +104,14 @@ class ClassificationTask(Task):
             kept, out = hold_out(strata, options.held_out, seed)
             train, held = [train[n] for n in kept], [train[n] for n in out]
         inputs = [given for given, _ in train]
-        if isinstance(inputs[0], Graph):
-            reading: Reading = NodeReading.learn(inputs)
+        if known is not None and isinstance(inputs[0], Graph) != isinstance(known.reading, NodeReading):
+            raise DataError("one of graphs and texts was learned, the other is given: train on data of the same kind")
+        if known is not None:
+            task = cls(options, known.reading, known.classes)
+        elif isinstance(inputs[0], Graph):
+            task = cls(options, NodeReading.learn(inputs), classes)
         else:
-            reading = learn_reading(options.tokeniser, inputs, options.vocabulary)
-        task = cls(options, reading, classes)
+            task = cls(options, learn_reading(options.tokeniser, inputs, options.vocabulary), classes)
         best = None if found is None else found.best
         hiding = Hiding(options.hidden, options.rarity, blind=True)
         return Prepared(task, task._part(train, hiding), task._part(held), best)
@@ -192,4 +204,4 @@ def _restored(facts: Tree, tokeniser: Tokeniser | None) -> Reading:
         return WordReading(Lexicon.from_tree(facts["lexicon"]))
     if tokeniser is None:
         raise WeftError("this run has no tokenizer.json: restore the file or train again")
-    return TokenReading(tokeniser)
+    return TokenReading(tokeniser, Frame.of(facts))

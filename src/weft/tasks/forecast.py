@@ -51,7 +51,6 @@ from weft.tasks.windows import (
     Split,
     WindowPart,
     borders_of,
-    deviations,
     digest,
     joined,
     simple_errors,
@@ -106,43 +105,38 @@ class ForecastTask(Task):
     # --- data --------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: ForecastOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls, paths: Sequence[str], options: ForecastOptions, seed: int, cache: Path, known: ForecastTask | None = None
+    ) -> Prepared:
         """Read a series; learn the scale of its columns from the rows that are not held out."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             series, borders = joined(found)
-            task = cls._learn(series, options, borders, seed)
+            task = cls._learn(series, options, borders, seed, known)
             train, validation = task._cut(series.values, 0), task._cut(series.values, 1)
             return Prepared(task, train, validation, task._best(found))
-        series = read_series(paths, options.columns or None)
+        series = read_series(paths, (options.columns or None) if known is None else known.known.columns)
         if options.validation:
             if options.split is not None:
                 raise DataError("data.split and data.validation both say what is held out: give one of them")
-            task = cls._learn(series, options, (len(series.values),), seed)
+            task = cls._learn(series, options, (len(series.values),), seed, known)
             return Prepared(task, task._cut(series.values, 0), task._whole(list(options.validation)))
         borders = borders_of(len(series.values), options.horizon, options.split, options.held_out)
-        task = cls._learn(series, options, borders, seed)
+        task = cls._learn(series, options, borders, seed, known)
         return Prepared(task, task._cut(series.values, 0), task._cut(series.values, 1))
 
     @classmethod
-    def _learn(cls, series: Series, options: ForecastOptions, borders: tuple[int, ...], seed: int) -> ForecastTask:
+    def _learn(
+        cls, series: Series, options: ForecastOptions, borders: tuple[int, ...], seed: int, before: ForecastTask | None
+    ) -> ForecastTask:
         if borders[0] < 2:
             raise DataError(f"{max(0, borders[0])} rows to learn from: give a longer series")
-        rows = series.values[: borders[0]]
+        if before is not None:
+            return cls(options, before.known.elsewhere(series, borders, seed))
         # Half of a short series may be history: the other half is needed to learn from.
-        wanted = options.context or max(1, min(CONTEXT, (len(rows) - options.horizon) // 2))
+        wanted = options.context or max(1, min(CONTEXT, (borders[0] - options.horizon) // 2))
         patch = min(options.patch or max(1, min(PATCH, wanted // 4)), wanted)
-        known = SeriesFacts(
-            columns=series.names,
-            mean=rows.mean(axis=0).tolist(),
-            deviation=deviations(rows).tolist(),
-            context=wanted // patch * patch,
-            patch=patch,
-            borders=borders,
-            digest=digest(series.values),
-            seed=seed,
-        )
-        return cls(options, known)
+        return cls(options, SeriesFacts.learn(series, borders, wanted // patch * patch, patch, seed))
 
     def _part(self, values: Array, first: int, end: int, what: str) -> WindowPart:
         scaled = torch.from_numpy(self.known.scaled(values).astype(np.float32))

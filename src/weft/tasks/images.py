@@ -19,7 +19,7 @@ from torch import nn
 
 from weft.data.batching import order_of
 from weft.data.files import DataError, find_files
-from weft.data.images import IMAGE_SUFFIXES, Images, PixelFiles, Pixels, read_image, read_images
+from weft.data.images import IMAGE_SUFFIXES, Fitting, Images, PixelFiles, Pixels, read_image, read_images
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitialisationSpec, LayerNormSpec
@@ -146,28 +146,44 @@ class ImagesTask(Task):
     Options = ImagesOptions
 
     def __init__(
-        self, options: ImagesOptions, classes: Sequence[str], side: int, scale: Scale, changes: tuple[Change, ...]
+        self,
+        options: ImagesOptions,
+        classes: Sequence[str],
+        side: int,
+        scale: Scale,
+        changes: tuple[Change, ...],
+        fitting: Fitting | None = None,
     ) -> None:
         self.options, self.classes, self.side = options, tuple(classes), side
-        self.scale, self.changes = scale, changes
+        self.scale, self.changes, self.fitting = scale, changes, fitting
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: ImagesOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls, paths: Sequence[str], options: ImagesOptions, seed: int, cache: Path, known: ImagesTask | None = None
+    ) -> Prepared:
         """Read pictures; classes, means, deviations and whether mirror images may be learned from come from them."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             data, held = (_as_images(part, found.classes) for part in (found.train, found.validation))
+            if known is not None:
+                data, held = (replace(one, pixels=_fitted(one.pixels, known.side, known.channels)) for one in (data, held))
             rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
         else:
-            data = held = read_images(paths, options.size)
+            if known is None:
+                data = held = read_images(paths, options.size)
+            else:
+                data = held = _read_like(paths, known.side, known.channels, known.fitting)
             _expect_square(data.pixels.shape)
             if options.validation:
                 held = _read_like(options.validation, data.pixels.shape[1], data.channels)
                 rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
             else:
                 rows, other = hold_out(data.labels, options.held_out, seed)
-        sample = data.pixels[rows[evenly(len(rows), LEARNED_FROM)]]
-        task = cls(options, data.classes, int(data.pixels.shape[1]), Scale.of(sample), ())
+        if known is None:
+            sample = data.pixels[rows[evenly(len(rows), LEARNED_FROM)]]
+            task = cls(options, data.classes, int(data.pixels.shape[1]), Scale.of(sample), ())
+        else:
+            task = cls(options, known.classes, known.side, known.scale, (), known.fitting)
         train, validation = task._part(data, rows), task._part(held, other[mixed(len(other))])
         task.changes = _changes(options.augmentation, train)
         train = replace(train, changes=task.changes)
@@ -182,17 +198,22 @@ class ImagesTask(Task):
     def restore(cls, options: Any, facts: Tree, tokeniser: Any) -> ImagesTask:
         """The task of a saved run."""
         scale = Scale(tuple(facts["mean"]), tuple(facts["deviation"]))
-        return cls(options, facts["classes"], facts["side"], scale, image_changes(tuple(facts["augmentation"])))
+        how, side = facts.get("fitting"), int(facts["side"])
+        fitting = None if how is None else Fitting(side, tuple(how["scaled"]), how["filter"])
+        return cls(options, facts["classes"], side, scale, image_changes(tuple(facts["augmentation"])), fitting)
 
     def facts(self) -> Tree:
-        """Classes, the pictures' side, means and deviations of the channels, and how they are augmented."""
-        return {
+        """Classes, the pictures' side, means and deviations of the channels, and how they are augmented and fitted."""
+        facts: Tree = {
             "classes": list(self.classes),
             "side": self.side,
             "mean": list(self.scale.mean),
             "deviation": list(self.scale.deviation),
             "augmentation": list(self.changes),
         }
+        if self.fitting is not None:
+            facts["fitting"] = {"scaled": list(self.fitting.scaled), "filter": self.fitting.filter}
+        return facts
 
     @property
     def channels(self) -> int:
@@ -205,7 +226,7 @@ class ImagesTask(Task):
         if found is not None:
             images = _as_images(found.validation, found.classes)
             return self._part(replace(images, pixels=_fitted(images.pixels, self.side, self.channels)))
-        return self._part(_read_like(paths, self.side, self.channels))
+        return self._part(_read_like(paths, self.side, self.channels, self.fitting))
 
     def default_model(self, size: Size) -> VisionSpec:
         """A convolution stem down to a small grid, then convolution and attention in turn, and the mean of all."""
@@ -259,7 +280,7 @@ class ImagesTask(Task):
         answers: list[Answer] = []
         for first in range(0, len(paths), how.batch):
             some = paths[first : first + how.batch]
-            pixels = np.stack([read_image(path, self.side, self.channels) for path in some])
+            pixels = np.stack([read_image(path, self.fitting or self.side, self.channels) for path in some])
             found = class_probabilities(module, {"images": self.scale.tensors(pixels).to(device)})
             answers += class_answers([str(path) for path in some], found, self.classes)
         return answers
@@ -285,9 +306,9 @@ def _expect_square(shape: tuple[int, ...]) -> None:
         raise DataError(f"pictures of {shape[2]}x{shape[1]} are not square: make them so with --set data.size=N")
 
 
-def _read_like(paths: Sequence[str], side: int, channels: int) -> Images:
+def _read_like(paths: Sequence[str], side: int, channels: int, fitting: Fitting | None = None) -> Images:
     """Pictures to judge on, of the side and colour that was learned."""
-    images = read_images(paths, side, learn=False)
+    images = read_images(paths, fitting or side, learn=False)
     return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)
 
 

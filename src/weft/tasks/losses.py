@@ -28,8 +28,7 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
     head: Any = module.head
     embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
     if hidden.shape[0] * head.vocabulary > WHOLE:
-        bias = getattr(getattr(head, "linear", None), "bias", None)
-        total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), bias, flat, smoothing)
+        total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
     else:
         logits = widen(head(hidden, embedding=embedding))
         total = F.cross_entropy(logits, flat, reduction="sum", label_smoothing=smoothing)

@@ -12,3 +12,5 @@ TASKS = {
     "forecast": "ForecastTask",
     "sequences": "SequencesTask",
 }
+# Uses that models are imported for, and not trained.
+IMPORTED = {"embedding": "EmbeddingTask"}

@@ -17,6 +17,7 @@ from weft.data.files import DataError
 from weft.data.tokenisers import KINDS, Tokeniser, load_tokeniser, train_tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
+from weft.foundation.spec import Tree
 from weft.models.teaching import IGNORED, teacher_forcing
 from weft.parts.masks import Real
 from weft.tasks.base import Batch, Part
@@ -32,11 +33,17 @@ LETTERS_A_PIECE, LEAST_PIECES, MOST_PIECES = 640, 512, 16384
 
 @dataclass(frozen=True)
 class Ends:
-    """The ids around a text: its start, its stop, and what fills rows up."""
+    """The ids around a text: its start, its stop, and what fills rows up.
+
+    A model from elsewhere may want ids `before` each source and as the `first` of each target, and some `forbidden`.
+    """
 
     start: int
     stop: int
     pad: int
+    before: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+    forbidden: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokeniser: Tokeniser) -> Ends:
@@ -45,6 +52,22 @@ class Ends:
             raise WeftError("this tokeniser has no stop token, so answers would never end: use auto, words or bpe")
         start = tokeniser.start if tokeniser.start is not None else tokeniser.stop
         return cls(start, tokeniser.stop, tokeniser.pad)
+
+    @classmethod
+    def from_tree(cls, facts: Tree) -> Ends | None:
+        """Those of an imported run, from its facts."""
+        if "ends" not in facts:
+            return None
+        before, first, forbidden = facts["before"]["source"], facts["before"]["target"], facts["forbidden"]
+        return cls(**facts["ends"], before=tuple(before), first=tuple(first), forbidden=tuple(forbidden))
+
+    def to_tree(self) -> Tree:
+        """The inverse."""
+        return {
+            "ends": {"start": self.start, "stop": self.stop, "pad": self.pad},
+            "before": {"source": list(self.before), "target": list(self.first)},
+            "forbidden": list(self.forbidden),
+        }
 
 
 @dataclass(frozen=True)

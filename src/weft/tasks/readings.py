@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -15,8 +15,9 @@ from weft.data.tokenisers import KINDS, Tokeniser, load_tokeniser, train_tokenis
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, WordsSpec
 from weft.models.positions import NoPositionsSpec
-from weft.models.specs import ClassicSpec, ConvolutionSpec, InitialisationSpec
+from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
 from weft.tasks.base import Answer, Decoding, Part, Recipe, Size
+from weft.tasks.frames import Frame
 from weft.tasks.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_part
 
 LONGEST_TEXT = 512
@@ -66,12 +67,12 @@ class TextReading(Reading):
     """What both ways to read a text share: the model, and how it is trained."""
 
     def model(self, size: Size) -> EncoderSpec:
-        """Convolutions, which find turns of phrase; then the mean over all places."""
+        """Convolution, which finds turns of phrase, and attention over all of them; then the mean over all places."""
         return EncoderSpec(
             width=size.width,
             layers=size.layers,
             length=size.context,
-            mixer=(ConvolutionSpec(kernel=3),),
+            mixer=(ConvolutionSpec(kernel=3), AttentionSpec(heads=size.heads)),
             feedforward=ClassicSpec(hidden=2 * size.width),
             positions=NoPositionsSpec(),
             dropout=size.dropout,
@@ -144,19 +145,21 @@ class TokenReading(TextReading):
     """Texts as the tokens of a tokeniser."""
 
     tokeniser: Tokeniser
+    frame: Frame = field(default_factory=Frame)
     kind: ClassVar[str] = "tokens"
 
     def facts(self) -> Tree:
-        """Nothing besides the tokeniser."""
-        return {}
+        """Besides the tokeniser, the ids around each text where there are any."""
+        return self.frame.to_tree()
 
     def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
         """A text without a token is one unknown token."""
         unknown = self.tokeniser.role("unknown") or 0
-        rows = [np.array(ids or [unknown], dtype=np.int64) for ids in self.tokeniser.encode_many(inputs)]
+        framed = [self.frame.put(ids) or [unknown] for ids in self.tokeniser.encode_many(inputs)]
+        rows = [np.array(ids, dtype=np.int64) for ids in framed]
         counts = np.bincount(np.concatenate(rows), minlength=self.tokeniser.vocabulary)
         forms = Forms(np.arange(len(counts)), (hiding or Hiding()).chances(counts.astype(np.float64)), unknown)
-        return Sentences(forms, tuple(rows), tuple(labels), tuple(inputs), tagged=False)
+        return Sentences(forms, tuple(rows), tuple(labels), tuple(inputs), tagged=False, tail=len(self.frame.after))
 
     def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """Tokens in, one answer out."""

@@ -6,7 +6,7 @@ import importlib
 
 from weft.foundation.errors import WeftError
 from weft.tasks.base import Task
-from weft.tasks.names import TASKS
+from weft.tasks.names import IMPORTED, TASKS
 
 
 def tasks() -> tuple[str, ...]:
@@ -16,7 +16,8 @@ def tasks() -> tuple[str, ...]:
 
 def task_named(name: str) -> type[Task]:
     """The class of a task."""
-    if name not in TASKS:
+    known = TASKS | IMPORTED
+    if name not in known:
         raise WeftError(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
-    found: type[Task] = getattr(importlib.import_module(f"weft.tasks.{name}"), TASKS[name])
+    found: type[Task] = getattr(importlib.import_module(f"weft.tasks.{name}"), known[name])
     return found

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.data.texts import read_labelled
 from weft.data.tokenisers import Tokeniser, load_tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
@@ -51,13 +52,46 @@ class Run:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
         return self.task.stream(self.module, given, _decoding(how))
 
-    def evaluate(self, data: str | Path | Sequence[str | Path]) -> dict[str, Any]:
-        """The task's metrics on held-out data."""
+    def evaluate(
+        self, data: str | Path | Sequence[str | Path], shots: int | None = None, **how: Any
+    ) -> dict[str, Any]:
+        """The task's metrics on held-out data; with `shots`, how well a language model labels texts, see `few_shot`."""
+        if shots is not None:
+            return self.few_shot(data, shots, **how)
+        if how:
+            raise WeftError(f"{', '.join(how)}: these go with shots")
         paths = [data] if isinstance(data, (str, Path)) else data
         part = self.task.read([str(path) for path in paths], cache_folder())
         length = getattr(self.module.spec, "length", None)
         # Models from elsewhere read so much at once that windows of that length would take all memory.
         return self.task.measure(self.module, part if length is None else part.cut(min(length, JUDGED)), JUDGED)
+
+    def few_shot(
+        self,
+        data: str | Path | Sequence[str | Path],
+        shots: int = 0,
+        *,
+        labels: Sequence[str] | None = None,
+        examples: str | Path | None = None,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Label texts by what follows a prompt of so many labelled examples; nothing is learned.
+
+        `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else
+        the data itself, less what was drawn.
+        """
+        from weft.tasks.shots import Question, draw_examples, judge_shots, name_labels
+        from weft.tasks.text import TextTask
+
+        if not isinstance(self.task, TextTask):
+            raise WeftError(f"examples in a prompt are for runs of task text, and this one is of {self.task.name}")
+        rows = read_labelled([data] if isinstance(data, (str, Path)) else data, learn=False)
+        source = rows if examples is None else read_labelled([examples], learn=False)
+        drawn = draw_examples(source, shots, seed)
+        question = Question(tuple(source[place] for place in drawn), name_labels([*source, *rows], labels))
+        if examples is None:
+            rows = [row for place, row in enumerate(rows) if place not in set(drawn)]
+        return judge_shots(self.module, self.task, rows, question)
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Vectors [N, D] of texts, where the run is an embedding model."""
@@ -75,13 +109,18 @@ def _decoding(how: dict[str, Any]) -> Decoding:
         raise WeftError(f"predict: {str(error).removeprefix('Decoding.__init__() ')}") from None
 
 
+def task_of(place: RunFolder, spec: RunSpec) -> Task:
+    """The task of a run, with what it learned from its data."""
+    kind = task_named(spec.task)
+    tokeniser = load_tokeniser(place.tokeniser) if place.tokeniser is not None else None
+    return kind.restore(kind.Options(**spec.data), spec.facts, tokeniser)
+
+
 def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:
     """The run in a folder; `quantize` rounds its weights, to be used with less memory and more speed."""
     place = RunFolder(Path(folder))
     spec = place.read_spec()
-    kind = task_named(spec.task)
-    tokeniser = load_tokeniser(place.tokeniser) if place.tokeniser is not None else None
-    task = kind.restore(kind.Options(**spec.data), spec.facts, tokeniser)
+    task = task_of(place, spec)
     module = build(read_spec(spec.model), device="meta")
     try:
         # The weights stay mapped from their file; those of half precision are widened, which CPUs compute faster in.

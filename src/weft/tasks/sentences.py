@@ -75,7 +75,8 @@ class Forms:
 class Sentences(Part):
     """Rows of places in `forms`; a row's labels are one number for the whole, or where `tagged` one a token.
 
-    `texts` is what the rows were made from: texts, or the words of each sentence.
+    `texts` is what the rows were made from: texts, or the words of each sentence. The last `tail` tokens of a row stay
+    when it is cut.
     """
 
     forms: Forms
@@ -83,6 +84,7 @@ class Sentences(Part):
     labels: tuple[Numbers, ...]
     texts: tuple[Any, ...]
     tagged: bool
+    tail: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -102,7 +104,7 @@ class Sentences(Part):
         if max(self.lengths) <= length:
             return self
         if not self.tagged:
-            return replace(self, rows=tuple(row[:length] for row in self.rows))
+            return replace(self, rows=tuple(_shortened(row, length, self.tail) for row in self.rows))
         pieces = [
             (row[first : first + length], label[first : first + length], text[first : first + length])
             for row, label, text in zip(self.rows, self.labels, self.texts, strict=True)
@@ -134,6 +136,13 @@ class Sentences(Part):
         count = int((labels != IGNORED).sum())
         real = torch.arange(width) < lengths[:, None]
         return Batch({"tokens": tokens, "mask": real}, torch.from_numpy(labels), count, places.size)
+
+
+def _shortened(row: Numbers, length: int, tail: int) -> Numbers:
+    """The first tokens of a row, and its last `tail` ones."""
+    if len(row) <= length:
+        return row
+    return np.concatenate((row[: length - tail], row[len(row) - tail :]))
 
 
 def words_part(

@@ -99,7 +99,9 @@ class SequencesTask(Task):
         self.seen = 0
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: SequencesOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls, paths: Sequence[str], options: SequencesOptions, seed: int, cache: Path, known: SequencesTask | None = None
+    ) -> Prepared:
         """Read sequences; classes, stride and scale come from those that are learned from."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
@@ -109,6 +111,16 @@ class SequencesTask(Task):
         else:
             data, held = _split(read_sequences(paths), options, seed)
             up = "y" if all(SKELETON.match(name) for name in data.names) else None
+        task = cls._learn(data, options, up) if known is None else cls(options, *known._learned())
+        train, validation = task._part(data, learn=True), task._part(held)
+        task.seen = train.tokens
+        return Prepared(task, train, validation, None if found is None else found.best)
+
+    def _learned(self) -> tuple[tuple[str, ...], int, int, Preparation]:
+        return self.classes, self.raw, self.length, self.preparation
+
+    @classmethod
+    def _learn(cls, data: Sequences, options: SequencesOptions, up: Axis | None) -> SequencesTask:
         vertical = up if options.vertical == "auto" else None if options.vertical == "none" else options.vertical
         _expect_joints(data, vertical)
         lengths = [len(one) for one in data.values]
@@ -116,10 +128,7 @@ class SequencesTask(Task):
         differences = vertical is not None if options.differences is None else options.differences
         preparation = Preparation.learn(data.values, stride, vertical, differences, options.scaled)
         longest = -(-max(lengths) // stride)
-        task = cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
-        train, validation = task._part(data, learn=True), task._part(held)
-        task.seen = train.tokens
-        return Prepared(task, train, validation, None if found is None else found.best)
+        return cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
 
     def _part(self, data: Sequences, learn: bool = False) -> StepsPart:
         if data.channels != self.raw:

@@ -76,7 +76,9 @@ class TaggingTask(Task):
         self.options, self.lexicon, self.tags = options, lexicon, tags
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: TaggingOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls, paths: Sequence[str], options: TaggingOptions, seed: int, cache: Path, known: TaggingTask | None = None
+    ) -> Prepared:
         """Read tagged sentences, learn words, characters and tags from the part that is not held out."""
         found = find_sample(cls.name, paths, seed)
         train: Sequence[Tagged]
@@ -92,7 +94,10 @@ class TaggingTask(Task):
             train, held = _split(train, options.held_out, seed)
         if len(tags) < 2:
             raise DataError(f"there is only one tag ({tags[0]!r}): two or more are needed to tell apart")
-        task = cls(options, Lexicon.learn((words for words, _ in train), options.vocabulary), tags)
+        if known is not None:
+            task = cls(options, known.lexicon, known.tags)
+        else:
+            task = cls(options, Lexicon.learn((words for words, _ in train), options.vocabulary), tags)
         best = None if found is None else found.best
         return Prepared(task, task._part(train, options.rarity), task._part(held), best)
 

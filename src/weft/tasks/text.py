@@ -143,16 +143,18 @@ class TextTask(Task):
         self.options, self.tokeniser, self.habits = options, tokeniser, habits
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: TextOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls, paths: Sequence[str], options: TextOptions, seed: int, cache: Path, known: TextTask | None = None
+    ) -> Prepared:
         """Read texts, learn a tokeniser from the part that is not held out, and store tokens in mapped files."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             parts = (("train", found.train), ("validation", found.validation))
             files = [_written(cache, f"{found.name}-{seed}-{part}", text) for part, text in parts]
-            task = cls(options, _tokeniser(options, files[:1]))
+            task = cls._begin(options, files[:1], known)
             train, validation = (task._part(token_store([file], task.tokeniser, cache)) for file in files)
             return Prepared(task, train, validation, found.best)
-        task = cls(options, _tokeniser(options, paths))
+        task = cls._begin(options, paths, known)
         store = token_store(paths, task.tokeniser, cache)
         if options.validation:
             held = token_store(options.validation, task.tokeniser, cache)
@@ -163,6 +165,12 @@ class TextTask(Task):
             if len(part) < 2:
                 raise DataError(f"only {len(part)} tokens {what}: give more text, or other --set data.validation files")
         return Prepared(task, task._part(store), task._part(held))
+
+    @classmethod
+    def _begin(cls, options: TextOptions, paths: Sequence[str | Path], known: TextTask | None) -> TextTask:
+        if known is not None:
+            return cls(options, known.tokeniser, known.habits)
+        return cls(options, _tokeniser(options, paths))
 
     def _part(self, store: TokenStore) -> TextPart:
         several = self.options.isolate if self.options.isolate is not None else store.documents > 1
@@ -244,6 +252,8 @@ class TextTask(Task):
                 "probabilities": self._next(module, row),
                 "ended": written.ended,
             }
+            if how.overflow == "slide" and len(row) + len(written.tokens) > self._longest(module):
+                more["slid"] = True
             answers.append(Answer(text, written.text, more))
         return answers
 
@@ -256,11 +266,13 @@ class TextTask(Task):
             beam = Beam(max(how.beam, how.samples), best=how.samples)
             best = beam_search(module, rows[:: how.samples], beam, max_tokens=most, stop=stop)
             return [replace(one, text=text.read(one.tokens)) for found in best for one in found]
-        if how.guess:
+        if how.guess and max(map(len, rows)) + most <= self._longest(module):
             pairs = zip(rows, seeds, strict=True)
             guessed = [speculate(module, r, None, sampling, max_tokens=most, stop=stop, seed=s) for r, s in pairs]
             return [replace(one, text=text.read(one.tokens)) for one in guessed]
-        return generate(module, rows, sampling, max_tokens=most, stop=stop, seeds=seeds, overflow="slide", text=text)
+        return generate(
+            module, rows, sampling, max_tokens=most, stop=stop, seeds=seeds, overflow=how.overflow, text=text
+        )
 
     def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
         """A continuation as it is written."""
@@ -271,7 +283,7 @@ class TextTask(Task):
             max_tokens=how.max_tokens or CONTINUATION,
             stop=self._stops(),
             seeds=how.seed,
-            overflow="slide",
+            overflow=how.overflow,
             text=Text(self.tokeniser, tuple(how.stop)),
         )
         return (step.text for step in steps if step.text)
@@ -279,9 +291,10 @@ class TextTask(Task):
     def _prompt(self, text: str, how: Decoding) -> list[int]:
         if how.chat:
             return self.habits.chat_ids([{"role": "user", "content": text}], self.tokeniser)
-        return self._ids(text)
+        return self.prompt_ids(text)
 
-    def _ids(self, text: str) -> list[int]:
+    def prompt_ids(self, text: str) -> list[int]:
+        """A text as the model reads it, with what stands before each text."""
         ids = [*self.habits.before, *self.tokeniser.encode(text)]
         first = self.tokeniser.start if self.tokeniser.start is not None else self.tokeniser.stop
         return ids or [first if first is not None else 0]
@@ -289,9 +302,11 @@ class TextTask(Task):
     def _stops(self) -> tuple[int, ...]:
         return self.habits.stopping(self.tokeniser)
 
+    def _longest(self, module: nn.Module) -> int:
+        return cast(DecoderSpec, module.spec).length
+
     def _next(self, module: nn.Module, prompt: list[int]) -> dict[str, float]:
-        longest = cast(DecoderSpec, module.spec).length
-        found = next_distribution(module, prompt[-longest:], top=TOP)
+        found = next_distribution(module, prompt[-self._longest(module) :], top=TOP)
         return {self.tokeniser.pieces([token])[0]: round(share, 6) for token, share in found}
 
     def glimpse(self, module: nn.Module, part: Part) -> str:

@@ -98,7 +98,14 @@ class TranslationTask(Task):
         self._writer: tuple[nn.Module, nn.Module] | None = None
 
     @classmethod
-    def prepare(cls, paths: Sequence[str], options: TranslationOptions, seed: int, cache: Path) -> Prepared:
+    def prepare(
+        cls,
+        paths: Sequence[str],
+        options: TranslationOptions,
+        seed: int,
+        cache: Path,
+        known: TranslationTask | None = None,
+    ) -> Prepared:
         """Read pairs, hold a share of the sources out, learn one tokeniser for both sides."""
         found = find_sample(cls.name, paths, seed)
         columns = options.columns or None
@@ -110,10 +117,15 @@ class TranslationTask(Task):
             train, held = read_pairs(paths, columns), read_pairs(options.validation, columns)
         else:
             train, held = hold_out(read_pairs(paths, columns), options.held_out, seed)
-        tokeniser = learn_tokeniser(options.tokeniser, [text for pair in train for text in pair], options.vocabulary)
-        task = cls(options, tokeniser, (1, 1), len(train))
+        if known is None:
+            texts = [text for pair in train for text in pair]
+            task = cls(options, learn_tokeniser(options.tokeniser, texts, options.vocabulary), (1, 1), len(train))
+        else:
+            ends = None if known.own_ends else known.ends
+            task = cls(options, known.tokeniser, known.longest, len(train), ends)
         part = task._part(train)
-        task.longest = (max(map(len, part.sources)) + 1, max(map(len, part.targets)) + 1)
+        seen = (max(map(len, part.sources)) + 1, max(map(len, part.targets)) + 1)
+        task.longest = (max(task.longest[0], seen[0]), max(task.longest[1], seen[1]))
         return Prepared(task, part, task._part(held), None if found is None else found.best)
 
     def _part(self, pairs: Pairs) -> PairsPart:

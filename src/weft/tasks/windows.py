@@ -58,6 +58,23 @@ class SeriesFacts(Spec):
     digest: str
     seed: int = 0
 
+    @classmethod
+    def learn(cls, series: Series, borders: tuple[int, ...], context: int, patch: int, seed: int) -> SeriesFacts:
+        """From the rows before the first border."""
+        rows = series.values[: borders[0]]
+        scales = {"mean": rows.mean(axis=0).tolist(), "deviation": deviations(rows).tolist()}
+        how = {"context": context, "patch": patch, "borders": borders, "seed": seed}
+        return cls(columns=series.names, digest=digest(series.values), **scales, **how)
+
+    def elsewhere(self, series: Series, borders: tuple[int, ...], seed: int) -> SeriesFacts:
+        """The same scales for another series of the same columns."""
+        if series.names != self.columns:
+            raise DataError(
+                f"columns {', '.join(series.names)[:80]}, but the run that is trained on learned "
+                f"{', '.join(self.columns)[:80]}: give the same columns"
+            )
+        return self.replace(borders=borders, digest=digest(series.values), seed=seed)
+
     def scaled(self, values: Array) -> Array:
         """Columns in units of their training rows' deviation, around their mean."""
         return (values - np.array(self.mean)) / np.array(self.deviation)

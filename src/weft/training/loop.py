@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.foundation.numerics import bf16_is_fast
 from weft.foundation.seeds import derive
+from weft.parts.lora import merged, merged_state
 from weft.tasks.base import Batch, Part, Task, mean_loss
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimisers import build_optimisers
@@ -171,7 +172,7 @@ class Loop:
             self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
             self.best = min(loss, self.best)
             if better or self.options.weights == "last":
-                self.folder.write_model(self.module.state_dict(), {"step": self.step, "loss": loss})
+                self.folder.write_model(merged_state(self.module), {"step": self.step, "loss": loss})
             self.reporter.evaluated(self.step, loss, better)
             every = max(1, self.plan.last // self.plan.evaluate_every // GLIMPSES)
             if not last and self.step // self.plan.evaluate_every % every == 0:
@@ -195,9 +196,10 @@ class Loop:
 
     @contextlib.contextmanager
     def _judged(self) -> Iterator[None]:
-        """The weights that are judged and kept: the average, where there is one."""
+        """The weights that are judged and kept: the average, where there is one; with their adapters, if any."""
         self.module.eval()
-        with self.average.swapped(self.module) if self.average is not None else contextlib.nullcontext():
+        average = self.average.swapped(self.module) if self.average is not None else contextlib.nullcontext()
+        with average, merged(self.module):
             yield
 
     # --- the state ---------------------------------------------------------------------------------------------------

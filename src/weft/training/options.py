@@ -18,6 +18,7 @@ class TrainingSpec(Spec):
     `decay` are shares of the steps. `clip` bounds the gradient's norm (0: not). `smoothing` is of labels. `ema` is the
     decay of an average of the weights that is judged and kept (0: none). `weights`: the best on held-out data are kept,
     or the last, which were not chosen by it. `patience` stops after so many evaluations without a better loss.
+    `lora`: adapters of this rank learn beside the weights of the blocks, which stay; `lora_alpha` is twice the rank.
     `keep`: so many states of training stay. `recompute` saves memory: blocks are computed again on the way back.
     `threads` 0: all.
     """
@@ -37,6 +38,8 @@ class TrainingSpec(Spec):
     ema: Share = 0.0
     weights: Literal["best", "last"] = "best"
     patience: PositiveInt | None = None
+    lora: PositiveInt | None = None
+    lora_alpha: PositiveFloat | None = None
     evaluate_every: PositiveInt | None = None
     evaluate_tokens: PositiveInt | None = None
     checkpoint_every: PositiveInt | None = None

@@ -13,15 +13,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
 from weft.models.estimates import estimate
+from weft.parts.lora import adapt
 from weft.tasks.base import Part, Recipe, Size, Task
 from weft.training.optimisers import build_optimisers
 from weft.training.options import TrainingSpec
@@ -75,7 +77,7 @@ def suitable_batch(tokens: float) -> int:
 
 @dataclass
 class Planner:
-    """Makes a plan for one task and its data."""
+    """Makes a plan for one task and its data; `tuning` are options of training that go before the task's recipe."""
 
     task: Task
     train: Part
@@ -84,6 +86,7 @@ class Planner:
     changes: dict[str, Any]
     seed: int
     device: torch.device
+    tuning: Tree = field(default_factory=dict)
 
     def by_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, Plan]:
         """So many steps of a given or a middling model; nothing is measured."""
@@ -183,6 +186,8 @@ class Planner:
     def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> Pace:
         """Seconds a step, by the thread count that is faster."""
         module = build(spec, self.seed, str(self.device))
+        if options.lora is not None:
+            adapt(module, options.lora)
         module.train()
         length = getattr(spec, "length", None)
         part = self.train if length is None else self.train.cut(length)
@@ -232,7 +237,7 @@ class Planner:
             if name.startswith("training.")
         }
         own = own.replace(**model) if model else own
-        return own, TrainingSpec(**{**recipe.training, **wishes})
+        return own, TrainingSpec(**{**recipe.training, **self.tuning, **wishes})
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> Plan:
         cost = estimate(spec)

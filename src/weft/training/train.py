@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
 from weft.data.samples import Best
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
+from weft.foundation.seeds import derive
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build, read_spec
 from weft.models.presets import preset as preset_named
+from weft.parts.lora import adapt
 from weft.tasks.base import Part, Prepared, Task
 from weft.tasks.registry import task_named
-from weft.tasks.run import Run, load
+from weft.tasks.run import Run, load, task_of
+from weft.training.base import Base, open_base, tuning_of
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
 from weft.training.options import TrainingSpec
@@ -52,7 +55,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class Order:
-    """What was asked for: a preset, changes by dotted names (`{"layers": 2, "training.rate": 1e-3}`), how long."""
+    """What was asked for: a preset, changes by dotted names (`{"layers": 2, "training.rate": 1e-3}`), how long.
+
+    `base` is the folder of a run that is trained on.
+    """
 
     preset: str = "auto"
     changes: Mapping[str, Any] | None = None
@@ -62,6 +68,7 @@ class Order:
     resume: bool = False
     device: str | None = None
     compiled: bool | None = None
+    base: str | None = None
 
 
 def train(
@@ -75,14 +82,16 @@ def train(
     seed: int = 0,
     resume: bool = False,
     device: str | None = None,
+    base: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
     reporter: Reporter | None = None,
 ) -> Run:
     """Train a model and give its run: `weft.train("text", "book.txt", out="runs/book", minutes=5)`.
 
-    `set` changes single options: `{"layers": 2, "training.rate": 0.001, "data.held_out": 0.2}`.
+    `set` changes single options: `{"layers": 2, "training.rate": 0.001, "data.held_out": 0.2}`. `base` is a run that is
+    trained on; with `set={"training.lora": 8}` by adapters of rank 8 alone.
     """
-    order = Order(preset, set, steps, minutes, seed, resume, device)
+    order = Order(preset, set, steps, minutes, seed, resume, device, base=None if base is None else str(base))
     paths = [str(data)] if isinstance(data, (str, Path)) else [str(path) for path in data]
     return carry_out(task, paths, Path(out), order, reporter or Reporter()).run
 
@@ -111,12 +120,16 @@ def _begin(
 ) -> Trained:
     changes = dict(order.changes or {})
     chosen = {name.removeprefix("data."): changes.pop(name) for name in list(changes) if name.startswith("data.")}
-    options = kind.Options(**chosen)
+    base = None if order.base is None else open_base(Path(order.base), kind)
+    if base is None and changes.get("training.lora") is not None:
+        raise WeftError("adapters learn beside the weights of a trained model: give it with --from RUN")
+    options = kind.Options(**chosen) if base is None else base.options(chosen)
     reporter.began(f"reading {', '.join(paths)}")
-    prepared = kind.prepare(paths, options, order.seed, cache_folder())
+    known = None if base is None else base.task
+    prepared = kind.prepare(paths, options, order.seed, cache_folder(), known)
     device = pick_device(order.device)
     reporter.began("measuring this machine" if order.steps is None else "planning")
-    spec, training, plan = _plan(prepared, changes, order, device, started)
+    spec, training, plan = _plan(prepared, changes, order, base, device, started)
     folder.path.mkdir(parents=True, exist_ok=True)
     tokeniser = prepared.task.tokeniser
     if tokeniser is not None:
@@ -126,6 +139,7 @@ def _begin(
         RunSpec(
             task=kind.name,
             sources=tuple(paths),
+            base=order.base,
             seed=order.seed,
             data=options.to_tree(),
             facts=prepared.task.facts(),
@@ -134,7 +148,9 @@ def _begin(
         )
     )
     module = build(spec, order.seed, str(device))
-    return _train(prepared, module, training, plan, folder, order, reporter)
+    if base is not None:
+        base.put_weights(module)
+    return _train(prepared, module, training, plan, folder, order, None, reporter)
 
 
 def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Order, reporter: Reporter) -> Trained:
@@ -144,24 +160,34 @@ def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Ord
         raise WeftError(f"{folder.path} is a run of task {spec.task}, not {kind.name}: resume it as what it is")
     if tuple(paths) != spec.sources:
         raise WeftError(f"{folder.path} was trained on {', '.join(spec.sources)}: resume it with the same data")
+    if order.base is not None and order.base != spec.base:
+        raise WeftError(f"{folder.path} went on from {spec.base or 'no other run'}: resume it without another --from")
     given = [name for name, value in (("preset", order.preset != "auto"), ("set", bool(order.changes))) if value]
     if given or (order.steps is not None and order.steps != folder.read_plan().get("steps")):
-        raise WeftError("a resumed run follows its own spec and plan: leave --preset, --set and --steps out")
+        raise WeftError("a resumed run follows its own spec and plan: leave --preset, --set, --lora and --steps out")
     reporter.began(f"reading {', '.join(paths)}")
-    prepared = kind.prepare(paths, kind.Options(**spec.data), spec.seed, cache_folder())
+    known = None if spec.base is None else task_of(folder, spec)
+    prepared = kind.prepare(paths, kind.Options(**spec.data), spec.seed, cache_folder(), known)
     plan = Plan.from_tree(folder.read_plan())
     module = build(read_spec(spec.model), spec.seed, str(pick_device(order.device)))
+    snapshot = folder.read_snapshot()
+    if snapshot is None and spec.base is not None:
+        open_base(Path(spec.base), kind).put_weights(module)
     training = TrainingSpec(**spec.training)
     again = Order(seed=spec.seed, resume=True, device=order.device, compiled=order.compiled)
-    return _train(prepared, module, training, plan, folder, again, reporter)
+    return _train(prepared, module, training, plan, folder, again, snapshot, reporter)
 
 
 def _plan(
-    prepared: Prepared, changes: Tree, order: Order, device: torch.device, started: float
+    prepared: Prepared, changes: Tree, order: Order, base: Base | None, device: torch.device, started: float
 ) -> tuple[AnySpec, TrainingSpec, Plan]:
     task = prepared.task
     spec: AnySpec | None = None
-    if order.preset != "auto":
+    if base is not None:
+        if order.preset != "auto":
+            raise WeftError(f"--from takes the model of {base.folder.path} as it is: leave --preset out")
+        spec = base.changed(changes)
+    elif order.preset != "auto":
         named = preset_named(order.preset)
         if named.family not in task.families:
             raise WeftError(
@@ -171,7 +197,8 @@ def _plan(
         spec = task.fit(named)
     wishes = {name: value for name, value in changes.items() if name.startswith("training.")}
     training = TrainingSpec(**{name.removeprefix("training."): value for name, value in wishes.items()})
-    planner = Planner(task, prepared.train, prepared.validation, training, changes, order.seed, device)
+    tuning = {} if spec is None or base is None else tuning_of(spec, training.lora)
+    planner = Planner(task, prepared.train, prepared.validation, training, changes, order.seed, device, tuning)
     steps = order.steps or training.steps
     if steps is not None:
         return planner.by_steps(spec, steps)
@@ -185,15 +212,17 @@ def _train(
     plan: Plan,
     folder: RunFolder,
     order: Order,
+    snapshot: Snapshot | None,
     reporter: Reporter,
 ) -> Trained:
     length = getattr(module.spec, "length", None)
     train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
+    if training.lora is not None:
+        adapt(module, training.lora, training.lora_alpha, derive(order.seed, "adapters"))
     if training.recompute:
         recompute_blocks(module)
     with _threads(plan.threads):
         loop = Loop(prepared.task, module, train, validation, training, plan, folder, order.seed, reporter)
-        snapshot = folder.read_snapshot() if order.resume else None
         if snapshot is not None:
             loop.restore(snapshot)
             folder.keep_metrics_until(snapshot.step)

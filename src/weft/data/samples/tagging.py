@@ -124,9 +124,9 @@ def _word_alone(rows: tuple[Tagged, ...]) -> Best:
 
 
 def pronouns(seed: int, size: int) -> Sample[tuple[Tagged, ...]]:
-    """What *it* is: the word "it" is tagged FIRST or SECOND, the thing mentioned first or second; all others O.
+    """What *it* is: the word "it" is tagged with the thing it stands for, all others O; so attention must fetch it.
 
-    "the animal didn't cross the street because it was too tired": FIRST; "... too wide": SECOND.
+    "the animal didn't cross the street because it was too tired": animal; "... too wide": street.
     """
     choose = words(seed, "pronouns")
     rows = distinct("pronouns", size + held_out(size), lambda: _with_pronoun(choose))
@@ -134,11 +134,10 @@ def pronouns(seed: int, size: int) -> Sample[tuple[Tagged, ...]]:
     shortcut = Best(
         "accuracy on it",
         0.5,
-        "without the adjective, or with nothing but the adjective: either is drawn whatever the order of the two",
+        "without the adjective: either of the two things is drawn, whatever their order",
     )
-    return Sample(
-        "pronouns", "tagging", tuple(rows[:size]), tuple(rows[size:]), best, shortcut, ("O", "FIRST", "SECOND")
-    )
+    classes = ("O", *CREATURES, *PLACES)
+    return Sample("pronouns", "tagging", tuple(rows[:size]), tuple(rows[size:]), best, shortcut, classes)
 
 
 def _with_pronoun(choose: random.Random) -> Tagged:
@@ -148,5 +147,5 @@ def _with_pronoun(choose: random.Random) -> Tagged:
     first, second = (creature, place) if creature_first else (place, creature)
     adjective = choose.choice(OF_CREATURES if is_creature else OF_PLACES)
     sentence = tuple(choose.choice(frames).format(a=first, b=second, c=adjective).split())
-    meant = "FIRST" if creature_first == is_creature else "SECOND"
+    meant = creature if is_creature else place
     return sentence, tuple(meant if word == "it" else "O" for word in sentence)

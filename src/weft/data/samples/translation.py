@@ -77,7 +77,7 @@ FIGURES = (
     "{year}/{twos}/{two}",
     "{day} {number} {year}",
 )
-YEAR, MONTH, DAY = (0, 1, 2, 3), (5, 6), (8, 9)
+MONTH, DAY = (5, 6), (8, 9)
 # A link: one character of the target, and the characters of the written part that it comes from.
 Link = tuple[int, range]
 
@@ -128,7 +128,8 @@ def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:
     """A part of the date in one way of writing, with its links."""
     day, month, year = date.day, date.month, str(date.year)
     if way == "year":
-        return year, [(target, range(place, place + 1)) for place, target in enumerate(YEAR)]
+        # All years lie in 1950-2049, so each of the first three figures says the century.
+        return year, [(0, range(3)), (1, range(3)), (2, range(2, 3)), (3, range(3, 4))]
     if way == "years":
         return year[2:], _century(year)
     if way in ("day", "number"):

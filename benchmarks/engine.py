@@ -1,0 +1,127 @@
+"""The batching engine: does continuous batching cost anything, and what does it gain?
+
+Three loads on a decoder of GPT-2's kind (`--size small`: 4 layers x 128, `medium`: 6 x 384, `gpt2`: 12 x 768; the
+vocabulary of 50,257 tokens):
+
+- together: 16 requests of equal prompts' lengths and equally many new tokens, all at once;
+- ragged: the same with prompts of many lengths;
+- traffic: 48 requests of many lengths, prompts and texts; the rival writes them 16 at a time, each batch until its
+  longest is done.
+
+Contestants: `generate` on batches of 16 (the reference), an engine moved by `run()`, one in a thread of its own.
+To reach: at most 1.1 x the time of `generate` together and ragged, less in traffic. Speed is never a test: the script
+ends with 0 whatever it finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+
+import torch
+
+import weft
+from timing import Call, begin, interleave, limit, report, table
+from weft.inference.engine import Engine, Request
+from weft.inference.generate import generate
+
+SLOTS = 16
+SIZES = {"small": (4, 128, 4), "medium": (6, 384, 6), "gpt2": (12, 768, 12)}
+Load = list[tuple[list[int], int]]
+
+
+def build(size: str) -> Any:
+    """The model, with random weights."""
+    layers, width, heads = SIZES[size]
+    spec = weft.preset("gpt2").replace(layers=layers, width=width, length=512, **{"mixer.heads": heads})
+    return weft.build(spec, seed=0).eval()
+
+
+def loads(new: int) -> dict[str, Load]:
+    """Prompts and how many tokens follow each."""
+    draw = random.Random(0)
+
+    def prompt(length: int) -> list[int]:
+        return [draw.randrange(50257) for _ in range(length)]
+
+    return {
+        "together": [(prompt(32), new) for _ in range(SLOTS)],
+        "ragged": [(prompt(draw.randrange(4, 61)), new) for _ in range(SLOTS)],
+        "traffic": [(prompt(draw.randrange(4, 61)), draw.randrange(1, 2 * new)) for _ in range(3 * SLOTS)],
+    }
+
+
+def contestants(model: Any, load: Load, tokens: int, running: Engine) -> dict[str, Call]:
+    """Three ways to write the same texts."""
+
+    def in_batches() -> None:
+        for first in range(0, len(load), SLOTS):
+            part = load[first : first + SLOTS]
+            generate(model, [prompt for prompt, _ in part], max_tokens=max(new for _, new in part))
+
+    engine = Engine(model, slots=SLOTS, tokens=tokens)
+
+    def moved() -> None:
+        for prompt, new in load:
+            engine.submit(Request(prompt, max_tokens=new))
+        engine.run()
+
+    def in_a_thread() -> None:
+        for ticket in [running.submit(Request(prompt, max_tokens=new)) for prompt, new in load]:
+            ticket.result()
+
+    return {"generate": in_batches, "engine": moved, "engine in a thread": in_a_thread}
+
+
+def measure(size: str, new: int, tokens: int, seconds: float) -> list[dict[str, Any]]:
+    """One entry a contestant and load."""
+    model = build(size)
+    results = []
+    for name, load in loads(new).items():
+        with Engine(model, slots=SLOTS, tokens=tokens) as running:
+            calls = contestants(model, load, tokens, running)
+            rounds = interleave(calls, seconds)
+        asked = sum(count for _, count in load)
+        results += [
+            {
+                "contestant": contestant,
+                "load": name,
+                "value": asked / rounds.best(contestant),
+                "unit": "tokens/s",
+                "ratio": rounds.ratio(contestant, "generate"),
+                "paired": rounds.paired(contestant, "generate"),
+                "rounds": len(rounds),
+            }
+            for contestant in calls
+        ]
+    return results
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--new", type=int, default=64, help="new tokens a request")
+    parser.add_argument("--tokens", type=int, default=512, help="prompt tokens that the engine reads a step")
+    parser.add_argument("--seconds", type=float, default=20.0, help="a load")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    begin(given.threads)
+    with torch.inference_mode():
+        results = measure(given.size, given.new, given.tokens, given.seconds)
+    limits = [
+        limit(f"{one['load']}: {one['contestant']} / generate, time", one["ratio"], 1.1, one["rounds"])
+        for one in results
+        if one["contestant"] != "generate"
+    ]
+    rows = [
+        (f"{one['load']}, {one['contestant']}", f"{one['value']:.0f}", f"{one['ratio']:.2f}", f"{one['paired']:.2f}")
+        for one in results
+    ]
+    report(results, limits, table(("load, contestant", "tokens/s", "time ratio", "paired"), rows), given.json)
+
+
+if __name__ == "__main__":
+    main()

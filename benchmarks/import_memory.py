@@ -1,0 +1,94 @@
+"""Peak memory of `weft import` against the size of the checkpoint on disk.
+
+A Llama-shaped folder of random weights is written tensor by tensor, imported in a process of its own, and the peak of
+resident memory of that process is compared with the folder's size:
+
+    .venv/bin/python benchmarks/import_memory.py --weights 1.2e9
+
+Files that are mapped count as resident, so this is the strict reading; the certificate is part of it unless
+--no-certificate is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from weft.checkpoints.families.llama import FAMILY
+from weft.checkpoints.foreign_checkpoint import shapes_of
+from weft.checkpoints.streaming import Slot, write_streamed
+from weft.data.tokenisers import train_tokeniser
+from weft.models.decoder import DecoderSpec
+from weft.models.presets import preset
+
+# The peak as the kernel keeps it for this program alone; what getrusage says begins with its parent's.
+COMMAND = (
+    "import sys; from weft.cli.main import app\n"
+    "try:\n    app(sys.argv[1:], prog_name='weft')\n"
+    "finally:\n    print(next(l for l in open('/proc/self/status') if 'VmHWM' in l).split()[1], file=sys.stderr)"
+)
+
+
+def shaped(weights: float) -> DecoderSpec:
+    """A Llama with about so many weights: 22 layers of width 2,048 have 1.1 billion."""
+    width = 2048 if weights > 3e8 else 256
+    base = preset("llama-2-7b").replace(
+        width=width, length=2048, **{"mixer.heads": 32, "mixer.key_heads": 4, "feedforward.hidden": width * 11 // 4}
+    )
+    fixed, one = (count(base.replace(layers=n)) for n in (0, 1))
+    return base.replace(layers=max(1, round((weights - fixed) / (one - fixed))))
+
+
+def count(spec: DecoderSpec) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes_of(spec).values())
+
+
+def write_folder(folder: Path, spec: DecoderSpec, kind: torch.dtype) -> int:
+    """A Hugging Face folder of random weights; gives its size in bytes."""
+    folder.mkdir(parents=True)
+    ours = shapes_of(spec)
+    slots: dict[str, Slot] = {}
+    for row in FAMILY.table(spec):
+        shapes = row.change.shapes(ours[row.ours])
+        slots |= {name: Slot(kind, shape) for name, shape in zip(row.theirs, shapes, strict=True)}
+    random = torch.Generator().manual_seed(0)
+
+    def make(name: str) -> torch.Tensor:
+        drawn = torch.randn(slots[name].shape, generator=random)
+        return (drawn * (0.02 if drawn.dim() > 1 else 0.1) + float(drawn.dim() == 1)).to(kind)
+
+    write_streamed(folder / "model.safetensors", slots, make)
+    (folder / "config.json").write_text(json.dumps(FAMILY.write(spec)))
+    train_tokeniser("bytes", []).save(folder / "tokenizer.json")
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=float, default=1.2e9)
+    parser.add_argument("--type", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--no-certificate", action="store_true")
+    parser.add_argument("--folder", type=Path, help="where the folders go; a temporary place if left out")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as place:
+        spec = shaped(given.weights)
+        size = write_folder(Path(place) / "folder", spec, getattr(torch, given.type))
+        command = [sys.executable, "-c", COMMAND, "import", f"{place}/folder", "--out", f"{place}/run", "--json"]
+        done = subprocess.run(
+            [*command, *(["--no-certificate"] if given.no_certificate else [])], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        peak = 1024 * int(done.stderr.strip().splitlines()[-1])
+        print(json.dumps({"weights": count(spec), "bytes": size, "peak": peak, "ratio": round(peak / size, 3)}))
+        print(done.stdout)
+
+
+if __name__ == "__main__":
+    main()

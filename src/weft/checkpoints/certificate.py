@@ -1,0 +1,203 @@
+"""The logit-parity certificate: transformers and Weft answer the same inputs from the same checkpoint.
+
+Each reads the weights by itself, one after the other, mapped from the disk; half-precision weights of large models are
+widened piece by piece, so that the comparison is one of float32 and needs little more memory than the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.checkpoints.foreign_checkpoint import ForeignCheckpoint
+from weft.checkpoints.run_folder import RunFolder
+from weft.models.build import AnySpec, build
+from weft.models.encoder import EncoderSpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.vision import VisionSpec
+from weft.parts.embeddings import TokenEmbedding
+from weft.parts.outputs import TiedHead
+
+WITHIN = 1e-4  # of the largest logit, in float32
+WITHIN_HALF = 2e-2  # where a model itself rounds to half precision on its way
+WHOLE = 1 << 28  # weights up to which a model is widened as a whole
+PIECE = 1 << 22  # weights widened at once in a larger one
+ROWS, TOKENS, TARGETS = 2, 24, 7
+CLASSES = {
+    "text": "AutoModelForCausalLM",
+    "translation": "AutoModelForSeq2SeqLM",
+    "classification": "AutoModelForSequenceClassification",
+    "embedding": "AutoModel",
+}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The largest difference of two logits, the largest logit, and how they were computed."""
+
+    difference: float
+    largest: float
+    outputs: int
+    within: float
+    peer: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether both models say the same."""
+        return self.difference <= self.within * max(self.largest, 1e-6)
+
+
+def certify(found: ForeignCheckpoint, run: Path) -> tuple[Certificate | None, str | None]:
+    """The certificate, or why there is none; a model that differs has one that does not hold.
+
+    We answer first: until then the other library need not be in memory.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return None, "the library transformers is not installed"
+    inputs, large = draw_inputs(found.spec), found.parameters > WHOLE
+    with torch.inference_mode():
+        ours = _ask_ours(found, run, inputs, large)
+    try:
+        with _quiet(), torch.inference_mode():
+            import transformers
+
+            theirs = _ask_theirs(transformers, found, inputs, large)
+    except Exception as error:  # another library's own troubles are no fault of the checkpoint
+        reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else ""
+        return None, f"transformers cannot run it ({type(error).__name__}: {reason})"
+    half = large and any(slot.type.itemsize < 4 for slot in found.slots.values())
+    within, peer = WITHIN_HALF if half else WITHIN, f"transformers {transformers.__version__}"
+    if ours.shape != theirs.shape:
+        return Certificate(float("inf"), 0.0, 0, within, peer), None
+    difference = (ours.double() - theirs.double()).abs().max().item()
+    return Certificate(difference, theirs.abs().max().item(), ours.numel(), within, peer), None
+
+
+def draw_inputs(spec: AnySpec) -> dict[str, Tensor]:
+    """Random tokens or pictures; the first few tokens of vocabularies are special, so they are left out."""
+    random = torch.Generator().manual_seed(0)
+
+    def tokens(vocabulary: int, length: int) -> Tensor:
+        return torch.randint(min(4, vocabulary - 1), vocabulary, (ROWS, length), generator=random)
+
+    if isinstance(spec, VisionSpec):
+        return {"images": torch.randn(ROWS, spec.channels, spec.image, spec.image, generator=random)}
+    body: Any = spec.input if isinstance(spec, EncoderSpec) else spec
+    given = {"tokens": tokens(body.vocabulary, min(spec.length, TOKENS))}
+    if isinstance(spec, EncoderDecoderSpec):
+        given["target"] = tokens(spec.vocabulary, min(spec.length, TARGETS))
+    return given
+
+
+def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor], large: bool) -> Tensor:
+    name = CLASSES.get(found.task, found.architecture)
+    where: dict[str, Any] = {"pretrained_model_name_or_path": found.source}
+    if found.source.is_file():
+        where = {"pretrained_model_name_or_path": found.source.parent, "gguf_file": found.source.name}
+    kind = "auto" if large else torch.float32
+    if found.architecture.startswith("Mixtral"):
+        where["experts_implementation"] = "eager"  # its fast one wants sizes that are multiples of 16 bytes
+    model = (
+        getattr(library, name)
+        .from_pretrained(**where, dtype=kind, local_files_only=True, trust_remote_code=False)
+        .eval()
+    )
+    with widened(model):
+        if "images" in inputs:
+            return model(pixel_values=inputs["images"]).logits.clone()
+        if "target" in inputs:
+            return model(input_ids=inputs["tokens"], decoder_input_ids=inputs["target"]).logits.clone()
+        answer = model(input_ids=inputs["tokens"])
+        return (answer.last_hidden_state if found.task == "embedding" else answer.logits).clone()
+
+
+def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], large: bool) -> Tensor:
+    model = build(found.spec, device="meta")
+    model.load_state_dict(RunFolder(run).read_model(), assign=True)
+    model = model.eval() if large else model.eval().float()
+    with widened(model):
+        if "target" in inputs:
+            return model(inputs["tokens"], inputs["target"]).logits.clone()
+        output = model(*inputs.values())
+        return (output.hidden if found.task == "embedding" else output.logits).clone()
+
+
+@contextlib.contextmanager
+def widened(model: nn.Module) -> Iterator[None]:
+    """Half-precision weights count in float32 while this lasts: each part's are widened when it is called."""
+    undo: list[Callable[[], object]] = []
+    for part in model.modules():
+        own = list(part.parameters(recurse=False))
+        if isinstance(part, TiedHead):
+            part.forward = _tied(part)  # type: ignore[method-assign]
+            undo.append(lambda part=part: part.__dict__.pop("forward"))  # type: ignore[misc]
+        elif all(weight.dtype not in (torch.float16, torch.bfloat16) for weight in own):
+            continue
+        elif isinstance(part, (nn.Embedding, TokenEmbedding)):
+            undo.append(part.register_forward_hook(lambda part, inputs, x: x.float()).remove)
+        elif isinstance(part, nn.Linear):
+            part.forward = _linear(part)  # type: ignore[method-assign, assignment]
+            undo.append(lambda part=part: part.__dict__.pop("forward"))  # type: ignore[misc]
+        else:
+            undo += _widen_calls(part, own)
+    try:
+        yield
+    finally:
+        for step in undo:
+            step()
+
+
+def _in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b in float32, some rows of W at a time."""
+    rows = max(1, PIECE // max(1, weight.shape[1]))
+    x = torch.cat([F.linear(x.float(), some.float()) for some in weight.split(rows)], dim=-1)
+    return x if bias is None else x + bias.float()
+
+
+def _linear(part: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda x: _in_pieces(x, part.weight, part.bias)
+
+
+def _tied(part: TiedHead) -> Callable[..., Tensor]:
+    return lambda hidden, embedding: _in_pieces(hidden * part.scale, embedding.weight, part.bias)
+
+
+def _widen_calls(part: nn.Module, own: list[nn.Parameter]) -> list[Callable[[], object]]:
+    kept = [weight.data for weight in own]
+
+    def widen(*_: object) -> None:
+        for weight in own:
+            weight.data = weight.data.float()
+
+    def restore(*_: object) -> None:
+        for weight, before in zip(own, kept, strict=True):
+            weight.data = before
+
+    return [part.register_forward_pre_hook(widen).remove, part.register_forward_hook(restore).remove, restore]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing is fetched, and the library's warnings and bars do not mix with ours."""
+    before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY", "TQDM_DISABLE")}
+    os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"})
+    try:
+        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,133 @@
+"""From a run to the formats of other programs: whole or not at all, with a measure of how well they agree."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from weft.checkpoints.atomic import write_tensors
+from weft.checkpoints.certificate import WITHIN, Certificate, certify, draw_inputs
+from weft.checkpoints.export_huggingface import write_huggingface
+from weft.checkpoints.foreign_checkpoint import ForeignCheckpoint
+from weft.checkpoints.fresh_folder import fresh_folder
+from weft.checkpoints.importing import Progress, open_checkpoint
+from weft.checkpoints.outgoing import Outgoing
+from weft.data.files import DataError
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+from weft.models.build import build
+
+Format = Literal["huggingface", "gguf", "onnx"]
+FORMATS: tuple[str, ...] = get_args(Format)
+GGUF_FILE = "model.gguf"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: where, of which architecture, and the largest difference of logits (None: not measured)."""
+
+    path: Path
+    format: str
+    architecture: str
+    parameters: int
+    parity: float | None
+    peer: str | None
+    why: str | None = None
+
+    def to_tree(self) -> Tree:
+        """Plain JSON."""
+        return {**self.__dict__, "path": str(self.path)}
+
+
+def send_out(
+    run: Outgoing,
+    to: str,
+    out: Path,
+    kind: str | None = None,
+    certified: bool = True,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a run in another format into a new folder; on any error nothing remains in `out`.
+
+    `kind` is the type of a GGUF file's weights. Where the other program is installed it answers the same inputs; if its
+    logits differ, nothing is written.
+    """
+    if to not in FORMATS:
+        raise WeftError(f"there is no format {to!r}: choose one of {', '.join(FORMATS)}")
+    if kind is not None and to != "gguf":
+        raise WeftError(f"--type is of GGUF files; in {to} weights stay as they are: leave it out")
+    with fresh_folder(out) as fresh:
+        write = {"huggingface": _huggingface, "gguf": _gguf, "onnx": _onnx}[to]
+        return write(run, fresh, out, kind, certified, progress)
+
+
+def _huggingface(
+    run: Outgoing, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
+) -> Exported:
+    architecture = write_huggingface(run, fresh, progress)
+    certificate, why = _certify(open_checkpoint(fresh), run) if certified else (None, "it was not asked for")
+    if certificate is not None and not certificate.holds:
+        raise _differ(certificate.peer, certificate.difference, certificate.largest)
+    parity, peer = (None, None) if certificate is None else (certificate.difference, certificate.peer)
+    return Exported(out, "huggingface", architecture, run.parameters, parity, peer, why)
+
+
+def _certify(found: ForeignCheckpoint, run: Outgoing) -> tuple[Certificate | None, str | None]:
+    """The folder as transformers reads it against the run itself, whatever the folder says of the model."""
+    found = replace(found, spec=run.model)
+    if not run.changed:
+        return certify(found, run.folder.path)
+    with tempfile.TemporaryDirectory() as place:
+        write_tensors(Path(place) / "model.safetensors", run.weights)
+        return certify(found, Path(place))
+
+
+def _gguf(
+    run: Outgoing, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
+) -> Exported:
+    from weft.checkpoints.export_gguf import write_gguf
+
+    architecture = write_gguf(run, fresh / GGUF_FILE, kind, progress)
+    parity = _compare(run, open_checkpoint(fresh / GGUF_FILE)) if certified else None
+    why = None if certified else "it was not asked for"
+    return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, parity, "the file itself, read back", why)
+
+
+def _compare(run: Outgoing, found: ForeignCheckpoint) -> float:
+    """The largest difference of logits of the run and of its file read back: next to 0 but for rounded weights."""
+    inputs = draw_inputs(run.model)
+    back = {name: one.read(found.tensors) for name, one in found.matched.items()}
+    logits: list[Tensor] = []
+    for spec, weights in ((run.model, run.weights), (found.spec, back)):
+        module = build(spec, device="meta")
+        module.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+        with torch.inference_mode():
+            logits.append(module.eval()(*inputs.values()).logits)
+    return float((logits[0] - logits[1]).abs().max())
+
+
+def _onnx(
+    run: Outgoing, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
+) -> Exported:
+    from weft.checkpoints.export_onnx import INSTALL, judge_onnx, write_onnx
+
+    files = write_onnx(run, fresh)
+    judged = judge_onnx(run, fresh) if certified else None
+    if judged is None:
+        why = f"onnxruntime is not installed: {INSTALL}" if certified else "it was not asked for"
+        return Exported(out, "onnx", ", ".join(files), run.parameters, None, None, why)
+    if judged[0] > WITHIN * max(judged[1], 1e-6):
+        raise _differ("onnxruntime", *judged)
+    return Exported(out, "onnx", ", ".join(files), run.parameters, judged[0], "onnxruntime")
+
+
+def _differ(peer: str, difference: float, largest: float) -> DataError:
+    return DataError(
+        f"the answers of {peer} differ by {difference:.2g} (they reach {largest:.2g}), so nothing was written: "
+        "--no-certificate writes it all the same"
+    )

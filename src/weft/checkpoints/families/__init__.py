@@ -1,0 +1,134 @@
+"""Adapters of other libraries' checkpoints, one file a family; foreign names live only here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.checkpoints.families import bart, bert, gpt2, llama, t5, vit
+from weft.checkpoints.families.family import Config, Family
+from weft.data.files import DataError
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec, read_spec
+
+FAMILIES: tuple[Family, ...] = (
+    gpt2.FAMILY,
+    llama.FAMILY,
+    bert.BERT,
+    bert.ROBERTA,
+    vit.VIT,
+    vit.DEIT,
+    t5.FAMILY,
+    bart.BART,
+    bart.MARIAN,
+)
+
+
+def family_of(config: Config) -> Family:
+    """The adapter for a config; an architecture that has none is refused."""
+    kind = config.get("model_type")
+    names = config.get("architectures") or []
+    name = names[0] if isinstance(names, list) and names else None
+    known = next((family for family in FAMILIES if kind in family.types), None)
+    if known is None:
+        types = ", ".join(kind for family in FAMILIES for kind in family.types)
+        raise DataError(f"{config.name}: there is no adapter for model_type {kind!r:.60}: Weft reads {types}")
+    if name is not None and name not in known.architectures:
+        classes = ", ".join(known.architectures)
+        raise DataError(
+            f"{config.name}: there is no adapter for the architecture {name!r:.80}: of {known.name} it reads {classes}"
+        )
+    if config.get("quantization_config") is not None:
+        raise DataError(
+            f"{config.name} says that the weights are quantised: fetch the unquantised folder, or a GGUF file"
+        )
+    return known
+
+
+def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
+    """The family and config that another library knows a spec by; one that maps to none says what stands in the way.
+
+    A config is right if, read again, it gives the spec back; what counts in training only is left aside. Of several
+    families the one named `first` is taken: RoBERTa's and BERT's models are the same.
+    """
+    reasons: list[str] = []
+    plain = plain_spec(spec)
+    for family in sorted(FAMILIES, key=lambda family: family.name != first):
+        try:
+            config = family.write(plain)
+            names = {family.canonical(name) for row in family.table(plain) for name in row.theirs}
+            back = plain_spec(family.read(Config(config), _Names(names)))
+        except (AssertionError, AttributeError, KeyError, TypeError, WeftError, StopIteration):
+            continue
+        if back == plain:
+            return family, config
+        reasons.append(f"{family.name}: {_difference(plain.to_tree(), back.to_tree())}")
+    told = "; ".join(reasons[:3]) or _obstacle(spec)
+    raise WeftError(
+        f"this model maps to no architecture of another library ({told}): change these, or keep it as a run"
+    )
+
+
+class _Names:
+    """What `read` may ask of weights that are not there yet: their names, and that none is another's copy."""
+
+    def __init__(self, names: set[str | None]) -> None:
+        self.names = names
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def same(self, name: str, other: str) -> bool:
+        return False
+
+
+TRAINING = ("dropout", "depth", "initialisation")
+
+
+def plain_spec(spec: AnySpec) -> Any:
+    """Without what counts in training only, and with numbers that are left out written down."""
+    tree = spec.to_tree()
+    for part in (tree, *tree.get("mixer", []), tree.get("feedforward", {})):
+        for name in TRAINING:
+            part.pop(name, None)
+    for mixer in tree.get("mixer", []):
+        if mixer["kind"] == "attention":
+            mixer["key_heads"] = mixer["key_heads"] or mixer["heads"]
+            size = mixer["head_width"] or spec.width // mixer["heads"]
+            mixer["head_width"], mixer["value_width"] = size, mixer["value_width"] or size
+            mixer["output_bias"] = mixer["bias"] if mixer["output_bias"] is None else mixer["output_bias"]
+    feedforward = tree.get("feedforward", {})
+    if feedforward.get("kind") == "classic":
+        feedforward["hidden"] = feedforward["hidden"] or 4 * spec.width
+    if feedforward.get("kind") in ("gated", "experts"):
+        from weft.parts.feedforward import gated_width
+
+        feedforward["hidden"] = feedforward["hidden"] or gated_width(spec.width)
+    if tree.get("family") == "encoder-decoder" and tree["decoder_layers"] is None:
+        tree["decoder_layers"] = tree["layers"]
+    if tree.get("last_norm") is None and "arrangement" in tree:
+        tree["last_norm"] = tree["arrangement"] == "pre-norm"
+    return read_spec(tree)
+
+
+def _obstacle(spec: AnySpec) -> str:
+    """What no family has, where none could even be tried."""
+    mixers = getattr(spec, "mixer", ())
+    other = next((mixer.kind for mixer in mixers if mixer.kind != "attention"), None)
+    if spec.family in ("decoder", "encoder", "encoder-decoder", "vision") and other is not None:
+        return f"mixer is {other!r}, there only 'attention'"
+    return f"family is {spec.family!r}, there only decoders, encoders, encoder-decoders and vision"
+
+
+def _difference(ours: Any, theirs: Any, path: str = "") -> str:
+    """The first field in which two trees differ, with both values."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
+        for key in ours:
+            if ours[key] != theirs.get(key):
+                return _difference(ours[key], theirs.get(key), f"{path}.{key}" if path else key)
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for a, b in zip(ours, theirs, strict=True):
+            if a != b:
+                return _difference(a, b, path)
+    short = [one.get("kind", one) if isinstance(one, dict) else one for one in (ours, theirs)]
+    return f"{path} is {short[0]!r:.40}, there only {short[1]!r:.40}"

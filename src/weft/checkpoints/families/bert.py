@@ -1,0 +1,145 @@
+"""BERT, MiniLM and RoBERTa: post-norm encoders with learned positions, a pooler, and a classifier where there is one.
+
+RoBERTa's positions begin at 2, and its classifier has a hidden layer of its own in place of the pooler.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
+from weft.checkpoints.tables import Row, Without, linear, norm
+from weft.foundation.spec import Tree
+from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec
+from weft.models.positions import LearnedSpec
+from weft.models.specs import AttentionSpec, ClassicSpec, LayerNormSpec
+
+UNUSED_POSITIONS = 2  # RoBERTa counts from its padding token, 1, on
+
+
+def read(config: Config, known: Known, roberta: bool = False) -> EncoderSpec:
+    """The spec of a config; the architecture and the weights say whether there are a pooler and classes."""
+    config.expect("position_embedding_type", "absolute")
+    config.expect("is_decoder", False)
+    config.expect("add_cross_attention", False)
+    if roberta:
+        config.expect("pad_token_id", UNUSED_POSITIONS - 1)
+    width = config.whole("hidden_size", 768)
+    names = config.get("architectures") or [""]
+    classifies = str(names[0]).endswith("ForSequenceClassification")
+    pools = classifies or known.has("pooler.dense.weight")
+    length = config.whole("max_position_embeddings", 512) - (UNUSED_POSITIONS if roberta else 0)
+    return EncoderSpec(
+        input=TokensSpec(vocabulary=config.whole("vocab_size"), segments=config.whole("type_vocab_size", 2)),
+        length=length,
+        width=width,
+        layers=config.whole("num_hidden_layers", 12),
+        mixer=AttentionSpec(heads=config.whole("num_attention_heads", 12)),
+        feedforward=ClassicSpec(
+            hidden=config.whole("intermediate_size", 3072), activation=config.activation("hidden_act", "gelu")
+        ),
+        positions=LearnedSpec(),
+        norm=LayerNormSpec(epsilon=config.number("layer_norm_eps", 1e-12)),
+        arrangement="post-norm",
+        input_norm=True,
+        output=PooledSpec(hidden=width if pools else None, classes=_classes(config) if classifies else None),
+    )
+
+
+def _classes(config: Config) -> int:
+    config.expect("problem_type", "single_label_classification")
+    labels = config.get("id2label")
+    return len(labels) if isinstance(labels, dict) and labels else config.whole("num_labels", 2)
+
+
+def write(spec: EncoderSpec, roberta: bool = False) -> Tree:
+    """The config of a spec."""
+    feedforward, output, given = spec.feedforward, spec.output, spec.input
+    assert isinstance(feedforward, ClassicSpec) and isinstance(spec.norm, LayerNormSpec)
+    assert isinstance(output, PooledSpec) and isinstance(given, TokensSpec)
+    name = "Roberta" if roberta else "Bert"
+    suffix = "Model" if output.classes is None else "ForSequenceClassification"
+    config: Tree = {
+        "architectures": [name + suffix],
+        "model_type": name.lower(),
+        "vocab_size": given.vocabulary,
+        "type_vocab_size": given.segments,
+        "max_position_embeddings": spec.length + (UNUSED_POSITIONS if roberta else 0),
+        "hidden_size": spec.width,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.attention().heads,
+        "intermediate_size": feedforward.hidden or 4 * spec.width,
+        "hidden_act": THEIR_ACTIVATIONS[feedforward.activation],
+        "layer_norm_eps": spec.norm.epsilon,
+        "pad_token_id": UNUSED_POSITIONS - 1 if roberta else 0,
+    }
+    if output.classes is not None:
+        config["id2label"] = {str(number): f"LABEL_{number}" for number in range(output.classes)}
+        config["label2id"] = {f"LABEL_{number}": number for number in range(output.classes)}
+    return config
+
+
+def table(spec: EncoderSpec, roberta: bool = False) -> list[Row]:
+    """Names of BertModel, or with classes of BertForSequenceClassification."""
+    output = spec.output
+    assert isinstance(output, PooledSpec)
+    body = "" if output.classes is None else "roberta." if roberta else "bert."
+    places = Row("input.position.table", (f"{body}embeddings.position_embeddings.weight",))
+    rows = [
+        Row("embedding.weight", (f"{body}embeddings.word_embeddings.weight",)),
+        places._replace(change=Without(UNUSED_POSITIONS)) if roberta else places,
+        Row("input.segments.table", (f"{body}embeddings.token_type_embeddings.weight",)),
+        *norm("input.norm", f"{body}embeddings.LayerNorm"),
+    ]
+    own_head = roberta and output.classes is not None
+    if output.hidden is not None:
+        rows += linear("head.hidden", "classifier.dense" if own_head else f"{body}pooler.dense")
+    if output.classes is not None:
+        rows += linear("head.linear", "classifier.out_proj" if own_head else "classifier")
+    for layer in range(spec.layers):
+        ours, theirs = f"stack.blocks.{layer}", f"{body}encoder.layer.{layer}"
+        looks = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
+        rows += linear(f"{ours}.mixer.qkv", *looks, sizes=(spec.width,) * 3)
+        rows += linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
+        rows += linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
+        rows += linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")
+        rows += norm(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm")
+        rows += norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
+    return rows
+
+
+def canonical(name: str) -> str | None:
+    """With or without the prefix of the body; the first files named a norm's weights gamma and beta."""
+    if name.endswith("embeddings.position_ids"):
+        return None
+    name = name.removeprefix("bert.").removeprefix("roberta.")
+    for old, new in ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+BERT = Family(
+    name="BERT",
+    types=("bert",),
+    architectures=("BertModel", "BertForSequenceClassification", "BertForMaskedLM", "BertForPreTraining"),
+    read=read,
+    write=write,
+    table=table,
+    canonical=canonical,
+    unused=("cls.",),
+)
+ROBERTA = Family(
+    name="RoBERTa",
+    types=("roberta", "xlm-roberta"),
+    architectures=tuple(
+        f"{name}{use}"
+        for name in ("Roberta", "XLMRoberta")
+        for use in ("Model", "ForSequenceClassification", "ForMaskedLM")
+    ),
+    read=partial(read, roberta=True),
+    write=partial(write, roberta=True),
+    table=partial(table, roberta=True),
+    canonical=canonical,
+    unused=("lm_head.",),
+)

@@ -1,0 +1,120 @@
+"""What an adapter is: a name table, a few transposes, and how a config becomes a spec and back; nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from weft.checkpoints.tables import Canonical, Row
+from weft.data.files import DataError
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "relu2": "squared-relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+# The other way, the name that all libraries know.
+THEIR_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu-tanh": "gelu_new",
+    "relu": "relu",
+    "squared-relu": "relu2",
+    "silu": "silu",
+    "tanh": "tanh",
+}
+
+
+class Known(Protocol):
+    """What is known of the weights when a config is read, by canonical names."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        ...
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors are equal."""
+        ...
+
+
+class Config:
+    """A config.json, read field by field; a field of the wrong kind is named."""
+
+    def __init__(self, tree: Mapping[str, Any], name: str = "config.json") -> None:
+        self.tree, self.name = tree, name
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A field as it is; one that is null counts as left out."""
+        value = self.tree.get(key)
+        return default if value is None else value
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1."""
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 40:
+            raise self.wrong(key, "a whole number from 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self.get(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise self.wrong(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def activation(self, key: str, default: str) -> Any:
+        """Our name of an activation."""
+        name = self.get(key, default)
+        if name not in ACTIVATIONS:
+            raise self.wrong(key, f"one of {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+    def expect(self, key: str, *allowed: Any) -> None:
+        """Refuse a field that is there and says something else; the first of the values is what no field means."""
+        value = self.get(key, allowed[0])
+        if value not in allowed:
+            raise DataError(
+                f"{self.name} sets {key} to {value!r:.60}, which Weft's parts do not have yet: only {allowed[0]!r}"
+            )
+
+    def wrong(self, key: str, what: str) -> DataError:
+        """The sentence for a field of the wrong kind."""
+        return DataError(
+            f"{self.name}: {key} is {self.tree.get(key)!r:.60}, but {what} is needed; fetch the folder again"
+        )
+
+
+def _same_name(name: str) -> str | None:
+    return name
+
+
+@dataclass(frozen=True)
+class Family:
+    """One adapter. `types` are the model_type of its configs, `architectures` the classes that can be read.
+
+    `canonical` brings the spellings of a name to one (None: a buffer, no weight); `copies` are tied tensors that may be
+    stored once more; `unused` begin the names of heads that no task here asks for.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    read: Callable[[Config, Known], AnySpec]
+    write: Callable[[Any], Tree]
+    table: Callable[[Any], list[Row]]
+    canonical: Canonical = _same_name
+    copies: Mapping[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()

@@ -1,0 +1,253 @@
+"""Llama and its kin: Mistral (window), Qwen2 (biases), Qwen3 (norms on queries and keys), Mixtral (experts)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
+from weft.checkpoints.tables import Row, Rows, Same, Stacked, linear, norm
+from weft.data.files import DataError
+from weft.foundation.spec import Tree
+from weft.models.decoder import DecoderSpec
+from weft.models.positions import LinearScalingSpec, Llama3ScalingSpec, RotarySpec
+from weft.models.specs import (
+    AttentionSpec,
+    ExpertsSpec,
+    GatedSpec,
+    LinearHeadSpec,
+    RMSNormSpec,
+    TiedHeadSpec,
+)
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+}
+LENGTHS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "mixtral": 131072}
+EPSILONS = {"llama": 1e-6, "mistral": 1e-6, "qwen2": 1e-6, "qwen3": 1e-6, "mixtral": 1e-5}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read(config: Config, known: Known) -> DecoderSpec:
+    """The spec of a config."""
+    kind = str(config.get("model_type"))
+    if kind not in ("llama", "qwen3"):
+        config.expect("attention_bias", kind == "qwen2")
+    config.expect("mlp_bias", False, *([True] if kind == "llama" else []))
+    config.expect("partial_rotary_factor", 1.0)
+    return DecoderSpec(
+        vocabulary=config.whole("vocab_size"),
+        length=config.whole("max_position_embeddings", LENGTHS[kind]),
+        width=config.whole("hidden_size"),
+        layers=config.whole("num_hidden_layers"),
+        mixer=_mixers(config, kind),
+        feedforward=_feedforward(config, kind),
+        positions=_positions(config),
+        norm=RMSNormSpec(epsilon=config.number("rms_norm_eps", EPSILONS[kind])),
+        head=TiedHeadSpec() if config.flag("tie_word_embeddings", False) else LinearHeadSpec(),
+    )
+
+
+def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
+    """One attention, or a pattern of them where layers differ in their window."""
+    heads, width = config.whole("num_attention_heads"), config.whole("hidden_size")
+    size = config.whole("head_dim", max(1, width // heads))
+    epsilon = config.number("rms_norm_eps", EPSILONS[kind])
+    whole = AttentionSpec(
+        heads=heads,
+        key_heads=config.whole("num_key_value_heads", heads),
+        head_width=None if size * heads == width else size,
+        bias=kind == "qwen2" or config.flag("attention_bias", False),
+        output_bias=False if kind == "qwen2" else None,
+        query_key_norm=RMSNormSpec(epsilon=epsilon) if kind == "qwen3" else None,
+    )
+    windows = _windows(config, kind)
+    shortest = next(n for n in range(1, len(windows) + 1) if all(w == windows[i % n] for i, w in enumerate(windows)))
+    return tuple(whole if window is None else whole.replace(window=window) for window in windows[:shortest])
+
+
+def _windows(config: Config, kind: str) -> list[int | None]:
+    """How many keys back each layer sees."""
+    layers = min(config.whole("num_hidden_layers"), 10_000)
+    if kind == "llama" or config.get("sliding_window") is None:
+        return [None] * layers
+    window = config.whole("sliding_window")
+    if kind in ("mistral", "mixtral"):
+        return [window] * layers
+    if not config.flag("use_sliding_window", False):
+        return [None] * layers
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = int(config.get("max_window_layers", 28))
+        return [window if layer >= first else None for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+        raise config.wrong("layer_types", f"a list of {layers} times {FULL} or {SLIDING}")
+    return [window if one == SLIDING else None for one in kinds]
+
+
+def _feedforward(config: Config, kind: str) -> GatedSpec | ExpertsSpec:
+    hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "silu")
+    if kind == "mixtral":
+        experts, active = config.whole("num_local_experts", 8), config.whole("num_experts_per_tok", 2)
+        return ExpertsSpec(experts=experts, active=active, hidden=hidden, activation=activation)
+    return GatedSpec(hidden=hidden, activation=activation, bias=config.flag("mlp_bias", False))
+
+
+def _positions(config: Config) -> RotarySpec:
+    """Rotary positions: rope_parameters, or in older configs rope_theta and rope_scaling."""
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise config.wrong("rope_parameters", "a table")
+    rope = Config({"rope_theta": config.get("rope_theta"), **given}, f"{config.name}, rope_parameters")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    base = rope.number("rope_theta", 10_000.0)
+    if kind == "default":
+        return RotarySpec(base=base)
+    if kind == "linear":
+        return RotarySpec(base=base, scaling=LinearScalingSpec(factor=rope.number("factor")))
+    if kind == "llama3":
+        scaling = Llama3ScalingSpec(
+            factor=rope.number("factor"),
+            low=rope.number("low_freq_factor"),
+            high=rope.number("high_freq_factor"),
+            original=rope.whole("original_max_position_embeddings"),
+        )
+        return RotarySpec(base=base, scaling=scaling)
+    raise DataError(f"{config.name} stretches rotary positions by {kind!r:.40}: Weft has default, linear and llama3")
+
+
+def write(spec: DecoderSpec) -> Tree:
+    """The config of a spec: the plainest member of the kin that has what it needs."""
+    attention, positions = spec.attention(), spec.positions
+    assert isinstance(positions, RotarySpec) and isinstance(spec.norm, RMSNormSpec)
+    kind = _kind(spec)
+    windows = [getattr(spec.mixer_of(layer), "window", None) for layer in range(spec.layers)]
+    config: Tree = {
+        "architectures": [CLASSES[kind]],
+        "model_type": kind,
+        "vocab_size": spec.vocabulary,
+        "max_position_embeddings": spec.length,
+        "hidden_size": spec.width,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.key_heads or attention.heads,
+        "head_dim": attention.size(spec.width),
+        "rms_norm_eps": spec.norm.epsilon,
+        "rope_parameters": _rope(positions),
+        "tie_word_embeddings": spec.head.kind == "tied",
+        **_width(spec.feedforward),
+    }
+    if kind in ("llama", "qwen3"):
+        config["attention_bias"] = attention.bias
+    if kind == "llama":
+        config["mlp_bias"] = bool(getattr(spec.feedforward, "bias", False))
+    if kind in ("mistral", "mixtral"):
+        config["sliding_window"] = windows[0]
+    if kind in ("qwen2", "qwen3"):
+        config["use_sliding_window"] = any(windows)
+        config["sliding_window"] = next((window for window in windows if window), None)
+        config["layer_types"] = [FULL if window is None else SLIDING for window in windows]
+    return config
+
+
+def _kind(spec: DecoderSpec) -> str:
+    attention = spec.attention()
+    if isinstance(spec.feedforward, ExpertsSpec):
+        return "mixtral"
+    if attention.query_key_norm is not None:
+        return "qwen3"
+    if attention.bias and attention.output_bias is False:
+        return "qwen2"
+    return "mistral" if attention.window is not None else "llama"
+
+
+def _width(feedforward: Any) -> Tree:
+    if isinstance(feedforward, ExpertsSpec):
+        more = {"num_local_experts": feedforward.experts, "num_experts_per_tok": feedforward.active}
+    else:
+        more = {}
+    return {"intermediate_size": feedforward.hidden, "hidden_act": THEIR_ACTIVATIONS[feedforward.activation], **more}
+
+
+def _rope(positions: RotarySpec) -> Tree:
+    scaling = positions.scaling
+    if isinstance(scaling, LinearScalingSpec):
+        return {"rope_type": "linear", "rope_theta": positions.base, "factor": scaling.factor}
+    if isinstance(scaling, Llama3ScalingSpec):
+        return {
+            "rope_type": "llama3",
+            "rope_theta": positions.base,
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low,
+            "high_freq_factor": scaling.high,
+            "original_max_position_embeddings": scaling.original,
+        }
+    return {"rope_type": "default", "rope_theta": positions.base}
+
+
+def table(spec: DecoderSpec) -> list[Row]:
+    """Names of LlamaForCausalLM and its kin."""
+    attention = spec.attention()
+    size, heads, keys = attention.size(spec.width), attention.heads, attention.key_heads or attention.heads
+    sizes = (heads * size, keys * size, keys * size)
+    output_bias = attention.bias if attention.output_bias is None else attention.output_bias
+    rows = [Row("embedding.weight", ("model.embed_tokens.weight",)), *norm("stack.norm", "model.norm", bias=False)]
+    if spec.head.kind == "linear":
+        rows += linear("head.linear", "lm_head", bias=False)
+    for layer in range(spec.layers):
+        ours, theirs = f"stack.blocks.{layer}", f"model.layers.{layer}"
+        looks = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
+        rows += linear(f"{ours}.mixer.qkv", *looks, sizes=sizes, bias=attention.bias)
+        rows += linear(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=output_bias)
+        if attention.query_key_norm is not None:
+            rows += norm(f"{ours}.mixer.query_norm", f"{theirs}.self_attn.q_norm", bias=False)
+            rows += norm(f"{ours}.mixer.key_norm", f"{theirs}.self_attn.k_norm", bias=False)
+        rows += norm(f"{ours}.mixer_norm", f"{theirs}.input_layernorm", bias=False)
+        rows += norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
+        rows += _feedforward_rows(spec, ours, theirs)
+    return rows
+
+
+def _feedforward_rows(spec: DecoderSpec, ours: str, theirs: str) -> list[Row]:
+    feedforward: Any = spec.feedforward
+    hidden = feedforward.hidden
+    if not isinstance(feedforward, ExpertsSpec):
+        sizes, bias = (hidden, hidden), feedforward.bias
+        return [
+            *linear(
+                f"{ours}.feedforward.gate_up",
+                f"{theirs}.mlp.gate_proj",
+                f"{theirs}.mlp.up_proj",
+                sizes=sizes,
+                bias=bias,
+            ),
+            *linear(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=bias),
+        ]
+    numbers, moe = range(feedforward.experts), f"{theirs}.block_sparse_moe"
+    ups = tuple(f"{moe}.experts.{number}.{name}.weight" for number in numbers for name in ("w1", "w3"))
+    downs = tuple(f"{moe}.experts.{number}.w2.weight" for number in numbers)
+    return [
+        Row(f"{ours}.feedforward.router", (f"{moe}.gate.weight",)),
+        Row(f"{ours}.feedforward.up", ups, Stacked(feedforward.experts, Rows((hidden, hidden)))),
+        Row(f"{ours}.feedforward.down", downs, Stacked(feedforward.experts, Same())),
+    ]
+
+
+def canonical(name: str) -> str | None:
+    """Older files store the rotary frequencies."""
+    return None if name.endswith("rotary_emb.inv_freq") else name
+
+
+FAMILY = Family(
+    name="Llama",
+    types=tuple(CLASSES),
+    architectures=tuple(CLASSES.values()),
+    read=read,
+    write=write,
+    table=table,
+    canonical=canonical,
+    copies={"lm_head.weight": "model.embed_tokens.weight"},
+)

@@ -1,0 +1,36 @@
+"""`weft export`: runs become folders and files of other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from weft.checkpoints.exporting import Exported
+from weft.cli.terminal import console, print_json, progress
+from weft.tasks.exporting import export
+
+NEXT = {
+    "huggingface": 'transformers: AutoModel.from_pretrained("{out}"); vLLM: vllm serve {out}',
+    "gguf": 'llama.cpp: llama-cli -m {out} -p "Once upon a time"',
+    "onnx": "onnxruntime: see {out}/model.json for names of inputs and outputs",
+}
+
+
+def run_export(run: Path, to: str, out: Path, kind: str | None, certified: bool, as_json: bool) -> None:
+    """Export and print what came of it."""
+    with progress("exporting") as report:
+        made = export(run, to, out, type=kind, certificate=certified, progress=report)
+    if as_json:
+        print_json(made.to_tree())
+    else:
+        _print(console(), made)
+
+
+def _print(out: Console, made: Exported) -> None:
+    out.print(f"[bold]{made.path}[/bold]: {made.architecture}, {made.parameters:,} parameters")
+    if made.parity is None:
+        out.print(f"not compared: {made.why}", markup=False)
+    else:
+        out.print(f"compared with {made.peer}: the largest difference of logits is {made.parity:.2g}", markup=False)
+    out.print(f"Next, {NEXT[made.format].format(out=made.path)}", markup=False, style="dim")

@@ -1,0 +1,49 @@
+"""`weft import`: checkpoints of other libraries become runs."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from rich.console import Console
+
+from weft.checkpoints.importing import Imported, bring_in
+from weft.cli.terminal import console, print_json, progress
+
+EXAMPLES = {
+    "text": 'weft predict {run} "Once upon a time" --max-tokens 80',
+    "translation": 'weft predict {run} "a sentence"',
+    "classification": 'weft predict {run} "a text"',
+    "embedding": 'weft predict {run} "a text" --json',
+    "images": "weft predict {run} picture.png",
+}
+
+
+def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
+    """Import and print what came of it."""
+    with warnings.catch_warnings(record=True) as caught, progress("importing") as report:
+        warnings.simplefilter("always")
+        made = bring_in(source, out, certified, report)
+    told = console(to_stderr=True)
+    for warning in caught:
+        if warning.category is UserWarning:
+            told.print(f"weft: {warning.message}", markup=False)
+    if as_json:
+        print_json(made.to_tree())
+        return
+    _print(console(), made)
+
+
+def _print(out: Console, made: Imported) -> None:
+    out.print(f"[bold]{made.run}[/bold]: {made.architecture} ({made.family}), {made.parameters:,} parameters")
+    certificate = made.certificate
+    if certificate is None:
+        out.print(f"no certificate: {made.uncertified}")
+    else:
+        out.print(
+            f"certificate: {certificate.outputs:,} numbers as {certificate.peer} computes them, largest difference "
+            f"{certificate.difference:.2g} (the largest is {certificate.largest:.3g})"
+        )
+    if made.left_out:
+        out.print(f"left out, because no task here asks for them: {', '.join(made.left_out[:4])}", markup=False)
+    out.print(f"[dim]Next: {EXAMPLES[made.task].format(run=made.run)}[/dim]")

@@ -1,0 +1,89 @@
+"""`weft look`: the picture of what a run does with an input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.markup import escape
+
+from weft.cli.terminal import console, in_bytes, print_json
+from weft.figures.picture import Picture
+from weft.figures.unfolding import Unfolding, as_text
+from weft.foundation.errors import WeftError
+from weft.inspection.look import picture_of, views_of
+from weft.inspection.pictures import Asked
+from weft.inspection.scenes import Scene, scene_of
+from weft.tasks.run import load
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What of a run is to be seen: a kind of picture, and what it shows first."""
+
+    kind: str | None = None
+    layer: int | None = None
+    head: int | None = None
+    row: str | None = None
+    pair: str | None = None
+    explain: bool = False
+
+    def asked(self) -> Asked:
+        """The same for `picture_of`."""
+        pair = None
+        if self.pair is not None:
+            words = [word.strip() for word in self.pair.split(",")]
+            if len(words) != 2 or not all(words):
+                raise WeftError(
+                    f"--pair {self.pair!r} is no pair of words: give two with a comma, such as not,terrible"
+                )
+            pair = (words[0], words[1])
+        return Asked(self.layer, self.head, self.row, pair)
+
+
+def run_look(run: Path, given: str, out: Path, wish: Wish, device: str | None, as_json: bool) -> None:
+    """Draw, and say where the picture is."""
+    asked = wish.asked()
+    scene = scene_of(load(run, device), given)
+    picture = picture_of(scene, wish.kind, asked, wish.explain)
+    written = picture.write(out)
+    if as_json:
+        print_json(_tree(scene, picture, written))
+    else:
+        _print(scene, picture, written)
+
+
+def _tree(scene: Scene, picture: Picture, written: Path) -> dict[str, object]:
+    return {
+        "path": str(written),
+        "bytes": written.stat().st_size,
+        "task": scene.task,
+        "input": scene.name,
+        "output": scene.said,
+        "tokens": list(scene.tokens),
+        "panels": [{"kind": panel.kind, "title": panel.title, "shown": panel.shown()} for panel in picture.panels],
+        "left_out": list(picture.left_out),
+        "kinds": list(views_of(scene)),
+        "explained": [_steps(panel) for panel in picture.panels if isinstance(panel, Unfolding)],
+    }
+
+
+def _steps(panel: Unfolding) -> list[dict[str, object]]:
+    return [
+        {"name": step.name, "formula": step.formula, "part": step.part, "values": step.values.tolist()}
+        for step in panel.steps
+    ]
+
+
+def _print(scene: Scene, picture: Picture, written: Path) -> None:
+    out = console()
+    out.print(f"[bold]{escape(picture.title)}[/bold]", soft_wrap=True)
+    for panel in picture.panels:
+        shown = panel.shown()
+        out.print(f"  {panel.title}" + (f" ({shown})" if shown else ""), markup=False, soft_wrap=True)
+        if isinstance(panel, Unfolding):
+            out.print(as_text(panel.steps), markup=False, soft_wrap=True)
+    for sentence in picture.left_out:
+        out.print(f"  left out: {sentence}", markup=False, soft_wrap=True)
+    out.print(f"\npicture: {written} ({in_bytes(written.stat().st_size)})", markup=False, soft_wrap=True)
+    out.print(f"other kinds: --kind {', '.join(views_of(scene))}", markup=False, soft_wrap=True)

@@ -1,0 +1,203 @@
+"""Task embedding: one vector a text, so that texts of like meaning lie close. Models for it are imported, not trained.
+
+v = pool(h_1 .. h_T) of an encoder's last states: their mean, or the first's; |v| = 1 where it is normalised. Judged by
+pairs of texts with a score of how alike they are: the rank correlation of cosines with scores (Spearman).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from weft.data.batching import pad_rows
+from weft.data.files import DataError, find_files, read_table
+from weft.data.texts import TABLE_SUFFIXES
+from weft.data.tokenisers import Tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+from weft.models.encoder import EncoderSpec
+from weft.parts.masks import Real
+from weft.parts.outputs import Pool, pool_tokens
+from weft.parts.places import Places
+from weft.tasks.base import Answer, Batch, DataSpec, Decoding, Loss, Names, Part, Prepared, Size, Task
+from weft.tasks.frames import Frame
+
+UNTRAINED = "embedding models are imported, not trained here: weft import FOLDER --out RUN"
+
+
+class EmbeddingOptions(DataSpec):
+    """`columns`: the two texts and the score, by name or number."""
+
+    columns: Names = ()
+
+
+@dataclass(frozen=True)
+class SimilarityPart(Part):
+    """Pairs of texts in tokens, and how alike each is."""
+
+    rows: tuple[tuple[list[int], list[int]], ...]
+    scores: NDArray[np.float64]
+    pad: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of both texts."""
+        return sum(len(first) + len(second) for first, second in self.rows)
+
+    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
+        """Pairs in their own order, about `size` tokens a batch."""
+        longest = max(max(map(len, pair)) for pair in self.rows)
+        count = max(1, size // (2 * longest))
+        return [range(first, min(first + count, len(self))) for first in range(0, len(self), count)]
+
+    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
+        """The first texts of all pairs, then the second ones, with padding on the right; labels are the scores."""
+        rows = [self.rows[example][side] for side in (0, 1) for example in examples]
+        padded = pad_rows(rows, self.pad)
+        scores = torch.from_numpy(self.scores[list(examples)])
+        inputs = {"tokens": padded.tokens, "lengths": padded.lengths}
+        return Batch(inputs, scores, len(scores), padded.tokens.numel())
+
+
+class EmbeddingTask(Task):
+    """An encoder gives each text a vector."""
+
+    name = "embedding"
+    picture = "tokens"
+    metric = "spearman"
+    families = ("encoder",)
+    Options = EmbeddingOptions
+
+    tokeniser: Tokeniser
+
+    def __init__(
+        self, options: EmbeddingOptions, tokeniser: Tokeniser, frame: Frame, pool: Pool, normalise: bool, length: int
+    ) -> None:
+        self.options, self.tokeniser, self.frame = options, tokeniser, frame
+        self.pool, self.normalise, self.length = pool, normalise, length
+
+    @classmethod
+    def prepare(
+        cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: EmbeddingTask | None = None
+    ) -> Prepared:
+        """There is nothing to train on."""
+        raise WeftError(UNTRAINED)
+
+    @classmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> EmbeddingTask:
+        """The task of an imported run."""
+        if tokeniser is None:
+            raise WeftError("this run has no tokenizer.json: restore the file or import it again")
+        pool, normalise = cast(Pool, str(facts["pool"])), bool(facts["normalise"])
+        return cls(options, tokeniser, Frame.of(facts), pool, normalise, int(facts["length"]))
+
+    def facts(self) -> Tree:
+        """How tokens become one vector, the ids around each text, and how many tokens are read."""
+        how = {"pool": self.pool, "normalise": self.normalise, "length": self.length}
+        return {**how, **self.frame.to_tree()}
+
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Rows of two texts and a score."""
+        pairs: list[tuple[str, str]] = []
+        scores: list[float] = []
+        for path in find_files(paths, TABLE_SUFFIXES):
+            for number, cells in read_table(path, self.options.columns or None):
+                try:
+                    first, second, score = cells
+                    scores.append(float(score))
+                except ValueError:
+                    if number == 1:
+                        continue  # a header
+                    raise DataError(
+                        f"{path.name}, line {number}: two texts and a number are needed, such as a<tab>b<tab>0.8: "
+                        "choose columns with --set data.columns=a,b,score"
+                    ) from None
+                pairs.append((first, second))
+        if len(pairs) < 2:
+            raise DataError(f"{len(pairs)} pairs: a correlation needs two or more rows of two texts and a score")
+        ids = [self._rows([pair[side] for pair in pairs]) for side in (0, 1)]
+        return SimilarityPart(tuple(zip(*ids, strict=True)), np.array(scores), self.tokeniser.pad)
+
+    def _rows(self, texts: Sequence[str]) -> list[list[int]]:
+        unknown = self.tokeniser.role("unknown") or 0
+        return [self.frame.put(ids, self.length) or [unknown] for ids in self.tokeniser.encode_many(texts)]
+
+    def default_model(self, size: Size) -> EncoderSpec:
+        """There is none."""
+        raise WeftError(UNTRAINED)
+
+    def fit(self, spec: AnySpec) -> EncoderSpec:
+        """There is nothing to fit to."""
+        raise WeftError(UNTRAINED)
+
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The squared differences of cosines and scores; scores count from 0 to 1."""
+        first, second = self._vectors(module, batch.inputs["tokens"], batch.inputs["lengths"]).chunk(2)
+        cosines = nn.functional.cosine_similarity(first, second)
+        return Loss((cosines - batch.labels.to(cosines)).square().sum(), batch.count)
+
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """Correlations of cosines with scores: of their ranks (Spearman), and of themselves (Pearson)."""
+        assert isinstance(part, SimilarityPart)
+        device, found = next(module.parameters()).device, []
+        with torch.inference_mode():
+            for examples in part.batches(size, None):
+                x = part.batch(examples).to(device).inputs
+                first, second = self._vectors(module, x["tokens"], x["lengths"]).chunk(2)
+                found.append(nn.functional.cosine_similarity(first, second).double().cpu().numpy())
+        cosines = np.concatenate(found)
+        ranks = [_ranks(values) for values in (cosines, part.scores)]
+        return {"spearman": _pearson(*ranks), "pearson": _pearson(cosines, part.scores), "pairs": len(part)}
+
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """The vector of each text."""
+        texts = [str(given) for given in inputs]
+        vectors = self.embed(module, texts, how.batch)
+        return [Answer(text, vector.tolist()) for text, vector in zip(texts, vectors, strict=True)]
+
+    def embed(self, module: nn.Module, texts: Sequence[str], batch: int = 64) -> Tensor:
+        """Vectors [N, D] of texts; texts of like length are read together."""
+        rows = self._rows(texts)
+        device = next(module.parameters()).device
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        found: dict[int, Tensor] = {}
+        with torch.inference_mode():
+            for first in range(0, len(order), batch):
+                places = order[first : first + batch]
+                padded = pad_rows([rows[place] for place in places], self.tokeniser.pad)
+                vectors = self._vectors(module, padded.tokens.to(device), padded.lengths.to(device)).cpu()
+                found |= dict(zip(places, vectors, strict=True))
+        width = cast(EncoderSpec, module.spec).width
+        return torch.stack([found[place] for place in range(len(rows))]) if rows else torch.zeros(0, width)
+
+    def _vectors(self, module: nn.Module, tokens: Tensor, lengths: Tensor) -> Tensor:
+        real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        hidden = module(tokens, mask=Real(real)).hidden
+        vectors = pool_tokens(hidden, Places.of_lengths(lengths, tokens.shape[1]), self.pool)
+        return nn.functional.normalize(vectors, dim=-1) if self.normalise else vectors
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1, 2, ... from the smallest on; equal values share the mean of their ranks."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    means: NDArray[np.float64] = last - (count - 1) / 2
+    return means[place]
+
+
+def _pearson(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """cov(a, b) / (sd a sd b); 0 where one never changes."""
+    a, b = first - first.mean(), second - second.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale > 0 else 0.0

@@ -1,0 +1,102 @@
+"""One panel of each kind, of prime sizes, for tests of stills, pages and notebooks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.figures.attention import Attention
+from weft.figures.bars import Bars
+from weft.figures.maps import gather
+from weft.figures.motion import Motion
+from weft.figures.overlays import Overlay, Tiles
+from weft.figures.pairs import Pair
+from weft.figures.panel import Axis, Panel
+from weft.figures.plots import Plot
+from weft.figures.series import Channels, Forecast
+from weft.figures.tables import Table
+from weft.figures.tokens import Tokens
+from weft.figures.unfolding import Step, Unfolding
+
+L, H, T = 2, 3, 7
+TOKENS = ("the", "animal", "</script>", "🙂", "שלום", "it", "<b>&amp;")
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def shares(*shape: int, seed: int = 0) -> np.ndarray:
+    e = np.exp(2 * numbers(*shape, seed=seed))
+    return e / e.sum(-1, keepdims=True)
+
+
+def layers() -> Axis:
+    return Axis("layer", tuple(map(str, range(L))), 1)
+
+
+def heads() -> Axis:
+    return Axis("head", ("mean", *map(str, range(H))), 2)
+
+
+def attention(tokens: tuple[str, ...] = TOKENS, columns: tuple[str, ...] | None = None) -> Attention:
+    columns = tokens if columns is None else columns
+    values = shares(L, H, len(tokens), len(columns))
+    maps = gather(L, heads().options, (len(tokens), len(columns)), lambda layer, a, b: values[layer][:, a:b])
+    return Attention("Attention", tokens, columns, layers(), heads(), maps, "a note", min(5, len(tokens) - 1))
+
+
+def every_panel() -> dict[str, Panel]:
+    words = tuple(tuple(f"w{row}{column}" for column in range(T)) for row in range(3))
+    steps = tuple(
+        Step(name, "e_j = q · k_j", "stack.blocks.0.mixer", numbers(2, 3), ("a", "b"), ("x", "y", "z"), "words")
+        for name in ("scores", "weights")
+    )
+    body = numbers(11, 5, 3)
+    return {
+        "attention": attention(),
+        "cross": attention(TOKENS, ("uno", "due", "tre")),
+        "table": Table("Table", ("a", "b", "c"), TOKENS, numbers(3, T), (), words, scale="signed", row_name="after"),
+        "alignment": Table(
+            "Alignment", TOKENS, ("x", "y", "z"), shares(L, T, 3), (layers(),), cells="colours", gold=np.eye(T, 3)
+        ),
+        "bars": Bars(
+            "Bars", Axis("after", TOKENS, 3), (("a", "b", " c", "\n", "</script>"),) * T, shares(T, 5), ("a",) * T
+        ),
+        "tokens": Tokens("Tokens", TOKENS, shares(L, H + 1, T), (layers(), heads()), tuple("NOVADXY")),
+        "pair": Pair(
+            "Pair",
+            Axis("way", ("a at b", "b at a")),
+            layers(),
+            Axis("head", ("0", "1", "2")),
+            numbers(2, L, H, 13),
+            numbers(2, L, H, 13, seed=1),
+            numbers(2, L, H),
+            shares(2, L, H),
+        ),
+        "overlay": Overlay(
+            "Overlay",
+            (numbers(17, 19, 3) * 30 + 120).clip(0, 255).astype(np.uint8),
+            shares(L, H + 1, 5, 3),
+            (layers(), heads()),
+        ),
+        "tiles": Tiles("Tiles", shares(11, 5, 5, 3), tuple(map(str, range(11))), 4),
+        "similarity": Tiles("Similarity", numbers(6, 2, 3), tuple(map(str, range(6))), 3),
+        "forecast": Forecast(
+            "Forecast",
+            ("u", "v"),
+            numbers(35, 2),
+            numbers(11, 2),
+            numbers(11, 2) - 1,
+            numbers(11, 2) + 1,
+            shares(2, L, H + 1, 5),
+            (layers(), heads()),
+            7,
+        ),
+        "channels": Channels("Channels", numbers(23, 3), ("x", "y", "z"), shares(L, H + 1, 23), (layers(), heads())),
+        "many": Channels(
+            "Many", numbers(23, 13), tuple(map(str, range(13))), shares(L, H + 1, 12), (layers(), heads())
+        ),
+        "motion": Motion("Motion", body, ((0, 1), (1, 2), (2, 3), (3, 4)), shares(L, H + 1, 11), (layers(), heads())),
+        "unfolding": Unfolding("Unfolding", steps),
+        "plot": Plot("Plot", np.arange(5.0), numbers(2, 5), ("one", "other"), "layer", "norm"),
+    }

@@ -1,0 +1,223 @@
+"""Fine-tuning: a run is trained on, whole or by low-rank adapters that are merged in the end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import weft
+from weft.checkpoints.run_folder import RunFolder
+from weft.foundation.errors import WeftError
+from weft.parts.lora import AdaptedLinear, adapt, adapters, merge, merged, merged_state
+from weft.tasks.registry import task_named
+from weft.training.optimisers import build_optimisers
+from weft.training.reporting import Reporter
+
+R, ALPHA = 3, 7.0
+SMALL = {
+    "width": 20, "layers": 2, "mixer.heads": 2, "length": 19,
+    "training.batch": 133, "training.threads": 1, "training.guard": False,
+}  # fmt: skip
+FAST = {name: value for name, value in SMALL.items() if name.startswith("training.")}
+MODELS = {
+    "nano-gpt": {"width": 20, "layers": 2, "mixer.heads": 2, "length": 19, "vocabulary": 13},
+    "t5-small": {
+        "width": 20, "layers": 1, "mixer.heads": 2, "mixer.head_width": 5, "length": 19, "vocabulary": 13,
+        "feedforward.hidden": 17,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "first.txt").write_text("the quick brown fox jumps over the lazy dog; the dog sleeps on.\n" * 40)
+    (tmp_path / "second.txt").write_text("the lazy dog jumps over the brown fox; quick, the fox sleeps.\n" * 40)
+
+
+def learned(module: nn.Module) -> nn.Module:
+    """Adapters as after some training."""
+    for _, part in adapters(module):
+        nn.init.normal_(part.second)
+    return module
+
+
+def build(name: str) -> nn.Module:
+    return weft.build(weft.preset(name).replace(**MODELS[name])).double().eval()
+
+
+def ask(module: nn.Module) -> torch.Tensor:
+    tokens = torch.randint(0, 13, (2, 11), generator=torch.Generator().manual_seed(1))
+    return module(tokens, tokens[:, :5]).logits if hasattr(module, "decode") else module(tokens).logits
+
+
+def test_the_formula():
+    linear = nn.Linear(5, 7).double()
+    part = AdaptedLinear(linear, R, ALPHA)
+    nn.init.normal_(part.second)
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    W = linear.weight + ALPHA / R * part.second @ part.first
+    assert torch.allclose(part(x), x @ W.T + linear.bias, atol=1e-12)
+    assert part.first.shape == (R, 5) and part.second.shape == (7, R)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_adapted_model_begins_as_it_was_and_merged_equals_unmerged(name):
+    module = build(name)
+    before, keys = ask(module), set(module.state_dict())
+    adapt(module, R, ALPHA)
+    assert torch.allclose(ask(module), before, atol=1e-12)
+    unmerged = ask(learned(module))
+    assert (unmerged - before).abs().max() > 1e-3
+    state = merged_state(module)
+    with merged(module):
+        assert torch.allclose(ask(module), unmerged, atol=1e-10)
+        assert all(torch.equal(merged_state(module)[key], state[key]) for key in keys)
+    assert torch.allclose(ask(module), unmerged, atol=1e-12)
+    fresh = build(name)
+    fresh.load_state_dict(state)
+    assert torch.allclose(ask(merge(module)), unmerged, atol=1e-10)
+    assert torch.allclose(ask(fresh), ask(module), atol=1e-12) and set(module.state_dict()) == keys
+    assert all(weight.requires_grad for weight in module.parameters())
+
+
+def test_every_linear_map_inside_blocks_is_adapted_and_nothing_else_learns():
+    module = adapt(build("t5-small"), R)
+    inside = [name for name, part in module.named_modules() if isinstance(part, nn.Linear) and ".blocks." in name]
+    assert [name for name, _ in adapters(module)] == inside and len(inside) == 2 + 5 + 2 * 2
+    trained = {id(w) for o in build_optimisers(module, "adamw") for group in o.param_groups for w in group["params"]}
+    assert trained == {id(weight) for _, part in adapters(module) for weight in (part.first, part.second)}
+    names = {name.rpartition(".")[2] for name, weight in module.named_parameters() if weight.requires_grad}
+    assert names == {"first", "second"}
+
+
+def test_the_seed_decides_what_is_drawn():
+    drawn = [adapt(build("nano-gpt"), R, seed=seed).state_dict() for seed in (1, 1, 2)]
+    name = "stack.blocks.1.mixer.qkv.first"
+    assert torch.equal(drawn[0][name], drawn[1][name]) and not torch.equal(drawn[0][name], drawn[2][name])
+    assert drawn[0][name].std().item() == pytest.approx(20**-0.5, rel=0.4)
+
+
+def test_a_model_without_linear_maps_in_blocks_is_refused():
+    with pytest.raises(WeftError, match="no linear maps"):
+        adapt(nn.Linear(3, 3), R)
+    with pytest.raises(WeftError, match="rank 0"):
+        adapt(build("nano-gpt"), 0)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    (folder / "first.txt").write_text("the quick brown fox jumps over the lazy dog; the dog sleeps on.\n" * 40)
+    weft.train("text", folder / "first.txt", folder / "run", steps=12, set=SMALL)
+    return folder / "run"
+
+
+def tune(tmp_path, first, name="run", steps=9, reporter=None, resume=False, **changes):
+    more = {} if resume else {"set": FAST | changes, "steps": steps}
+    base = None if resume else first
+    return weft.train(
+        "text", tmp_path / "second.txt", tmp_path / name, base=base, resume=resume, reporter=reporter, **more
+    )
+
+
+def test_a_run_is_trained_on_with_its_model_tokeniser_and_weights(tmp_path, first):
+    run = tune(tmp_path, first, steps=1, **{"training.rate": 1e-9})
+    before = weft.load(first)
+    assert run.spec.model == before.spec.model and run.spec.base == str(first)
+    assert (run.folder / "tokenizer.json").read_text() == (first / "tokenizer.json").read_text()
+    kept, own = load_file(first / "model.safetensors"), load_file(run.folder / "model.safetensors")
+    assert all(torch.allclose(own[name], kept[name], atol=1e-6) for name in kept)
+    losses = [one.evaluate(tmp_path / "second.txt")["loss"] for one in (tune(tmp_path, first, "more", 9), before)]
+    assert losses[0] < losses[1] - 0.1
+
+
+def test_only_adapters_learn_and_the_run_is_an_ordinary_one(tmp_path, first):
+    run = tune(tmp_path, first, **{"training.lora": R, "training.lora_alpha": ALPHA})
+    before, snapshot = load_file(first / "model.safetensors"), RunFolder(run.folder).read_snapshot()
+    assert snapshot is not None
+    for name, weight in before.items():
+        assert torch.equal(snapshot.tensors[f"weight.{name}"], weight), name
+    own = load_file(run.folder / "model.safetensors")
+    assert set(own) == set(before) and not adapters(run.module)
+    changed = {name for name in own if not torch.equal(own[name], before[name])}
+    assert changed == {name for name in own if ".blocks." in name and own[name].dim() == 2}
+    name = "stack.blocks.0.mixer.qkv"
+    A, B = snapshot.tensors[f"weight.{name}.first"], snapshot.tensors[f"weight.{name}.second"]
+    assert torch.allclose(own[f"{name}.weight"], before[f"{name}.weight"] + ALPHA / R * B @ A, atol=1e-6)
+    assert run.evaluate(tmp_path / "second.txt")["loss"] < weft.load(first).evaluate(tmp_path / "second.txt")["loss"]
+
+
+class StopAfter(Reporter):
+    def __init__(self, step):
+        self.step = step
+
+    def evaluated(self, step, loss, best):
+        if step >= self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("changes", [{}, {"training.lora": R, "training.ema": 0.9}], ids=["full", "adapters"])
+@pytest.mark.parametrize("last", [1, 6])
+def test_what_is_trained_on_resumes_to_the_same_bits(tmp_path, first, changes, last):
+    often = {"training.evaluate_every": 3, "training.checkpoint_every": 3, "dropout": 0.1}
+    tune(tmp_path, first, "whole", **often, **changes)
+    with pytest.raises(KeyboardInterrupt):
+        tune(tmp_path, first, "broken", reporter=StopAfter(last), **often, **changes)
+    assert (RunFolder(tmp_path / "broken").read_snapshot() is None) == (last == 1)
+    tune(tmp_path, first, "broken", resume=True)
+    one, other = (RunFolder(tmp_path / name).read_snapshot() for name in ("whole", "broken"))
+    assert one is not None and other is not None and set(one.tensors) == set(other.tensors)
+    assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+    for name in ("model.safetensors", "tokenizer.json"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path, first):
+    def refused(words, task="text", **more):
+        with pytest.raises(WeftError, match=words):
+            weft.train(task, tmp_path / "second.txt", tmp_path / "out", **({"base": first, "steps": 1} | more))
+
+    refused("is a run of task text, but task translation", task="translation")
+    refused("leave --preset out", preset="gpt2")
+    refused("layers: the weights of", set={"layers": 3})
+    refused("data.tokeniser was settled", set={"data.tokeniser": "bytes"})
+    refused("give it with --from", set={"training.lora": 2}, base=None)
+    refused("no run folder", base=tmp_path / "nowhere")
+    assert not (tmp_path / "out" / "spec.json").exists()
+
+
+KEPT = {
+    "translation": ("longest",),
+    "classification": ("classes", "lexicon"),
+    "tagging": ("tags", "lexicon"),
+    "images": ("classes", "side", "mean", "deviation"),
+    "captions": ("side", "longest"),
+    "forecast": ("columns", "mean", "deviation", "context", "patch"),
+    "sequences": ("classes", "channels", "length", "preparation"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_each_task_keeps_what_it_learned_before(tmp_path, name):
+    kind = task_named(name)
+    before = kind.prepare(["sample:"], kind.Options(), 0, tmp_path).task
+    after = kind.prepare(["sample:"], kind.Options(), 5, tmp_path, before)
+    fresh = kind.prepare(["sample:"], kind.Options(), 5, tmp_path)
+    facts = [json.loads(json.dumps(task.facts())) for task in (before, after.task)]
+    assert all(facts[0][field] == facts[1][field] for field in KEPT[name])
+    assert len(after.train) == len(fresh.train) and len(after.validation) == len(fresh.validation)
+    if before.tokeniser is not None:
+        assert after.task.tokeniser is before.tokeniser
+
+
+def test_labels_that_the_run_never_saw_are_named(tmp_path):
+    kind = task_named("classification")
+    before = kind.prepare(["sample:"], kind.Options(), 0, tmp_path).task
+    (tmp_path / "other.tsv").write_text("".join(f"text {n}\t{'spam' if n % 2 else 'ham'}\n" for n in range(40)))
+    with pytest.raises(WeftError, match="was not seen in training"):
+        kind.prepare([str(tmp_path / "other.tsv")], kind.Options(), 0, tmp_path, before)
