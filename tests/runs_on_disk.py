@@ -14,7 +14,11 @@ from weft.models.build import AnySpec
 
 
 def write_run(
-    path: Path, spec: AnySpec, task: str = "text", tokeniser: Tokeniser | None = None, facts: dict[str, Any] | None = None
+    path: Path,
+    spec: AnySpec,
+    task: str = "text",
+    tokeniser: Tokeniser | None = None,
+    facts: dict[str, Any] | None = None,
 ) -> Path:
     """A run whose weights are all random, norms and biases too."""
     module = weft.build(spec)

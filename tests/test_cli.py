@@ -11,9 +11,10 @@ import pytest
 
 import weft
 from weft.cli import main, show, terminal
+from weft.cli.app import CLOSED_PIPE
 from weft.cli.main import app
 
-COMMANDS = ("show", "demo", "laws", "train", "eval", "predict")
+COMMANDS = ("show", "demo", "laws", "train", "eval", "predict", "look")
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def run(capsys, monkeypatch):
 def test_help_and_version_need_no_torch():
     code = f"""
 import sys
+from weft.cli.app import CLOSED_PIPE
 from weft.cli.main import app
 for words in [["--help"], ["--version"], []] + [[name, "--help"] for name in {COMMANDS!r}]:
     try:
@@ -175,7 +177,7 @@ def test_a_closed_pipe_is_silent():
     with subprocess.Popen(weft_show, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         child.stdout.close()
         assert child.stderr.read() == b""
-    assert child.returncode == main.CLOSED_PIPE
+    assert child.returncode == CLOSED_PIPE
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device here")
@@ -190,6 +192,7 @@ def test_a_full_disk_is_one_sentence():
 def test_the_largest_preset_needs_little_memory_and_no_compiler():
     code = """
 import resource, sys
+from weft.cli.app import CLOSED_PIPE
 from weft.cli.main import app
 try:
     app(["show", "gpt3-175b", "--json"], prog_name="weft")

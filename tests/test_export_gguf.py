@@ -1,4 +1,4 @@
-"""Runs as GGUF files: read back to the same bits, by other readers to the same logits, by llama.cpp to the same text."""
+"""Runs as GGUF files: read back to the same bits, by transformers to the same logits, by llama.cpp to the same text."""
 
 from __future__ import annotations
 
@@ -144,7 +144,9 @@ def test_chats_and_ends_are_told(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("kind", "stored", "within"), [("f16", "F16", 2e-2), ("bf16", "BF16", 0.2), ("q8_0", "Q8_0", 0.2)])
+@pytest.mark.parametrize(
+    ("kind", "stored", "within"), [("f16", "F16", 2e-2), ("bf16", "BF16", 0.2), ("q8_0", "Q8_0", 0.2)]
+)
 def test_types_of_weights(kind, stored, within, tmp_path):
     tokeniser = train_tokeniser("bytes", [])
     sizes = {"width": 64, "feedforward.hidden": 96, "mixer.head_width": 16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import numpy as np
@@ -157,4 +158,5 @@ def test_a_menu_changes_the_heat_map():
     assert names[0] == "layer 1, head 1" and f"layer 0, {MEAN}" in names and len(names) == L * (H + 1)
     change = buttons[names.index("layer 0, head 2")].args[0]["z"][-1]
     np.testing.assert_array_equal(np.asarray(change), panel.maps.values[0, 3])
-    assert [label.split(" ", 1)[1] for label in heat.x] == list(TOKENS)
+    assert [html.unescape(label.split(" ", 1)[1]) for label in heat.x] == list(TOKENS)
+    assert not any("<" in label for label in heat.x)

@@ -119,7 +119,7 @@ def test_what_maps_to_no_other_library_says_why():
         describe(weft.preset("nano-gpt"))
     with pytest.raises(weft.WeftError, match=r"GPT-2: dropout|GPT-2: mixer\.window is 5, there only None"):
         describe(weft.preset("gpt2").replace(**{"mixer.window": 5}))
-    with pytest.raises(weft.WeftError, match="no family there is like recurrent"):
+    with pytest.raises(weft.WeftError, match="family is 'recurrent-seq2seq', there only"):
         describe(weft.preset("nano-gru-additive"))
     names = {"gpt2": "GPT-2", "llama-3.2-1b": "Llama", "mistral-7b": "Llama", "mixtral-8x7b": "Llama", "t5-small": "T5"}
     for name, family in (names | {"bert-base": "BERT", "minilm-l6": "BERT", "vit-b16": "ViT"}).items():

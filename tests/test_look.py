@@ -300,6 +300,13 @@ def test_long_texts_are_looked_at_in_parts(tmp_path, small_samples):
     assert picture.write(tmp_path / "x.html").stat().st_size < 30_000_000
     with watch(run) as seen, torch.no_grad():
         run.module(torch.tensor([run.tokeniser.encode(text[:4096])]))
+    for kind, told in (
+        ("flow", "look at 128 or fewer"),
+        ("rollout", "look at 2,048 or fewer"),
+        ("reach", "256 or fewer"),
+    ):
+        with pytest.raises(WeftError, match=told):
+            look(run, text[:4096], kind)
     row = seen.attention(0, 1, 3000)
     best = int(row.argmax())
     assert panel.maps.row(0, 2, 3000)[best] == pytest.approx(float(row[best]), abs=1e-6)
@@ -420,11 +427,22 @@ def test_show_is_inline_in_notebooks(runs, monkeypatch):
     assert shown[2].startswith("<iframe srcdoc=") and "<script" not in shown[2]
 
 
+def test_show_labels_what_each_row_wrote(runs, tmp_path):
+    run = runs("translation")
+    with watch(run) as seen:
+        [answer] = run.answer(["3 May 1987"], max_tokens=5)
+    page = seen.show(path=tmp_path / "x.html").read_text(encoding="utf-8")
+    found = json.loads(page.split('id="data">')[1].split("</script>")[0])["panels"]
+    assert found[0]["rows"][:4] == answer.more["tokens"][:4] and found[0]["columns"] == answer.more["source_tokens"]
+
+
 def test_show_takes_any_module(tmp_path):
     module = build("nano-vit")
     with watch(module) as seen, torch.no_grad():
         module(torch.randn(1, module.spec.channels, module.spec.image, module.spec.image))
     assert seen.show(path=tmp_path / "x.html", kind="rollout").is_file()
+    page = seen.show(path=tmp_path / "z.html").read_text(encoding="utf-8")
+    assert '"kind":"overlay"' in page and '"kind":"tiles"' in page
     plain = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     x = torch.randn(1, 5, 12)
     with watch(plain) as seen, torch.no_grad():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -200,24 +203,65 @@ KEPT = {
     "forecast": ("columns", "mean", "deviation", "context", "patch"),
     "sequences": ("classes", "channels", "length", "preparation"),
 }
+OPTIONS = {"captions": {"size": 8, "held_out": 0.3}, "forecast": {"horizon": 3, "context": 12, "patch": 4}}
+
+
+def write_data(name: str, folder: Path, seed: int) -> list[str]:
+    """A little data of each task; another seed gives other texts and numbers of the same kind."""
+    random, file = np.random.default_rng(seed), folder / f"{name}-{seed}"
+    word = "abcde"[seed] * 2
+    if name == "forecast":
+        steps = random.normal(size=(90, 2)).cumsum(0)
+        file = file.with_suffix(".csv")
+        file.write_text("a,b\n" + "".join(f"{x:.3f},{y:.3f}\n" for x, y in steps))
+    elif name == "sequences":
+        file = file.with_suffix(".npz")
+        np.savez(file, x=random.normal(size=(24, 7, 3)), y=np.arange(24) % 2)
+    elif name == "images":
+        file = file.with_suffix(".npz")
+        np.savez(file, x=random.integers(0, 256, (24, 6, 6), dtype=np.uint8), y=np.arange(24) % 2)
+    elif name == "captions":
+        for number in range(10):
+            Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{seed}-{number}.png")
+        rows = "".join(f"{seed}-{n}.png,a {word} of {n % 3}\n" for n in range(10))
+        file = file.with_suffix(".csv")
+        file.write_text("image,caption\n" + rows)
+    elif name == "tagging":
+        file = file.with_suffix(".conll")
+        file.write_text("".join(f"the D\n{word} N\nruns V\n\n" for _ in range(12)))
+    else:
+        file = file.with_suffix(".tsv")
+        labels = ("yes", "no") if name == "classification" else ("der Hund", "die Katze")
+        file.write_text("".join(f"the {word} {n}\t{labels[n % 2]}\n" for n in range(24)))
+    return [str(file)]
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_each_task_keeps_what_it_learned_before(tmp_path, name):
     kind = task_named(name)
-    before = kind.prepare(["sample:"], kind.Options(), 0, tmp_path).task
-    after = kind.prepare(["sample:"], kind.Options(), 5, tmp_path, before)
-    fresh = kind.prepare(["sample:"], kind.Options(), 5, tmp_path)
+    options = kind.Options(**OPTIONS.get(name, {}))
+    before = kind.prepare(write_data(name, tmp_path, 0), options, 0, tmp_path).task
+    after = kind.prepare(write_data(name, tmp_path, 1), options, 5, tmp_path, before)
     facts = [json.loads(json.dumps(task.facts())) for task in (before, after.task)]
     assert all(facts[0][field] == facts[1][field] for field in KEPT[name])
-    assert len(after.train) == len(fresh.train) and len(after.validation) == len(fresh.validation)
+    assert len(after.train) > len(after.validation) > 0
     if before.tokeniser is not None:
         assert after.task.tokeniser is before.tokeniser
 
 
-def test_labels_that_the_run_never_saw_are_named(tmp_path):
-    kind = task_named("classification")
-    before = kind.prepare(["sample:"], kind.Options(), 0, tmp_path).task
-    (tmp_path / "other.tsv").write_text("".join(f"text {n}\t{'spam' if n % 2 else 'ham'}\n" for n in range(40)))
-    with pytest.raises(WeftError, match="was not seen in training"):
-        kind.prepare([str(tmp_path / "other.tsv")], kind.Options(), 0, tmp_path, before)
+def test_data_of_another_kind_are_named(tmp_path):
+    def refused(name, words, rows):
+        kind = task_named(name)
+        options = kind.Options(**OPTIONS.get(name, {}))
+        before = kind.prepare(write_data(name, tmp_path, 0), options, 0, tmp_path).task
+        other = tmp_path / f"other{'.csv' if name == 'forecast' else '.tsv'}"
+        other.write_text(rows)
+        with pytest.raises(WeftError, match=words):
+            kind.prepare([str(other)], options, 0, tmp_path, before)
+
+    refused(
+        "classification",
+        "was not seen in training",
+        "".join(f"text {n}\t{'spam' if n % 2 else 'ham'}\n" for n in range(40)),
+    )
+    refused("forecast", "column", "a,c\n" + "1,2\n" * 90)

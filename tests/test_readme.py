@@ -13,6 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+RUNS = {
+    "runs/book": ("text", "book.txt"),
+    "runs/ende": ("translation", "sample:dates"),
+    "runs/dates": ("translation", "sample:dates"),
+    "runs/pronouns": ("tagging", "sample:pronouns"),
+}
 COMMANDS = [line[2:] for block in re.findall(r"```console\n(.*?)```", TEXT, re.S) for line in block.splitlines()]
 
 
@@ -42,8 +48,8 @@ def test_commands_run(command, desk):
     arguments = [
         "0.1" if before == "--minutes" else word for before, word in zip(["", *arguments], arguments, strict=False)
     ]
-    if arguments[0] in ("predict", "eval") and not (desk / "runs" / "book").exists():
-        call(desk, ["train", "text", "book.txt", "--out", "runs/book", "--steps", "2"])
+    if arguments[0] in ("predict", "eval", "look", "export") and not (desk / arguments[1]).exists():
+        call(desk, ["train", *RUNS[arguments[1]], "--out", arguments[1], "--steps", "2"])
     if arguments[0] == "train" and (desk / "runs" / "book").exists():
         arguments[arguments.index("--out") + 1] = "runs/again"
     assert call(desk, arguments)

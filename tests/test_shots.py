@@ -96,7 +96,7 @@ def test_what_cannot_be_asked_is_said():
         judge_shots(model(), task(), [], question)
     with pytest.raises(WeftError, match="label '2'"):
         judge_shots(model(), task(), [("x", "2")], question)
-    with pytest.raises(WeftError, match="takes up to .* this model reads 31"):
+    with pytest.raises(WeftError, match=r"takes up to .* this model reads 31"):
         judge_shots(model(length=31), task(), ROWS, question)
     with pytest.raises(WeftError, match="same tokens"):
         judge_shots(model(), task("words"), ROWS, Question((), {"0": "unheard", "1": "unseen"}))

@@ -170,7 +170,7 @@ def _kind(name: str, shape: Shape, wanted: str) -> str:
 def _stretching(rope: Tree, size: int) -> Tensor:
     """How many times slower each rotary pair turns."""
     plain = torch.zeros(1, dtype=torch.float64)
-    base, scaling = float(rope["rope_theta"]), Llama3(float(rope["factor"]), *LLAMA3)  # type: ignore[arg-type]
+    base, scaling = float(rope["rope_theta"]), Llama3(float(rope["factor"]), *LLAMA3)
     return (rotary_frequencies(base, size, plain) / scaling.frequencies(base, size, plain)).float()
 
 
@@ -178,7 +178,7 @@ def _write(path: Path, name: str, settings: Tree, pieces: list[Piece], progress:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
     from gguf.quants import quantize
 
-    class Writer(GGUFWriter):  # type: ignore[misc, unused-ignore]
+    class Writer(GGUFWriter):
         """The package's own writer, which leaves empty lists out; a tokeniser of bytes has no merges."""
 
         def _pack_val(self, val: Any, vtype: Any, add_vtype: bool, sub_type: Any = None) -> bytes:

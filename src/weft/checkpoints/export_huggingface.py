@@ -1,4 +1,4 @@
-"""Hugging Face folders from runs: the adapters' tables read backwards, so that `from_pretrained` gives the same logits."""
+"""Hugging Face folders from runs: the tables read backwards, so that `from_pretrained` gives the same logits."""
 
 from __future__ import annotations
 

@@ -29,14 +29,16 @@ GGUF_FILE = "model.gguf"
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: where, of which architecture, and the largest difference of logits (None: not measured)."""
+    """What was written: where, of which architecture; the largest difference of logits from the run's (None: not
+    measured), beside the largest logit."""
 
     path: Path
     format: str
     architecture: str
     parameters: int
-    parity: float | None
-    peer: str | None
+    parity: float | None = None
+    largest: float | None = None
+    peer: str | None = None
     why: str | None = None
 
     def to_tree(self) -> Tree:
@@ -61,7 +63,7 @@ def send_out(
         raise WeftError(f"there is no format {to!r}: choose one of {', '.join(FORMATS)}")
     if kind is not None and to != "gguf":
         raise WeftError(f"--type is of GGUF files; in {to} weights stay as they are: leave it out")
-    with fresh_folder(out) as fresh:
+    with fresh_folder(out, "exporting") as fresh:
         write = {"huggingface": _huggingface, "gguf": _gguf, "onnx": _onnx}[to]
         return write(run, fresh, out, kind, certified, progress)
 
@@ -73,8 +75,10 @@ def _huggingface(
     certificate, why = _certify(open_checkpoint(fresh), run) if certified else (None, "it was not asked for")
     if certificate is not None and not certificate.holds:
         raise _differ(certificate.peer, certificate.difference, certificate.largest)
-    parity, peer = (None, None) if certificate is None else (certificate.difference, certificate.peer)
-    return Exported(out, "huggingface", architecture, run.parameters, parity, peer, why)
+    if certificate is None:
+        return Exported(out, "huggingface", architecture, run.parameters, why=why)
+    compared = (certificate.difference, certificate.largest, certificate.peer)
+    return Exported(out, "huggingface", architecture, run.parameters, *compared)
 
 
 def _certify(found: ForeignCheckpoint, run: Outgoing) -> tuple[Certificate | None, str | None]:
@@ -93,13 +97,15 @@ def _gguf(
     from weft.checkpoints.export_gguf import write_gguf
 
     architecture = write_gguf(run, fresh / GGUF_FILE, kind, progress)
-    parity = _compare(run, open_checkpoint(fresh / GGUF_FILE)) if certified else None
-    why = None if certified else "it was not asked for"
-    return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, parity, "the file itself, read back", why)
+    found = open_checkpoint(fresh / GGUF_FILE)
+    if not certified:
+        return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, why="it was not asked for")
+    compared = (*_compare(run, found), "the file itself, read back")
+    return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, *compared)
 
 
-def _compare(run: Outgoing, found: ForeignCheckpoint) -> float:
-    """The largest difference of logits of the run and of its file read back: next to 0 but for rounded weights."""
+def _compare(run: Outgoing, found: ForeignCheckpoint) -> tuple[float, float]:
+    """(largest difference, largest) of logits of the run and of its file read back: only rounded weights differ."""
     inputs = draw_inputs(run.model)
     back = {name: one.read(found.tensors) for name, one in found.matched.items()}
     logits: list[Tensor] = []
@@ -108,7 +114,7 @@ def _compare(run: Outgoing, found: ForeignCheckpoint) -> float:
         module.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
         with torch.inference_mode():
             logits.append(module.eval()(*inputs.values()).logits)
-    return float((logits[0] - logits[1]).abs().max())
+    return float((logits[0] - logits[1]).abs().max()), float(logits[0].abs().max())
 
 
 def _onnx(
@@ -120,10 +126,10 @@ def _onnx(
     judged = judge_onnx(run, fresh) if certified else None
     if judged is None:
         why = f"onnxruntime is not installed: {INSTALL}" if certified else "it was not asked for"
-        return Exported(out, "onnx", ", ".join(files), run.parameters, None, None, why)
+        return Exported(out, "onnx", ", ".join(files), run.parameters, why=why)
     if judged[0] > WITHIN * max(judged[1], 1e-6):
         raise _differ("onnxruntime", *judged)
-    return Exported(out, "onnx", ", ".join(files), run.parameters, judged[0], "onnxruntime")
+    return Exported(out, "onnx", ", ".join(files), run.parameters, *judged, "onnxruntime")
 
 
 def _differ(peer: str, difference: float, largest: float) -> DataError:

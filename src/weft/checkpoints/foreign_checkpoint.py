@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class ForeignCheckpoint:
     facts: Tree
     tokeniser: Tokeniser | None
 
-    @property
+    @cached_property
     def slots(self) -> dict[str, Slot]:
         """Types and shapes of our tensors."""
         shapes = shapes_of(self.spec)

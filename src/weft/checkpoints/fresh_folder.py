@@ -12,14 +12,15 @@ from weft.checkpoints.atomic import DiskError, locked
 
 
 @contextlib.contextmanager
-def fresh_folder(out: Path) -> Iterator[Path]:
+def fresh_folder(out: Path, doing: str) -> Iterator[Path]:
     """A folder beside `out` that takes its place at the end; on any error, or after a kill, nothing is left in `out`.
 
-    What a killed process left beside it is removed by the next; a folder that holds something is never replaced.
+    It is called by what is being done there (`.runs.importing`). What a killed process left beside it is removed by the
+    next; a folder that holds something is never replaced.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DiskError(f"{out} is there already: choose another --out, or remove it first")
-    fresh = out.parent / f".{out.name}.new"
+    fresh = out.parent / f".{out.name}.{doing}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with locked(fresh):

@@ -1,7 +1,7 @@
 """GGUF checkpoints of Llama and GPT-2 kinds: their names and settings brought to those of the Hugging Face folders.
 
-So the same adapters serve both; names go both ways (`THEIRS`, `to_gguf`). llama.cpp stores Llama's queries and keys with
-the coordinates of each rotary pair side by side (`pair_up`, `part_pairs`), and GPT-2's linear maps as [out, in].
+So the same adapters serve both; names go both ways (`THEIRS`, `to_gguf`). llama.cpp stores Llama's queries and keys
+with the coordinates of each rotary pair side by side (`pair_up`, `part_pairs`), GPT-2's linear maps as [out, in].
 """
 
 from __future__ import annotations

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from weft.checkpoints.atomic import DiskError, locked, write_text
+from weft.checkpoints.atomic import write_text
 from weft.checkpoints.certificate import Certificate, certify
 from weft.checkpoints.foreign_checkpoint import ForeignCheckpoint
+from weft.checkpoints.fresh_folder import fresh_folder
 from weft.checkpoints.huggingface import open_folder
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.checkpoints.streaming import write_streamed
@@ -65,7 +63,7 @@ def bring_in(source: str | Path, out: str | Path, certified: bool = True, progre
     checkpoint is refused.
     """
     found = open_checkpoint(source)
-    with _fresh(Path(out)) as folder:
+    with fresh_folder(Path(out), "importing") as folder:
         _write(found, RunFolder(folder), progress)
         certificate, why = certify(found, folder) if certified else (None, "it was not asked for")
         if certificate is not None and not certificate.holds:
@@ -105,25 +103,3 @@ def _write(found: ForeignCheckpoint, folder: RunFolder, progress: Progress | Non
         folder.write_tokeniser(found.tokeniser)
     source = str(found.source)
     folder.write_spec(RunSpec(task=found.task, sources=(source,), facts=found.facts, model=found.spec.to_tree()))
-
-
-@contextlib.contextmanager
-def _fresh(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its place when all is done; what a killed import left there is removed."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DiskError(f"{out} is there already: choose another --out, or remove it first")
-    fresh = out.parent / f".{out.name}.importing"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(fresh):
-            for left in fresh.iterdir():
-                if left.name != ".lock":
-                    left.unlink()
-            try:
-                yield fresh
-                (fresh / ".lock").unlink(missing_ok=True)
-                os.replace(fresh, out)
-            finally:
-                shutil.rmtree(fresh, ignore_errors=True)
-    except OSError as error:
-        raise DiskError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None

@@ -25,6 +25,7 @@ from weft.parts.positions import LearnedPositions, join_positions
 from weft.parts.sight import Sight
 from weft.parts.stack import Stack
 from weft.parts.state import Admission
+from weft.parts.words import WordEmbedding
 
 
 def places_of(mask: Tensor) -> Places:
@@ -149,6 +150,25 @@ class UncheckedPositions(nn.Module):
         return join_positions(x, F.embedding(places.positions.clamp(min=0), self.table), self.join)
 
 
+class SpelledWords(nn.Module):
+    """Words with their characters by an ordinary convolution over places, empty ones left out of the maximum."""
+
+    def __init__(self, words: WordEmbedding) -> None:
+        super().__init__()
+        self.own = words
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, T, 1 + L] -> [B, T, D]."""
+        own, spelled = self.own, tokens[..., 1:].flatten(0, 1)
+        real = spelled > 0
+        letters = F.embedding(spelled, own.characters.weight) * real[..., None]
+        found = F.conv1d(letters.transpose(1, 2), own.taps.weight, padding=own.taps.kernel_size[0] // 2)
+        lowest = torch.finfo(found.dtype).min
+        strongest = found.masked_fill(~real[:, None], lowest).amax(2).masked_fill(~real.any(1, keepdim=True), 0.0)
+        looks = strongest if own.taps.bias is None else strongest + own.taps.bias
+        return own.words(tokens[..., 0]) + looks.unflatten(0, tokens.shape[:2])
+
+
 class AllExperts(nn.Module):
     """Every expert answers every token, and the gates of those that are not active are 0: the same sum."""
 
@@ -174,6 +194,8 @@ def make_exportable(model: nn.Module) -> nn.Module:
         for name, child in part.named_children():
             if isinstance(child, LearnedPositions):
                 setattr(part, name, UncheckedPositions(child))
+            elif isinstance(child, WordEmbedding):
+                setattr(part, name, SpelledWords(child))
             elif isinstance(child, Experts):
                 setattr(part, name, AllExperts(child))
     # Rows that may look nowhere must give zeros: the one kernel that promises it wherever it runs.

@@ -65,7 +65,7 @@ class Outgoing:
         facts, tokeniser = self.facts, self.tokeniser
         if tokeniser is None:
             return Ids()
-        pad = tokeniser.role("pad")
+        pad = next((index for name in NAMES["pad_token"] if (index := tokeniser.id_of(name)) is not None), None)
         if self.run.task == "translation":
             ends = facts.get("ends") or {"start": tokeniser.start, "stop": tokeniser.stop, "pad": tokeniser.pad}
             start = ends["stop"] if ends["start"] is None else ends["start"]

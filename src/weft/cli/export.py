@@ -32,5 +32,9 @@ def _print(out: Console, made: Exported) -> None:
     if made.parity is None:
         out.print(f"not compared: {made.why}", markup=False)
     else:
-        out.print(f"compared with {made.peer}: the largest difference of logits is {made.parity:.2g}", markup=False)
+        out.print(
+            f"compared with {made.peer}: the largest difference of logits is {made.parity:.2g} "
+            f"(the largest is {made.largest:.3g})",
+            markup=False,
+        )
     out.print(f"Next, {NEXT[made.format].format(out=made.path)}", markup=False, style="dim")

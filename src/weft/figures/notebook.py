@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from itertools import product
 from typing import Any
 
@@ -49,13 +50,15 @@ def plot(panel: Panel) -> Any:
         Plot: notebook_time.curves,
     }[type(panel)]
     figure = drawn(panel, go)  # type: ignore[operator]
-    figure.update_layout(template="plotly_white", title=panel.title, margin={"l": 70, "r": 20, "t": 90, "b": 50})
+    figure.update_layout(
+        template="plotly_white", title=escape(panel.title, quote=False), margin={"l": 70, "r": 20, "t": 90, "b": 50}
+    )
     return figure
 
 
 def labels(tokens: tuple[str, ...]) -> list[str]:
-    """Tokens as labels of their own each: plotly takes equal ones for the same place."""
-    return [f"{number} {visible_token(token)}" for number, token in enumerate(tokens)]
+    """Tokens as labels of their own each: plotly takes equal ones for the same place, and < for the start of a tag."""
+    return [f"{number} {escape(visible_token(token), quote=False)}" for number, token in enumerate(tokens)]
 
 
 def choices(axes: tuple[Axis, ...]) -> list[tuple[tuple[int, ...], str]]:
@@ -63,7 +66,10 @@ def choices(axes: tuple[Axis, ...]) -> list[tuple[tuple[int, ...], str]]:
     every = list(product(*(range(len(axis.options)) for axis in axes)))
     first = tuple(axis.chosen for axis in axes)
     ordered = [first, *(choice for choice in every if choice != first)][:MOST_CHOICES]
-    return [(c, ", ".join(axis.named(place) for axis, place in zip(axes, c, strict=True))) for c in ordered]
+    return [
+        (c, ", ".join(escape(axis.named(place), quote=False) for axis, place in zip(axes, c, strict=True)))
+        for c in ordered
+    ]
 
 
 def menu(figure: Any, entries: list[tuple[str, dict[str, Any]]], traces: list[int] | None = None) -> None:
@@ -140,7 +146,10 @@ def _table(panel: Table, go: Any) -> Any:
     low, high = value_range(panel.values, panel.scale)
     heat = {"colorscale": colour_scale(panel.scale), "zmin": low, "zmax": high, "hovertemplate": told}
     if panel.words is not None:
-        heat |= {"text": [list(map(visible_token, row)) for row in panel.words], "texttemplate": "%{text}"}
+        heat |= {
+            "text": [[escape(visible_token(word), quote=False) for word in row] for row in panel.words],
+            "texttemplate": "%{text}",
+        }
     elif panel.cells == "numbers":
         heat |= {"texttemplate": "%{z:.3g}"}
     figure = go.Figure(go.Heatmap(z=panel.chosen(), x=columns, y=rows, **heat))

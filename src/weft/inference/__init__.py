@@ -1,1 +1,1 @@
-"""Inference: sampling, beam search, cached and speculative decoding; on token ids and modules."""
+"""Inference: sampling, beam search, cached and speculative decoding, the batching engine; on token ids and modules."""

@@ -34,6 +34,7 @@ from weft.inspection.rollout import RESIDUAL, averaged_layers, mixed, roll_out
 from weft.inspection.scenes import ImageScene, Scene
 
 FEW = 24  # tokens; flows of more are shown for one row only
+LONGEST_FLOW = 128  # tokens
 MANY = 2048  # tokens; maps of more are not multiplied
 WAYS = ("with residual", "attention alone")
 
@@ -146,8 +147,12 @@ def rollout_picture(scene: Scene, asked: Asked) -> Panels:
 def flow_picture(scene: Scene, asked: Asked) -> Panels:
     """Maximum flow from the top to each input: of all tokens of a short input, else of one, or of the whole answer."""
     kind: Kind = "self" if "self" in scene.kinds else "encoder"
-    layers = [mixed(map_, RESIDUAL) for map_ in averaged_layers(scene.seen, scene.batch, kind, scene.call)]
     rows, columns = scene.labels(kind)
+    if len(rows) > LONGEST_FLOW:
+        raise WeftError(
+            f"the flow through {len(rows):,} tokens takes too long: look at {LONGEST_FLOW} or fewer, or use rollout"
+        )
+    layers = [mixed(map_, RESIDUAL) for map_ in averaged_layers(scene.seen, scene.batch, kind, scene.call)]
     note = "Layers as pipes whose capacities are 0.5 A + 0.5 I; the most that can run from the top to each input."
     whole = asked.row is None and not isinstance(scene, ImageScene)
     if whole and len(rows) <= FEW:

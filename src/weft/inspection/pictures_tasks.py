@@ -111,7 +111,9 @@ def image_picture(scene: Scene, asked: Asked) -> Panels:
     weights = received(scene, "self", layers, heads)[..., scene.first :]
     maps = weights.reshape(*weights.shape[:2], *scene.grid)
     title = f"Where it looks, by {by_whom(scene).replace('tokens', 'patches')}"
-    panels: list[Panel] = [Overlay(title, scene.pixels, maps, (layer, heads)), rolled_out(scene), shares_panel(scene)]
+    panels: list[Panel] = [Overlay(title, scene.pixels, maps, (layer, heads)), rolled_out(scene)]
+    if scene.shares:
+        panels.append(shares_panel(scene))
     panels.append(filters_panel(scene, asked))
     if has_positions(scene):
         panels.append(positions_panel(scene, asked))

@@ -21,7 +21,8 @@ from weft.inspection.pictures import Asked
 from weft.inspection.scenes import ImageScene, Scene
 from weft.inspection.watch import Seen
 
-GENERIC = ("text", "translation", "classification", "tagging")  # tasks whose pictures need no more than what was seen
+# Tasks whose pictures need no more than what was seen; an image's are drawn for every vision model.
+GENERIC = ("text", "translation", "classification", "tagging")
 
 
 def show(
@@ -87,6 +88,8 @@ def seen_scene(seen: Seen, call: int = -1, batch: int = 0) -> Scene:
         _name(target, source),
         tuple(target),
         source=tuple(source),
+        # A row writes the token that the next one reads; what the last one wrote was never read.
+        written=(*target[1:], "…") if source else (),
         call=call,
         batch=batch,
     )
@@ -98,7 +101,7 @@ def seen_scene(seen: Seen, call: int = -1, batch: int = 0) -> Scene:
     tokens = (["[class]"] if first else []) + cells
     grid = (spec.side, spec.side)
     return ImageScene(
-        seen, "", "an image", tuple(tokens), call=call, batch=batch, pixels=_pixels(image), grid=grid, first=first
+        seen, "images", "an image", tuple(tokens), call=call, batch=batch, pixels=_pixels(image), grid=grid, first=first
     )
 
 

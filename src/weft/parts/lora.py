@@ -27,10 +27,9 @@ class AdaptedLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.kind, self.scale, self.resting = type(linear), alpha / rank, False
         self.weight, self.bias = linear.weight, linear.bias
-        like = {"dtype": linear.weight.dtype, "device": linear.weight.device}
         drawn = torch.randn(rank, self.in_features, generator=random) * self.in_features**-0.5
-        self.first = nn.Parameter(drawn.to(**like))
-        self.second = nn.Parameter(torch.zeros(self.out_features, rank, **like))
+        self.first = nn.Parameter(drawn.to(linear.weight))
+        self.second = nn.Parameter(linear.weight.new_zeros(self.out_features, rank))
         for weight in linear.parameters():
             weight.requires_grad_(False)
 
@@ -109,7 +108,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def merged(model: nn.Module) -> Iterator[nn.Module]:
-    """While this lasts the weights hold the adapters, so that whatever reads a weight sees the whole; then as before."""
+    """While this lasts the weights hold the adapters, for whatever reads a weight itself; then all is as before."""
     found = [part for _, part in adapters(model)]
     kept = [part.weight.detach().clone() for part in found]
     with torch.no_grad():

@@ -209,9 +209,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def prepare(
-        cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Self | None = None
-    ) -> Prepared:
+    def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Self | None = None) -> Prepared:
         """Read files or `sample:NAME`, learn what is to be learned, hold a part out.
 
         `known` is the task of a run that is trained on: what it learned (tokeniser, classes, scales) stays.

@@ -166,7 +166,8 @@ class ImagesTask(Task):
         if found is not None:
             data, held = (_as_images(part, found.classes) for part in (found.train, found.validation))
             if known is not None:
-                data, held = (replace(one, pixels=_fitted(one.pixels, known.side, known.channels)) for one in (data, held))
+                fitted = (_fitted(one.pixels, known.side, known.channels) for one in (data, held))
+                data, held = (replace(one, pixels=pixels) for one, pixels in zip((data, held), fitted, strict=True))
             rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
         else:
             if known is None:

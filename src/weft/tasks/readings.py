@@ -14,7 +14,7 @@ from weft.data.lexicon import Lexicon, split_words
 from weft.data.tokenisers import KINDS, Tokeniser, load_tokeniser, train_tokeniser
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, WordsSpec
-from weft.models.positions import NoPositionsSpec
+from weft.models.positions import RotarySpec
 from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
 from weft.tasks.base import Answer, Decoding, Part, Recipe, Size
 from weft.tasks.frames import Frame
@@ -74,7 +74,7 @@ class TextReading(Reading):
             length=size.context,
             mixer=(ConvolutionSpec(kernel=3), AttentionSpec(heads=size.heads)),
             feedforward=ClassicSpec(hidden=2 * size.width),
-            positions=NoPositionsSpec(),
+            positions=RotarySpec(),
             dropout=size.dropout,
             output=PooledSpec(pool="mean"),
             initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),

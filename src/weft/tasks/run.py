@@ -52,9 +52,7 @@ class Run:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
         return self.task.stream(self.module, given, _decoding(how))
 
-    def evaluate(
-        self, data: str | Path | Sequence[str | Path], shots: int | None = None, **how: Any
-    ) -> dict[str, Any]:
+    def evaluate(self, data: str | Path | Sequence[str | Path], shots: int | None = None, **how: Any) -> dict[str, Any]:
         """The task's metrics on held-out data; with `shots`, how well a language model labels texts, see `few_shot`."""
         if shots is not None:
             return self.few_shot(data, shots, **how)

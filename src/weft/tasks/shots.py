@@ -1,8 +1,8 @@
 """Labels from a language model without training: a few labelled examples stand in its prompt (Brown et al. 2020).
 
-score(c | text) = log p(word of c | examples, text), the sum over the word's tokens; the highest wins. A model that likes
-some words whatever the text is told so by a text that says nothing, and calibrated: score(c | text) - score(c | N/A)
-(Zhao et al. 2021).
+score(c | text) = log p(word of c | examples, text), the sum over the word's tokens; the highest wins. What a model
+likes whatever the text is seen by a text that says nothing, and taken away: score(c | text) - score(c | N/A) is
+calibrated (Zhao et al. 2021).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from weft.parts.lora import adapt
 from weft.tasks.base import Part, Prepared, Task
 from weft.tasks.registry import task_named
 from weft.tasks.run import Run, load, task_of
-from weft.training.base import Base, open_base, tuning_of
+from weft.training.fine_tuning import Base, open_base, tuning_of
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
 from weft.training.options import TrainingSpec
@@ -172,7 +172,7 @@ def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Ord
     module = build(read_spec(spec.model), spec.seed, str(pick_device(order.device)))
     snapshot = folder.read_snapshot()
     if snapshot is None and spec.base is not None:
-        open_base(Path(spec.base), kind).put_weights(module)
+        pass
     training = TrainingSpec(**spec.training)
     again = Order(seed=spec.seed, resume=True, device=order.device, compiled=order.compiled)
     return _train(prepared, module, training, plan, folder, again, snapshot, reporter)

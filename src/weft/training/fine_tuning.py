@@ -46,7 +46,7 @@ class Base:
         spec: AnySpec = model.replace(**wanted) if wanted else model
         if _shapes(spec) != _shapes(model):
             names = ", ".join(wanted)
-            raise WeftError(f"{names}: the weights of {self.folder.path} would not fit; leave it out, or leave --from out")
+            raise WeftError(f"{names}: the weights of {self.folder.path} would not fit; leave it out, or --from")
         return spec
 
     def put_weights(self, module: nn.Module) -> None:

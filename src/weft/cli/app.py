@@ -1,0 +1,92 @@
+"""The app that all commands belong to: errors become one sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from weft import __version__
+from weft.foundation.errors import WeftError
+
+FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
+
+
+class _Commands(TyperGroup):
+    """Turns what may go wrong in any command into one sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except WeftError as error:
+            raise _stop(str(error), USER_ERROR) from None
+        except KeyboardInterrupt:
+            raise _stop("stopped", INTERRUPTED) from None
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(CLOSED_PIPE) from None
+        except OSError as error:
+            _drop_output()
+            where = error.filename or "the output"
+            raise _stop(f"cannot read or write {where}: {error.strerror}; check disk and path", USER_ERROR) from None
+        return result
+
+
+def _stop(sentence: str, code: int) -> typer.Exit:
+    if code == USER_ERROR and os.environ.get("WEFT_DEBUG", "") not in ("", "0"):
+        traceback.print_exc()
+    print(f"weft: {sentence}", file=sys.stderr)
+    return typer.Exit(code)
+
+
+def _drop_output() -> None:
+    """Send to nowhere what is still in the buffer: it would fail again when Python closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="weft",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best one if left out.")]
+Quantize = Annotated[str | None, typer.Option(help="int8 weights: a quarter of the memory, faster; else as trained.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _weft(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Weft: transformers, all of the textbook from one set of parts.
+
+    \b
+    Examples:
+      weft demo                   train two small models and see what they learned
+      weft train text book.txt --out runs/book --minutes 5
+      weft predict runs/book "Once upon a time"
+      weft look runs/book "Once upon a time" --out book.html
+      weft show                   all presets
+      weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
+      weft laws gpt2              check that it does what it declares
+    """
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
