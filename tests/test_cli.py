@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import weft
-from weft.cli import main, show, terminal
+from weft.cli import show, terminal
 from weft.cli.app import CLOSED_PIPE
 from weft.cli.main import app
 
@@ -34,7 +34,6 @@ def run(capsys, monkeypatch):
 def test_help_and_version_need_no_torch():
     code = f"""
 import sys
-from weft.cli.app import CLOSED_PIPE
 from weft.cli.main import app
 for words in [["--help"], ["--version"], []] + [[name, "--help"] for name in {COMMANDS!r}]:
     try:
@@ -192,7 +191,6 @@ def test_a_full_disk_is_one_sentence():
 def test_the_largest_preset_needs_little_memory_and_no_compiler():
     code = """
 import resource, sys
-from weft.cli.app import CLOSED_PIPE
 from weft.cli.main import app
 try:
     app(["show", "gpt3-175b", "--json"], prog_name="weft")

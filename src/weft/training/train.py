@@ -172,7 +172,7 @@ def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Ord
     module = build(read_spec(spec.model), spec.seed, str(pick_device(order.device)))
     snapshot = folder.read_snapshot()
     if snapshot is None and spec.base is not None:
-        pass
+        open_base(Path(spec.base), kind).put_weights(module)
     training = TrainingSpec(**spec.training)
     again = Order(seed=spec.seed, resume=True, device=order.device, compiled=order.compiled)
     return _train(prepared, module, training, plan, folder, again, snapshot, reporter)
