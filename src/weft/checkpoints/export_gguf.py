@@ -154,7 +154,7 @@ def _maker(
         theirs = row.change.write(ours)
         tensor = torch.stack([theirs[place] for place in places]) if "_exps" in own else theirs[places[0]]
         if architecture == "llama" and heads is not None:
-            pass
+            tensor = pair_up(tensor, int(config[heads]))
         return tensor.T if architecture == "gpt2" and own.startswith("blk.") and tensor.dim() == 2 else tensor
 
     return make
