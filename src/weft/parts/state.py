@@ -193,10 +193,6 @@ class KeyValueState:
         What is remembered carries no gradient: within a call gradients flow, into earlier calls they do not.
         """
         stores = self.room(key, value, admission.capacity)
-        if admission.first is not None and not torch.is_grad_enabled() and stores[0].dtype == key.dtype:
-            for store, new in zip(stores, (key, value), strict=True):
-                store.narrow(2, admission.first, new.shape[2]).copy_(new)
-            return stores[0].narrow(2, 0, admission.seen), stores[1].narrow(2, 0, admission.seen)
         before = [s[:, :, : admission.seen].clone() for s in stores] if admission.joined else []
         learning = torch.is_grad_enabled() and (key.requires_grad or value.requires_grad)
         seen = []
