@@ -11,9 +11,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
+from typer.testing import CliRunner
 
 import weft
 from weft.checkpoints.run_folder import RunFolder
+from weft.cli.main import app
 from weft.foundation.errors import WeftError
 from weft.parts.lora import AdaptedLinear, adapt, adapters, merge, merged, merged_state
 from weft.tasks.registry import task_named
@@ -192,6 +194,18 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path, first):
     refused("give it with --from", set={"training.lora": 2}, base=None)
     refused("no run folder", base=tmp_path / "nowhere")
     assert not (tmp_path / "out" / "spec.json").exists()
+
+
+def test_the_command(tmp_path, first):
+    order = ["train", "text", str(tmp_path / "second.txt"), "--out", str(tmp_path / "out"), "--from", str(first)]
+    more = ["--lora", "2", "--steps", "1", "--set", "training.guard=false", "--json"]
+    result = CliRunner().invoke(app, [*order, *more])
+    found = json.loads(result.stdout)
+    assert found["steps"] == 1 and found["run"] == str(tmp_path / "out")
+    tree = json.loads((tmp_path / "out" / "spec.json").read_text())
+    assert tree["base"] == str(first) and tree["training"]["lora"] == 2 and tree["training"]["optimiser"] == "adamw"
+    refused = CliRunner().invoke(app, [*order[:5], "--lora", "2", "--steps", "1"])
+    assert refused.exit_code == 2
 
 
 KEPT = {

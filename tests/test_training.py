@@ -185,9 +185,11 @@ def test_nan_is_named_and_stops_with_the_last_good_state(tmp_path, monkeypatch):
     calls = []
 
     def poisoned(self, *args, **more):
-        calls.append(self)
         y = real(self, *args, **more)
-        return y * float("nan") if self.training and len(calls) > 60 and self is calls[1] else y
+        if not self.training:
+            return y
+        calls.append(self)
+        return y * float("nan") if len(calls) > 15 and self is calls[1] else y
 
     monkeypatch.setattr(FeedForward, "forward", poisoned)
     with pytest.raises(TrainingError, match=r"step \d+.*stack\.blocks\.1\.feedforward.*last good state"):

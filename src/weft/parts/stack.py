@@ -39,7 +39,7 @@ class Stack(nn.Module):
         self.masks = tuple(masks)
         self.position = position
         self.norm = norm
-        self._bands = {mask: _window(mask) for mask in masks}
+        self._bands: dict[Mask, int | None] = {}
 
     def forward(
         self,
@@ -84,9 +84,14 @@ class Stack(nn.Module):
                 "and reorder the memory together with the state"
             )
 
+    def _band(self, mask: Mask) -> int | None:
+        if mask not in self._bands:
+            self._bands[mask] = _window(mask)
+        return self._bands[mask]
+
     def _windows(self) -> set[int | None]:
         pairs = zip(self._mixers(), self.masks, strict=True)
-        return {self._bands[mask] for mixer, mask in pairs if isinstance(mixer, SelfAttention)}
+        return {self._band(mask) for mixer, mask in pairs if isinstance(mixer, SelfAttention)}
 
     def _sights(self, places: Places, mask: Mask | None, state: State | None) -> dict[Mask, Sight]:
         """One sight for each distinct mask; layers with equal masks share it."""
@@ -96,7 +101,7 @@ class Stack(nn.Module):
         admissions = {key: track.admit(places) for key, track in tracks.items()}
         sights: dict[Mask, Sight] = {}
         for own in dict.fromkeys(self.masks):
-            admission = admissions.get(self._bands[own])
+            admission = admissions.get(self._band(own))
             keys = None if admission is None else admission.keys
             sights[own] = Sight(places, keys, own & (mask or Everything()), self.position, admission)
         return sights

@@ -77,7 +77,7 @@ class NativeStack(LeanStack):
             raise Unfit
         # Tokens of an image see each other both ways, so several at once are not read one after the other.
         self._several = {Prefix} not in kinds
-        self._tracks = list(dict.fromkeys(self._bands[mask] for mask in self.masks))
+        self._tracks = list(dict.fromkeys(self._band(mask) for mask in self.masks))
         self._shape = self._describe(blocks)
         self._layers = (Layer * len(blocks))(
             *(self._layer(block, mask) for block, mask in zip(blocks, self.masks, strict=True))
@@ -246,7 +246,7 @@ class NativeStack(LeanStack):
         if feedforward is not None:
             up = feedforward.gate_up if isinstance(feedforward, GatedFeedForward) else feedforward.up
             layer.up, layer.down = self._matrix(up), self._matrix(feedforward.down)
-        layer.window, layer.track = self._bands[mask] or 0, self._tracks.index(self._bands[mask])
+        layer.window, layer.track = self._band(mask) or 0, self._tracks.index(self._band(mask))
         return layer
 
     def _matrix(self, linear: nn.Module) -> Matrix:
