@@ -181,7 +181,8 @@ def test_a_run_damaged_by_hand_is_explained(run, book, tmp_path):
 
 def test_control_c_in_the_demo_stops_with_one_line(tmp_path):
     words = [sys.executable, "-m", "weft", "demo", "--seconds", "600", "--out", str(tmp_path / "demo")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a background shell ignores it
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **heard) as child:
         assert child.stderr.readline().startswith("reading")
         time.sleep(0.2)
         child.send_signal(signal.SIGINT)
