@@ -54,6 +54,11 @@ def test_scores_are_those_of_each_whole_prompt_alone(name, kind, monkeypatch):
 def test_the_prompt_shows_examples_then_asks():
     question = Question((("good fun ", "1"),), WORDS)
     assert question.prompt(" so bad") == "Text: good fun\nLabel: great\n\nText: so bad\nLabel:"
+    other = Question((("good fun ", "1"),), WORDS, "{text} It was {label}")
+    assert other.prompt("so {text}") == "good fun It was great\n\nso {text} It was"
+    for pattern in ("Text: {label}", "{text} is {label}.", "{text}{label}"):
+        with pytest.raises(WeftError, match="must hold"):
+            Question((), WORDS, pattern)
 
 
 def test_examples_are_balanced_and_follow_from_the_seed():
@@ -78,9 +83,8 @@ def test_labels_have_words_in_their_order():
 
 def test_metrics_follow_from_scores_and_a_bias_is_calibrated_away(monkeypatch):
     def scored(module, task, question, texts):
-        assert texts[-1] == "N/A"
         right = [0.0 if label == "0" else 0.4 for _, label in ROWS]
-        return torch.tensor([[0.0, score - 1.0] for score in right] + [[0.0, -0.8]])
+        return torch.tensor([[0.0, score - 1.0] for score in right])
 
     monkeypatch.setattr(room, "score_labels", scored)
     found = judge_shots(model(), task(), ROWS, Question((), WORDS))

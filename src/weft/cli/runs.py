@@ -24,6 +24,9 @@ def evaluate(
     examples: Annotated[
         Path | None, typer.Option(help="With --shots: where examples are drawn from; DATA if left out.")
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="With --shots: how each is written, such as 'Review: {text}\\nMood: {label}'.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="With --shots: which examples are drawn.")] = 0,
     quantize: Quantize = None,
     device: Device = None,
@@ -41,7 +44,7 @@ def evaluate(
 
     more = {"labels": None if labels is None else labels.split(","), "examples": examples, "seed": seed}
     if shots is None and any(more.values()):
-        raise WeftError("--labels, --examples and --seed go with --shots: give --shots K, from 0")
+        raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
     run_eval(run, data, {} if shots is None else {"shots": shots, **more}, device, quantize, as_json)
 
 

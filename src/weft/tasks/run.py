@@ -71,14 +71,15 @@ class Run:
         *,
         labels: Sequence[str] | None = None,
         examples: str | Path | None = None,
+        prompt: str | None = None,
         seed: int = 0,
     ) -> dict[str, Any]:
         """Label texts by what follows a prompt of so many labelled examples; nothing is learned.
 
         `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else
-        the data itself, less what was drawn.
+        the data itself, less what was drawn; `prompt` says how each is written: "Review: {text}\\nMood: {label}".
         """
-        from weft.tasks.shots import Question, draw_examples, judge_shots, name_labels
+        from weft.tasks.shots import PATTERN, Question, draw_examples, judge_shots, name_labels
         from weft.tasks.text import TextTask
 
         if not isinstance(self.task, TextTask):
@@ -86,7 +87,8 @@ class Run:
         rows = read_labelled([data] if isinstance(data, (str, Path)) else data, learn=False)
         source = rows if examples is None else read_labelled([examples], learn=False)
         drawn = draw_examples(source, shots, seed)
-        question = Question(tuple(source[place] for place in drawn), name_labels([*source, *rows], labels))
+        shown, words = tuple(source[place] for place in drawn), name_labels([*source, *rows], labels)
+        question = Question(shown, words, prompt or PATTERN)
         if examples is None:
             rows = [row for place, row in enumerate(rows) if place not in set(drawn)]
         return judge_shots(self.module, self.task, rows, question)

@@ -1,8 +1,8 @@
 """Labels from a language model without training: a few labelled examples stand in its prompt (Brown et al. 2020).
 
-score(c | text) = log p(word of c | examples, text), the sum over the word's tokens; the highest wins. What a model
-likes whatever the text is seen by a text that says nothing, and taken away: score(c | text) - score(c | N/A) is
-calibrated (Zhao et al. 2021).
+score(c | text) = log p(word of c | examples, text), the sum over the word's tokens; the highest wins. A model likes some
+words whatever the text, the last example's above all; p(c | text) / mean over texts of p(c | .) is calibrated, without
+a look at any label (Zhou et al. 2024).
 """
 
 from __future__ import annotations
@@ -23,21 +23,32 @@ from weft.tasks.metrics import accuracy, macro_f1
 from weft.tasks.text import TextTask
 
 Labelled = Sequence[tuple[str, str]]
-NOTHING = "N/A"  # a text that says nothing
+PATTERN = "Text: {text}\nLabel: {label}"
 READ_AT_ONCE = 4096  # tokens a batch, those of the examples counted for each row
 
 
 @dataclass(frozen=True)
 class Question:
-    """How a text is put before the model: examples with the words of their labels, then the text itself."""
+    """How a text is put before the model: examples with the words of their labels, then the text itself.
+
+    `pattern` says how each is written; it ends with the label, after a space.
+    """
 
     examples: tuple[tuple[str, str], ...]
     words: Mapping[str, str]
+    pattern: str = PATTERN
+
+    def __post_init__(self) -> None:
+        if not self.pattern.endswith(" {label}") or self.pattern.count("{text}") != 1:
+            raise WeftError(f"the prompt {self.pattern!r} must hold {{text}} once and end with a space and {{label}}")
 
     def prompt(self, text: str) -> str:
         """The prompt, up to where the word of the label follows after a space."""
-        shown = "".join(f"Text: {given.strip()}\nLabel: {self.words[label]}\n\n" for given, label in self.examples)
-        return f"{shown}Text: {text.strip()}\nLabel:"
+        shown = "".join(f"{self._fill(given)} {self.words[label]}\n\n" for given, label in self.examples)
+        return shown + self._fill(text)
+
+    def _fill(self, text: str) -> str:
+        return self.pattern.removesuffix(" {label}").replace("{text}", text.strip())
 
 
 def name_labels(rows: Labelled, words: Sequence[str] | None = None) -> dict[str, str]:
@@ -72,17 +83,15 @@ def judge_shots(module: nn.Module, task: TextTask, rows: Labelled, question: Que
     unknown = next((label for _, label in rows if label not in question.words), None)
     if unknown is not None:
         raise DataError(f"label {unknown!r} is not among those of the examples: {', '.join(labels)[:80]}")
-    texts = [text for text, _ in rows]
-    scores = score_labels(module, task, question, [*texts, NOTHING]).double()
+    chances = score_labels(module, task, question, [text for text, _ in rows]).double().log_softmax(1)
     truth = [labels.index(label) for _, label in rows]
-    plain, calibrated = scores[:-1], scores[:-1] - scores[-1]
-    said, better = (found.argmax(1).tolist() for found in (plain, calibrated))
-    chances = plain.log_softmax(1)[torch.arange(len(truth)), torch.tensor(truth)]
+    calibrated = chances - chances.logsumexp(0)
+    said, better = (found.argmax(1).tolist() for found in (chances, calibrated))
     frequent = max(truth.count(number) for number in range(len(labels))) / len(truth)
     return {
         "accuracy": accuracy(said, truth),
         "macro_f1": macro_f1(said, truth),
-        "loss": -float(chances.mean()),
+        "loss": -float(chances[torch.arange(len(truth)), torch.tensor(truth)].mean()),
         "calibrated_accuracy": accuracy(better, truth),
         "most_frequent_label": frequent,
         "shots": len(question.examples),
