@@ -42,7 +42,8 @@ def evaluate(
     """
     from weft.cli.use import run_eval
 
-    more = {"labels": None if labels is None else labels.split(","), "examples": examples, "seed": seed}
+    more: dict[str, object] = {"labels": None if labels is None else labels.split(","), "examples": examples}
+    more |= {"prompt": None if prompt is None else prompt.replace("\\n", "\n"), "seed": seed}
     if shots is None and any(more.values()):
         raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
     run_eval(run, data, {} if shots is None else {"shots": shots, **more}, device, quantize, as_json)

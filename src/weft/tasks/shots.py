@@ -1,8 +1,8 @@
 """Labels from a language model without training: a few labelled examples stand in its prompt (Brown et al. 2020).
 
-score(c | text) = log p(word of c | examples, text), the sum over the word's tokens; the highest wins. A model likes some
-words whatever the text, the last example's above all; p(c | text) / mean over texts of p(c | .) is calibrated, without
-a look at any label (Zhou et al. 2024).
+score(c | text) = log p(word of c | examples, text), the sum over the word's tokens; the highest wins. A model likes
+some words whatever the text, the last example's above all; p(c | text) / mean over texts of p(c | .) is calibrated,
+without a look at any label (Zhou et al. 2024).
 """
 
 from __future__ import annotations
