@@ -114,11 +114,12 @@ def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor
     )
     with widened(model):
         if "images" in inputs:
-            return model(pixel_values=inputs["images"]).logits.clone()
+            seen = model(pixel_values=inputs["images"])
+            return (seen.last_hidden_state if _bare(found) else seen.logits).clone()
         if "target" in inputs:
             return model(input_ids=inputs["tokens"], decoder_input_ids=inputs["target"]).logits.clone()
         answer = model(input_ids=inputs["tokens"])
-        return (answer.last_hidden_state if found.task == "embedding" else answer.logits).clone()
+        return (answer.last_hidden_state if _bare(found) else answer.logits).clone()
 
 
 def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], large: bool) -> Tensor:
@@ -129,7 +130,12 @@ def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], la
         if "target" in inputs:
             return model(inputs["tokens"], inputs["target"]).logits.clone()
         output = model(*inputs.values())
-        return (output.hidden if found.task == "embedding" else output.logits).clone()
+        return (output.hidden if _bare(found) else output.logits).clone()
+
+
+def _bare(found: ForeignCheckpoint) -> bool:
+    """Whether the states themselves are the answer: there are no classes."""
+    return found.task == "embedding" or (isinstance(found.spec, VisionSpec) and found.spec.classes is None)
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def _generation(run: Outgoing) -> Tree:
 
 def _classes(run: Outgoing) -> Tree:
     """The names of classes."""
-    names = run.facts.get("classes")
+    names = run.facts.get("classes", run.facts.get("tags"))
     if not isinstance(names, list):
         return {}
     table = {str(number): name for number, name in enumerate(names)}

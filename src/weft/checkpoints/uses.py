@@ -12,7 +12,7 @@ from weft.checkpoints.vocabulary import Vocabulary
 from weft.data.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.encoder import EncoderSpec, PooledSpec
+from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.vision import VisionSpec
 
@@ -60,10 +60,11 @@ def labels_of(config: Config, count: int) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
 
 
-def classification_facts(config: Config, classes: int, vocabulary: Vocabulary) -> Tree:
-    """Names of classes, and the ids around each text."""
-    frame = {"before": list(vocabulary.before), "after": list(vocabulary.after)}
-    return {"classes": labels_of(config, classes), "reading": "tokens", **frame}
+def label_facts(output: PooledSpec | PerTokenSpec, config: Config, vocabulary: Vocabulary) -> Tree:
+    """Names of classes or tags, and the ids around each text."""
+    names = labels_of(config, output.classes or 0)
+    own: Tree = {"tags": names} if isinstance(output, PerTokenSpec) else {"classes": names, "reading": "tokens"}
+    return {**own, "before": list(vocabulary.before), "after": list(vocabulary.after)}
 
 
 def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> Tree:
@@ -192,8 +193,8 @@ def use_of(folder: Path, spec: AnySpec, config: Config, vocabulary: Vocabulary |
     if isinstance(spec, EncoderDecoderSpec):
         return "translation", translation_facts(spec, config, vocabulary)
     if isinstance(spec, EncoderSpec):
-        assert isinstance(spec.output, PooledSpec)
-        if spec.output.classes is not None:
-            return "classification", classification_facts(config, spec.output.classes, vocabulary)
-        return "embedding", embedding_facts(folder, spec, vocabulary)
+        if spec.output.classes is None:
+            return "embedding", embedding_facts(folder, spec, vocabulary)
+        task = "tagging" if isinstance(spec.output, PerTokenSpec) else "classification"
+        return task, label_facts(spec.output, config, vocabulary)
     return "text", text_facts(vocabulary, stops)

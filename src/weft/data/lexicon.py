@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class Lexicon:
         """Numbers that a character may have."""
         return len(self.characters) + END + 1
 
-    def __contains__(self, word: str) -> bool:
+    def __contains__(self, word: object) -> bool:
         return word.lower() in self._words
 
     def encode(self, words: Sequence[str]) -> NDArray[np.int64]:
@@ -96,7 +96,7 @@ def split_words(text: str) -> list[str]:
     return WORD.findall(text)
 
 
-def split_tokens(text: str, known: Lexicon) -> list[str]:
+def split_tokens(text: str, known: Container[str]) -> list[str]:
     """Words as treebanks part them: what stands between blanks whole where it is known, else without its marks.
 
     Endings such as n't and 's stand alone where the lexicon has them so.

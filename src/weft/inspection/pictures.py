@@ -164,7 +164,9 @@ def pooled_row(scene: Scene) -> str:
     output = getattr(spec, "output", None)
     if getattr(output, "kind", None) == "per-token":
         return "mean"
-    return getattr(output, "pool", None) or getattr(spec, "pool", None) or "mean"
+    own = getattr(getattr(scene.run, "task", None), "pool", None)
+    pool = own or getattr(output, "pool", None) or getattr(spec, "pool", None) or "mean"
+    return "first" if pool == "distilled" else pool
 
 
 def received(scene: Scene, kind: Kind, layers: Sequence[int], heads: Axis) -> Array:
@@ -198,7 +200,7 @@ def tokens_panel(scene: Scene, asked: Asked) -> Tokens:
     heads = head_axis(scene, "self", asked)
     weights = received(scene, "self", layers, heads)
     tokens = scene.labels("self")[1]
-    below = tuple(f"{tag} {share:.2f}" for tag, share in scene.tags)
+    below = tuple(f"{tag} {share:.2f}" if tag else "" for tag, share in scene.tags)
     below = below if len(below) == len(tokens) else ()
     title = f"How much each token is looked at, by {by_whom(scene)}"
     return Tokens(title, tokens, weights, (layer, heads), below)
@@ -256,7 +258,7 @@ def closest_pair(scene: Scene) -> tuple[int, int]:
 
 def odd_tag(scene: Scene) -> int | None:
     """The token whose tag is the rarest of its sentence, where one stands out."""
-    counts = Counter(tag for tag, _ in scene.tags)
+    counts = Counter(tag for tag, _ in scene.tags if tag)
     if len(counts) < 2 or min(counts.values()) > 1:
         return None
     rare = [place for place, (tag, _) in enumerate(scene.tags) if counts[tag] == 1]

@@ -90,7 +90,7 @@ def tokens_picture(scene: Scene, asked: Asked) -> Panels:
     if focus is not None and asked == Asked(pair=asked.pair) and has_effects(scene):
         attention = _with_deciding_head(scene, asked, attention)
     panels.append(attention)
-    if asked.pair is not None or scene.task == "classification":
+    if asked.pair is not None or scene.task in ("classification", "embedding"):
         panels.append(pair_panel(scene, asked))
     return Panels(panels, left_out)
 
@@ -197,6 +197,7 @@ TASKS: dict[str, tuple[str, Callable[[Scene, Asked], Panels]]] = {
     "translation": ("alignment", translation_picture),
     "classification": ("tokens", tokens_picture),
     "tagging": ("tokens", tokens_picture),
+    "embedding": ("tokens", tokens_picture),
     "images": ("image", image_picture),
     "captions": ("words", words_picture),
     "forecast": ("forecast", forecast_picture),

@@ -20,6 +20,7 @@ from weft.figures.motion import Up, nearest_bones
 from weft.foundation.errors import WeftError
 from weft.inspection.calls import Side
 from weft.inspection.inputs import SAMPLE, Given, opened
+from weft.inspection.labels import input_labels
 from weft.inspection.looks import Kind, Rows
 from weft.inspection.watch import Seen, watch
 
@@ -33,7 +34,8 @@ class Scene:
     """One text (or image, or series) as a model saw it.
 
     `tokens` label what was read on the side that answers, `source` what the encoder read, `written` what each row
-    wrote. `said` is the answer in words, `shares` probabilities by name, `tags` an answer a token with its probability.
+    wrote. `said` is the answer in words, `shares` probabilities by name, `tags` an answer a token with its probability
+    ("" for a token that has none: the later pieces of a word).
     """
 
     seen: Seen
@@ -157,8 +159,7 @@ def _watched(run: Any, given: Given, how: dict[str, Any]) -> tuple[Seen, Any]:
 def _text(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     """One forward over the prompt: every token's next one is in it."""
     tokeniser = run.task.tokeniser
-    first = tokeniser.start if tokeniser.start is not None else tokeniser.stop
-    ids = tokeniser.encode(str(given.ask)) or [first or 0]
+    ids = run.task.prompt_ids(str(given.ask))
     most = run.module.spec.length
     left_out: tuple[str, ...] = ()
     if len(ids) > most:
@@ -198,16 +199,12 @@ def _classification(run: Any, given: Given, how: dict[str, Any]) -> Scene:
         return Scene(
             seen, "classification", shortened(given.name), tokens, said="", tags=tuple(best), truth=given.truth
         )
-    tokeniser = run.task.tokeniser
-    text = str(given.ask)
-    words = split_words(text) or [""] if tokeniser is None else tokeniser.pieces(tokeniser.encode(text))
-    most = run.module.spec.length
-    left_out = (f"All but the first {most:,} of {len(words):,} tokens.",) if len(words) > most else ()
+    words, left_out = _read(run, seen, str(given.ask))
     return Scene(
         seen,
         "classification",
-        shortened(text),
-        tuple(words[:most]),
+        shortened(str(given.ask)),
+        words,
         said=str(answer.output),
         shares=more["probabilities"],
         truth=given.truth,
@@ -215,36 +212,58 @@ def _classification(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     )
 
 
+def _read(run: Any, seen: Seen, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(what the model read of a text, what of it is left out)."""
+    tokeniser, most = run.task.tokeniser, run.module.spec.length
+    whole = split_words(text) or [""] if tokeniser is None else tokeniser.encode(text)
+    words = whole[:most] if tokeniser is None else input_labels(run, seen.inputs())
+    left_out = (f"All but the first {most:,} of {len(whole):,} tokens.",) if len(whole) > len(words) else ()
+    return tuple(map(str, words)), left_out
+
+
+def _embedding(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+    """What an encoder reads when it gives a text its vector."""
+    seen, _ = _watched(run, given, how)
+    words, left_out = _read(run, seen, str(given.ask))
+    return Scene(seen, "embedding", shortened(str(given.ask)), words, left_out=left_out)
+
+
 def _tagging(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     seen, answer = _watched(run, given, how)
     words = tuple(answer.more["tokens"])
-    most = run.module.spec.length
-    left_out = (f"All but the first {most:,} of {len(words):,} words.",) if len(words) > most else ()
-    tags = tuple(zip(answer.output, answer.more["probabilities"], strict=True))[:most]
-    return Scene(
-        seen, "tagging", shortened(" ".join(words)), words[:most], tags=tags, truth=given.truth, left_out=left_out
-    )
+    tags = list(zip(answer.output, answer.more["probabilities"], strict=True))
+    part = run.task.reading.part([words], [np.arange(len(words))]).cut(run.module.spec.length)
+    shown = part.answers(0)  # the words of the first call; a longer sentence takes several
+    left_out = (f"All but the first {len(shown):,} of {len(words):,} words.",) if len(words) > len(shown) else ()
+    tokens = words[: len(shown)] if run.task.tokeniser is None else tuple(input_labels(run, seen.inputs(call=0)))
+    placed = tuple(tags[word] if word >= 0 else ("", 0.0) for word in part.labels[0].tolist())
+    title = shortened(" ".join(words))
+    return Scene(seen, "tagging", title, tokens, tags=placed, truth=given.truth, left_out=left_out, call=0)
 
 
 def _images(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     seen, answer = _watched(run, given, how)
     spec, task = run.module.spec, run.task
-    pixels = read_image(given.ask, task.side, task.channels)
+    pixels = read_image(given.ask, task.fitting or task.side, task.channels)
     pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
     cells = tuple(f"{row},{column}" for row in range(spec.side) for column in range(spec.side))
-    first = 1 if spec.pool == "first" else 0
     return ImageScene(
         seen,
         "images",
         given.name,
-        ((CLASS_TOKEN,) if first else ()) + cells,
+        (*class_tokens(spec), *cells),
         said=str(answer.output),
         shares=answer.more["probabilities"],
         truth=given.truth,
         pixels=pixels,
         grid=(spec.side, spec.side),
-        first=first,
+        first=spec.extra,
     )
+
+
+def class_tokens(spec: Any) -> tuple[str, ...]:
+    """What stands before an image's patches: the class token, and registers."""
+    return (CLASS_TOKEN, *(f"[register {number}]" for number in range(spec.extra - 1)))[: spec.extra]
 
 
 def _captions(run: Any, given: Given, how: dict[str, Any]) -> Scene:
@@ -335,6 +354,7 @@ SCENES: dict[str, Callable[[Any, Given, dict[str, Any]], Scene]] = {
     "translation": _translation,
     "classification": _classification,
     "tagging": _tagging,
+    "embedding": _embedding,
     "images": _images,
     "captions": _captions,
     "forecast": _forecast,

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from weft.data.lexicon import END, STRANGE, UNKNOWN, Lexicon
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
+from weft.inspection.labels import input_labels
 from weft.inspection.look import picture_of
 from weft.inspection.pictures import Asked
-from weft.inspection.scenes import ImageScene, Scene
+from weft.inspection.scenes import ImageScene, Scene, class_tokens
 from weft.inspection.watch import Seen
 
 # Tasks whose pictures need no more than what was seen; an image's are drawn for every vision model.
-GENERIC = ("text", "translation", "classification", "tagging")
+GENERIC = ("text", "translation", "classification", "tagging", "embedding")
 
 
 def show(
@@ -80,7 +80,7 @@ def seen_scene(seen: Seen, call: int = -1, batch: int = 0) -> Scene:
     """A scene from what was seen alone: labels from what went into the embeddings, by the run's own words."""
     run = seen.subject
     task = getattr(getattr(run, "task", None), "name", "")
-    target, source = (_labels(run, seen.inputs(batch, call, side)) for side in ("target", "source"))
+    target, source = (input_labels(run, seen.inputs(batch, call, side)) for side in ("target", "source"))
     image = next((x for x in seen.inputs(batch, call).values() if x.dim() == 3 and x.is_floating_point()), None)
     scene = Scene(
         seen,
@@ -97,11 +97,17 @@ def seen_scene(seen: Seen, call: int = -1, batch: int = 0) -> Scene:
     if image is None or getattr(spec, "family", "") != "vision":
         return scene
     cells = [f"{row},{column}" for row in range(spec.side) for column in range(spec.side)]
-    first = 1 if spec.pool == "first" else 0
-    tokens = (["[class]"] if first else []) + cells
-    grid = (spec.side, spec.side)
+    tokens, grid = (*class_tokens(spec), *cells), (spec.side, spec.side)
     return ImageScene(
-        seen, "images", "an image", tuple(tokens), call=call, batch=batch, pixels=_pixels(image), grid=grid, first=first
+        seen,
+        "images",
+        "an image",
+        tokens,
+        call=call,
+        batch=batch,
+        pixels=_pixels(image),
+        grid=grid,
+        first=spec.extra,
     )
 
 
@@ -109,30 +115,6 @@ def _name(target: Sequence[str], source: Sequence[str]) -> str:
     words = list(source or target)
     text = ("" if any(" " in word for word in words) else " ").join(words)
     return text[:60] + ("…" if len(text) > 60 else "") or "what was seen"
-
-
-def _labels(run: Any, inputs: dict[str, Tensor]) -> list[str]:
-    """Tokens by the tokeniser, words by their characters, else numbers."""
-    task = getattr(run, "task", None)
-    tokeniser = getattr(task, "tokeniser", None)
-    lexicon = getattr(task, "lexicon", None) or getattr(getattr(task, "reading", None), "lexicon", None)
-    for given in inputs.values():
-        if given.is_floating_point():
-            continue
-        if given.dim() == 2 and isinstance(lexicon, Lexicon):
-            return [_word(row, lexicon) for row in given.tolist()]
-        if given.dim() == 1:
-            return tokeniser.pieces(given.tolist()) if tokeniser is not None else [str(x) for x in given.tolist()]
-    return []
-
-
-def _word(row: Sequence[int], lexicon: Lexicon) -> str:
-    """As it is written; a word with a letter that training never saw in lower case, or with a mark for the letter."""
-    if STRANGE in row[1:] and row[0] != UNKNOWN:
-        return lexicon.words[row[0] - UNKNOWN - 1]
-    written = [number for number in row[1:] if number == STRANGE or number > END]
-    letters = ("?" if number == STRANGE else lexicon.characters[number - END - 1] for number in written)
-    return "".join(letters) or "?"
 
 
 def _pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:

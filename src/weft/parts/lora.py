@@ -51,10 +51,12 @@ class AdaptedLinear(nn.Linear):
         return plain.train(self.training)
 
 
-def adapt(model: nn.Module, rank: int, alpha: float | None = None, seed: int = 0) -> nn.Module:
+def adapt(
+    model: nn.Module, rank: int, alpha: float | None = None, seed: int = 0, whole: tuple[str, ...] = ()
+) -> nn.Module:
     """Put an adapter of this rank beside every linear map inside the blocks, and freeze all else; in place.
 
-    `alpha` is 2 R if not given.
+    `alpha` is 2 R if not given. Submodules named in `whole` learn with all their weights: a head for new classes.
     """
     found = [(stack, name) for stack in model.modules() if isinstance(stack, Stack) for name in _linears(stack)]
     if not found:
@@ -70,6 +72,8 @@ def adapt(model: nn.Module, rank: int, alpha: float | None = None, seed: int = 0
         assert isinstance(linear, nn.Linear)
         adapted = AdaptedLinear(linear, rank, 2.0 * rank if alpha is None else alpha, random)
         setattr(stack.get_submodule(parent), own, adapted.train(linear.training))
+    for name in whole:
+        model.get_submodule(name).requires_grad_(True)
     return model
 
 

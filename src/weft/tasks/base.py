@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator
@@ -203,16 +203,19 @@ class Task(ABC):
     metric: ClassVar[str]
     families: ClassVar[tuple[str, ...]]
     Options: ClassVar[type[DataSpec]] = DataSpec
+    origins: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
+    tuned: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
 
     options: Any
     tokeniser: Tokeniser | None = None
 
     @classmethod
     @abstractmethod
-    def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Self | None = None) -> Prepared:
+    def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Any = None) -> Prepared:
         """Read files or `sample:NAME`, learn what is to be learned, hold a part out.
 
-        `known` is the task of a run that is trained on: what it learned (tokeniser, classes, scales) stays.
+        `known` is the task of a run that is trained on, this one or one of `origins`: what it learned (tokeniser,
+        scales) stays; its classes too, unless the data have others.
         """
 
     @classmethod
@@ -235,6 +238,15 @@ class Task(ABC):
     @abstractmethod
     def fit(self, spec: AnySpec) -> AnySpec:
         """A preset's spec with vocabulary, classes and lengths of this data."""
+
+    @property
+    def answers(self) -> tuple[str, ...] | None:
+        """The names of classes or tags, where a model chooses among such."""
+        return None
+
+    def renew(self, spec: AnySpec) -> AnySpec:
+        """A trained model with this task's classes in place of its own; all else as it was."""
+        raise WeftError(f"task {self.name} cannot take over a model with other answers: leave --from out")
 
     def sizes(self, train: Part) -> Sequence[Size]:
         """The sizes that a time plan chooses from, small to large."""

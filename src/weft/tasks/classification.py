@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
@@ -41,12 +41,13 @@ from weft.tasks.base import (
     find_sample,
 )
 from weft.tasks.baselines import BagOfBigrams
+from weft.tasks.embedding import EmbeddingTask
 from weft.tasks.frames import Frame
 from weft.tasks.graphs import NodeReading
-from weft.tasks.labelled import hold_out, in_terms_of
+from weft.tasks.labelled import classes_after, hold_out, in_terms_of
 from weft.tasks.losses import class_loss
 from weft.tasks.metrics import accuracy, macro_f1
-from weft.tasks.readings import Reading, TokenReading, WordReading, learn_reading
+from weft.tasks.readings import Reading, TokenReading, WordReading, learn_reading, pooled_answer
 from weft.tasks.sentences import Hiding, Sentences, ask, judge
 
 Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with a label a node
@@ -75,6 +76,8 @@ class ClassificationTask(Task):
     metric = "accuracy"
     families = ("encoder",)
     Options = ClassificationOptions
+    origins = ("embedding",)
+    tuned: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
 
     def __init__(self, options: ClassificationOptions, reading: Reading, classes: tuple[str, ...]) -> None:
         self.options, self.reading, self.classes = options, reading, classes
@@ -87,7 +90,7 @@ class ClassificationTask(Task):
         options: ClassificationOptions,
         seed: int,
         cache: Path,
-        known: ClassificationTask | None = None,
+        known: ClassificationTask | EmbeddingTask | None = None,
     ) -> Prepared:
         """Read labelled texts or graphs, learn words and classes from the part that is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -103,18 +106,38 @@ class ClassificationTask(Task):
             strata, _ = number_labels([labels[0] if len(labels) == 1 else "" for _, labels in train], learn=False)
             kept, out = hold_out(strata, options.held_out, seed)
             train, held = [train[n] for n in kept], [train[n] for n in out]
-        inputs = [given for given, _ in train]
-        if known is not None and isinstance(inputs[0], Graph) != isinstance(known.reading, NodeReading):
-            raise DataError("one of graphs and texts was learned, the other is given: train on data of the same kind")
-        if known is not None:
-            task = cls(options, known.reading, known.classes)
-        elif isinstance(inputs[0], Graph):
-            task = cls(options, NodeReading.learn(inputs), classes)
-        else:
-            task = cls(options, learn_reading(options.tokeniser, inputs, options.vocabulary), classes)
+        task = cls._learn([given for given, _ in train], classes, options, known)
         best = None if found is None else found.best
         hiding = Hiding(options.hidden, options.rarity, blind=True)
         return Prepared(task, task._part(train, hiding), task._part(held), best)
+
+    @classmethod
+    def _learn(
+        cls,
+        inputs: Sequence[Any],
+        classes: tuple[str, ...],
+        options: ClassificationOptions,
+        known: ClassificationTask | EmbeddingTask | None,
+    ) -> ClassificationTask:
+        """How inputs are read, and the classes; what a run that is trained on knows already stays."""
+        graphs = isinstance(inputs[0], Graph)
+        if known is None:
+            learned = NodeReading.learn(inputs) if graphs else None
+            return cls(options, learned or learn_reading(options.tokeniser, inputs, options.vocabulary), classes)
+        reading = TokenReading(known.tokeniser, known.frame) if isinstance(known, EmbeddingTask) else known.reading
+        if graphs != isinstance(reading, NodeReading):
+            raise DataError("one of graphs and texts was learned, the other is given: train on data of the same kind")
+        return cls(options, reading, classes_after(classes, known.answers or ()))
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The classes."""
+        return self.classes
+
+    def renew(self, spec: AnySpec) -> EncoderSpec:
+        """The classes of this data."""
+        assert isinstance(spec, EncoderSpec)
+        return spec.replace(output=pooled_answer(spec, len(self.classes)))
 
     def _part(self, examples: Sequence[Example], hiding: Hiding | None = None) -> Part:
         numbers, names = number_labels([label for _, labels in examples for label in labels], learn=False)

@@ -20,6 +20,7 @@ from torch import nn
 from weft.data.batching import order_of
 from weft.data.files import DataError, find_files
 from weft.data.images import IMAGE_SUFFIXES, Fitting, Images, PixelFiles, Pixels, read_image, read_images
+from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitialisationSpec, LayerNormSpec
@@ -45,6 +46,7 @@ from weft.tasks.labelled import (
     class_answers,
     class_glimpse,
     class_probabilities,
+    classes_after,
     evenly,
     hold_out,
     in_terms_of,
@@ -176,7 +178,9 @@ class ImagesTask(Task):
                 data = held = _read_like(paths, known.side, known.channels, known.fitting)
             _expect_square(data.pixels.shape)
             if options.validation:
-                held = _read_like(options.validation, data.pixels.shape[1], data.channels)
+                held = _read_like(
+                    options.validation, data.pixels.shape[1], data.channels, None if known is None else known.fitting
+                )
                 rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
             else:
                 rows, other = hold_out(data.labels, options.held_out, seed)
@@ -184,11 +188,27 @@ class ImagesTask(Task):
             sample = data.pixels[rows[evenly(len(rows), LEARNED_FROM)]]
             task = cls(options, data.classes, int(data.pixels.shape[1]), Scale.of(sample), ())
         else:
-            task = cls(options, known.classes, known.side, known.scale, (), known.fitting)
+            classes = classes_after(data.classes, known.classes)
+            task = cls(options, classes, known.side, known.scale, (), known.fitting)
         train, validation = task._part(data, rows), task._part(held, other[mixed(len(other))])
         task.changes = _changes(options.augmentation, train)
         train = replace(train, changes=task.changes)
         return Prepared(task, train, validation, None if found is None else found.best)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The classes."""
+        return self.classes
+
+    def renew(self, spec: AnySpec) -> VisionSpec:
+        """The classes of this data."""
+        assert isinstance(spec, VisionSpec)
+        return spec.replace(classes=len(self.classes))
+
+    def _expect_classes(self) -> None:
+        """Models from elsewhere may have none yet."""
+        if not self.classes:
+            raise WeftError("this model was taught no classes yet: weft train images DATA --from RUN --out NEW")
 
     def _part(self, images: Images, rows: NDArray[np.int64] | None = None) -> ImagesPart:
         rows = mixed(len(images.labels)) if rows is None else rows
@@ -223,6 +243,7 @@ class ImagesTask(Task):
 
     def read(self, paths: Sequence[str], cache: Path) -> Part:
         """Pictures to judge on, scaled to the size learned."""
+        self._expect_classes()
         found = find_sample(self.name, paths, 0)
         if found is not None:
             images = _as_images(found.validation, found.classes)
@@ -276,6 +297,7 @@ class ImagesTask(Task):
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
         """The class of each picture; a folder means all pictures in it."""
+        self._expect_classes()
         device = next(module.parameters()).device
         paths = find_files([str(given) for given in inputs], IMAGE_SUFFIXES)
         answers: list[Answer] = []

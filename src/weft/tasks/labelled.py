@@ -57,6 +57,11 @@ def in_terms_of(classes: Sequence[str], labels: Labels, names: Sequence[str]) ->
     return table[labels]
 
 
+def classes_after(found: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes of a model that is trained on: those that it knew if they cover the data's, else the data's own."""
+    return known if set(found) <= set(known) else found
+
+
 def class_probabilities(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
     """softmax of the logits [B, C], in evaluation mode."""
     training = module.training

@@ -137,7 +137,7 @@ class WordReading(TextReading):
         words = WordsSpec(vocabulary=lexicon.vocabulary, characters=lexicon.alphabet, longest=lexicon.longest)
         if isinstance(spec.input, WordsSpec):
             words = words.replace(character_width=spec.input.character_width, kernel=spec.input.kernel)
-        return spec.replace(input=words, output=_answer(spec, classes))
+        return spec.replace(input=words, output=pooled_answer(spec, classes))
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,11 @@ class TokenReading(TextReading):
         """Tokens in, one answer out."""
         segments = spec.input.segments if isinstance(spec.input, TokensSpec) else None
         tokens = TokensSpec(vocabulary=self.tokeniser.vocabulary, segments=segments)
-        return spec.replace(input=tokens, output=_answer(spec, classes))
+        return spec.replace(input=tokens, output=pooled_answer(spec, classes))
 
 
-def _answer(spec: EncoderSpec, classes: int) -> PooledSpec:
+def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:
+    """One answer a text, by the spec's own pool; of an encoder with one a token, by the mean."""
     pooled = spec.output if isinstance(spec.output, PooledSpec) else PooledSpec(pool="mean")
     return pooled.replace(classes=classes)
 

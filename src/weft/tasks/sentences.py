@@ -99,6 +99,10 @@ class Sentences(Part):
         """Tokens of all rows."""
         return sum(self.lengths)
 
+    def answers(self, example: int) -> Numbers:
+        """The labels of an example, without those of tokens that have none."""
+        return self.labels[example][self.labels[example] != IGNORED]
+
     def cut(self, length: int) -> Sentences:
         """Longer rows: their first `length` tokens, or with an answer a token, one piece after the other."""
         if max(self.lengths) <= length:

@@ -47,6 +47,7 @@ from weft.tasks.labelled import (
     class_answers,
     class_glimpse,
     class_probabilities,
+    classes_after,
     evenly,
     hold_out,
     in_terms_of,
@@ -111,13 +112,24 @@ class SequencesTask(Task):
         else:
             data, held = _split(read_sequences(paths), options, seed)
             up = "y" if all(SKELETON.match(name) for name in data.names) else None
-        task = cls._learn(data, options, up) if known is None else cls(options, *known._learned())
+        if known is None:
+            task = cls._learn(data, options, up)
+        else:
+            classes = classes_after(data.classes, known.classes)
+            task = cls(options, classes, known.raw, known.length, known.preparation)
         train, validation = task._part(data, learn=True), task._part(held)
         task.seen = train.tokens
         return Prepared(task, train, validation, None if found is None else found.best)
 
-    def _learned(self) -> tuple[tuple[str, ...], int, int, Preparation]:
-        return self.classes, self.raw, self.length, self.preparation
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The classes."""
+        return self.classes
+
+    def renew(self, spec: AnySpec) -> EncoderSpec:
+        """The classes of this data."""
+        assert isinstance(spec, EncoderSpec) and isinstance(spec.output, PooledSpec)
+        return spec.replace(output=spec.output.replace(classes=len(self.classes)))
 
     @classmethod
     def _learn(cls, data: Sequences, options: SequencesOptions, up: Axis | None) -> SequencesTask:

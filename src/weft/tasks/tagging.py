@@ -16,16 +16,17 @@ from torch import nn
 
 from weft.data.classes import number_labels
 from weft.data.files import DataError
-from weft.data.lexicon import Lexicon, split_tokens
+from weft.data.lexicon import Lexicon
 from weft.data.texts import read_tagged
 from weft.data.tokenisers import Tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.encoder import EncoderSpec, PerTokenSpec, WordsSpec
+from weft.models.encoder import EncoderSpec, PerTokenSpec
 from weft.models.positions import RotarySpec
 from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
+from weft.models.teaching import IGNORED
 from weft.tasks.base import (
     Answer,
     Batch,
@@ -40,10 +41,13 @@ from weft.tasks.base import (
     find_sample,
 )
 from weft.tasks.baselines import FrequentTag
-from weft.tasks.labelled import in_terms_of
+from weft.tasks.embedding import EmbeddingTask
+from weft.tasks.frames import Frame
+from weft.tasks.labelled import classes_after, in_terms_of
 from weft.tasks.losses import class_loss
 from weft.tasks.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
-from weft.tasks.sentences import Hiding, Sentences, ask, judge, probabilities, words_part
+from weft.tasks.sentences import Sentences, ask, judge, probabilities
+from weft.tasks.tag_readings import PieceTags, TagReading, WordTags
 
 Tagged = tuple[Sequence[str], Sequence[str]]
 LONGEST_SENTENCE = 512
@@ -72,12 +76,20 @@ class TaggingTask(Task):
     families = ("encoder",)
     Options = TaggingOptions
 
-    def __init__(self, options: TaggingOptions, lexicon: Lexicon, tags: tuple[str, ...]) -> None:
-        self.options, self.lexicon, self.tags = options, lexicon, tags
+    origins = ("embedding",)
+
+    def __init__(self, options: TaggingOptions, reading: TagReading, tags: tuple[str, ...]) -> None:
+        self.options, self.reading, self.tags = options, reading, tags
+        self.tokeniser = reading.tokeniser
 
     @classmethod
     def prepare(
-        cls, paths: Sequence[str], options: TaggingOptions, seed: int, cache: Path, known: TaggingTask | None = None
+        cls,
+        paths: Sequence[str],
+        options: TaggingOptions,
+        seed: int,
+        cache: Path,
+        known: TaggingTask | EmbeddingTask | None = None,
     ) -> Prepared:
         """Read tagged sentences, learn words, characters and tags from the part that is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -94,10 +106,11 @@ class TaggingTask(Task):
             train, held = _split(train, options.held_out, seed)
         if len(tags) < 2:
             raise DataError(f"there is only one tag ({tags[0]!r}): two or more are needed to tell apart")
-        if known is not None:
-            task = cls(options, known.lexicon, known.tags)
+        if known is None:
+            task = cls(options, WordTags(Lexicon.learn((words for words, _ in train), options.vocabulary)), tags)
         else:
-            task = cls(options, Lexicon.learn((words for words, _ in train), options.vocabulary), tags)
+            reading = PieceTags(known.tokeniser, known.frame) if isinstance(known, EmbeddingTask) else known.reading
+            task = cls(options, reading, classes_after(tags, known.answers or ()))
         best = None if found is None else found.best
         return Prepared(task, task._part(train, options.rarity), task._part(held), best)
 
@@ -105,17 +118,31 @@ class TaggingTask(Task):
         numbers, names = number_labels([tag for _, tags in sentences for tag in tags], learn=False)
         numbers = in_terms_of(self.tags, numbers, names)
         labels = np.split(numbers, np.cumsum([len(tags) for _, tags in sentences])[:-1])
-        words = [tuple(words) for words, _ in sentences]
-        return words_part(self.lexicon, words, labels, words, tagged=True, hiding=Hiding(rarity=rarity))
+        return self.reading.part([tuple(words) for words, _ in sentences], labels, rarity)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The tags."""
+        return self.tags
+
+    def renew(self, spec: AnySpec) -> EncoderSpec:
+        """The tags of this data."""
+        assert isinstance(spec, EncoderSpec)
+        return spec.replace(output=PerTokenSpec(classes=len(self.tags)))
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TaggingTask:
         """The task of a saved run."""
-        return cls(options, Lexicon.from_tree(facts["lexicon"]), tuple(facts["tags"]))
+        tags = tuple(facts["tags"])
+        if "lexicon" in facts:
+            return cls(options, WordTags(Lexicon.from_tree(facts["lexicon"])), tags)
+        if tokeniser is None:
+            raise WeftError("this run has no tokenizer.json: restore the file or train again")
+        return cls(options, PieceTags(tokeniser, Frame.of(facts)), tags)
 
     def facts(self) -> Tree:
-        """Tags, words and characters."""
-        return {"tags": list(self.tags), "lexicon": self.lexicon.to_tree()}
+        """Tags, and what is known about words."""
+        return {"tags": list(self.tags), **self.reading.facts()}
 
     def read(self, paths: Sequence[str], cache: Path) -> Part:
         """Tagged sentences to judge on; a tag that training never saw is an error."""
@@ -140,11 +167,7 @@ class TaggingTask(Task):
     def fit(self, spec: AnySpec) -> EncoderSpec:
         """The words, characters and tags of this data."""
         assert isinstance(spec, EncoderSpec)
-        lexicon = self.lexicon
-        words = WordsSpec(vocabulary=lexicon.vocabulary, characters=lexicon.alphabet, longest=lexicon.longest)
-        if isinstance(spec.input, WordsSpec):
-            words = words.replace(character_width=spec.input.character_width, kernel=spec.input.kernel)
-        return spec.replace(input=words, output=PerTokenSpec(classes=len(self.tags)))
+        return self.reading.dress(spec, len(self.tags))
 
     def sizes(self, train: Part) -> Sequence[Size]:
         """Small ones: a word's tag follows from few others."""
@@ -185,18 +208,19 @@ class TaggingTask(Task):
         if not sentences:
             return []
         labels = [np.zeros(len(words), dtype=np.int64) for words in sentences]
-        part = words_part(self.lexicon, sentences, labels, sentences, tagged=True)
-        # A long sentence is cut into pieces, one after the other; put end to end they are the sentences again.
-        shares_of_all = torch.cat(probabilities(module, part.cut(cast(Any, module.spec).length), READ_AT_ONCE))
+        part = self.reading.part(sentences, labels).cut(cast(Any, module.spec).length)
+        # A long sentence is cut into parts, one after the other; put end to end they are the sentences again.
+        asked = torch.from_numpy(np.concatenate(part.labels) != IGNORED)
+        shares_of_all = torch.cat(probabilities(module, part, READ_AT_ONCE))[asked]
         answers = []
-        for given, words, shares in zip(inputs, sentences, shares_of_all.split(part.lengths), strict=True):
-            best = [self.tags[number] for number in shares.argmax(-1).tolist()]
+        for given, words, shares in zip(inputs, sentences, shares_of_all.split([*map(len, sentences)]), strict=True):
+            best = self._names(shares.argmax(-1).tolist())
             sure = [round(share, 6) for share in shares.amax(-1).tolist()]
             answers.append(Answer(given, best, {"tokens": words, "probabilities": sure}))
         return answers
 
     def _words(self, given: Any) -> list[str]:
-        words = split_tokens(given, self.lexicon) if isinstance(given, str) else [str(word) for word in given]
+        words = self.reading.split(given) if isinstance(given, str) else [str(word) for word in given]
         if not words:
             raise WeftError("a sentence without a word cannot be tagged: give one or more words")
         return words
@@ -206,16 +230,16 @@ class TaggingTask(Task):
         assert isinstance(part, Sentences)
         words = list(part.texts[0])[:SHOWN]
         answer = self.predict(module, [words], Decoding())[0]
-        truth = self._names(part.labels[0][: len(words)])
+        truth = self._names(part.answers(0)[: len(words)])
         said = (tag if tag == right else f"{tag}(!{right})" for tag, right in zip(answer.output, truth, strict=True))
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, said, strict=True))
 
     def references(self, train: Part, part: Part) -> dict[str, float]:
         """Each word's most frequent tag, new words by their ending."""
         assert isinstance(train, Sentences) and isinstance(part, Sentences)
-        known = [(words, self._names(labels)) for words, labels in zip(train.texts, train.labels, strict=True)]
-        said = FrequentTag.fit(known).predict(part.texts)
-        return {"most frequent tag": token_accuracy(said, [self._names(labels) for labels in part.labels])}
+        known, truth = ([self._names(one.answers(n)) for n in range(len(one))] for one in (train, part))
+        said = FrequentTag.fit(list(zip(train.texts, known, strict=True))).predict(part.texts)
+        return {"most frequent tag": token_accuracy(said, truth)}
 
 
 def _split(sentences: Sequence[Tagged], share: float, seed: int) -> tuple[list[Tagged], list[Tagged]]:

@@ -1,4 +1,8 @@
-"""Training on: the model, tokeniser and weights of a finished or imported run, and new data of the same task."""
+"""Training on: the model, tokeniser and weights of a finished or imported run, and new data.
+
+Where the data have other classes than the run knew, or the run had none (an embedding model), the last linear map is
+learned anew, and all below it goes on from what it knew.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from weft.tasks.run import task_of
 # (2e-5 at 4,096, 1e-4 at 576); adapters, which begin at nothing, take ten times as much.
 RATE, LARGEST_RATE, ADAPTERS = 0.06, 1e-3, 10.0
 KEPT = ("tokeniser", "vocabulary", "size")  # options that were settled when the run was first trained
+HEAD, LAST = "head", ("head.linear.", "head.distilled.")  # the maps from hidden states to classes
 
 
 @dataclass(frozen=True)
@@ -29,19 +34,28 @@ class Base:
     folder: RunFolder
     spec: RunSpec
     task: Task
+    kind: type[Task]
 
     def options(self, chosen: Tree) -> Any:
-        """The run's options of data with those that are chosen anew; what is held out is never taken over."""
-        known = type(self.task).Options.model_fields
-        settled = next((name for name in chosen if name in KEPT and name in known), None)
+        """The run's options of data with those that are chosen anew; what is held out is never taken over.
+
+        A run that was imported, or is of another task, has none: then those that suit a trained model.
+        """
+        settled = next((name for name in chosen if name in KEPT and name in self.kind.Options.model_fields), None)
         if settled is not None:
             raise WeftError(f"data.{settled} was settled when {self.folder.path} was trained: leave it out with --from")
-        before = {name: value for name, value in self.spec.data.items() if name not in ("validation", "split")}
-        return type(self.task).Options(**{**before, **chosen})
+        trained_here = self.spec.training and isinstance(self.task, self.kind)
+        before = self.spec.data if trained_here else self.kind.tuned
+        return self.kind.Options(**{k: v for k, v in before.items() if k not in ("validation", "split")} | chosen)
 
-    def changed(self, changes: Tree) -> AnySpec:
-        """The run's model with changes that need no other weights, such as dropout."""
+    def learns_anew(self, task: Task) -> bool:
+        """Whether the task's classes are others than the run's."""
+        return task.answers != self.task.answers
+
+    def changed(self, changes: Tree, task: Task) -> AnySpec:
+        """The run's model with the task's classes, and changes that need no other weights, such as dropout."""
         model = read_spec(self.spec.model)
+        model = task.renew(model) if self.learns_anew(task) else model
         wanted = {name: value for name, value in changes.items() if not name.startswith("training.")}
         spec: AnySpec = model.replace(**wanted) if wanted else model
         if _shapes(spec) != _shapes(model):
@@ -49,10 +63,15 @@ class Base:
             raise WeftError(f"{names}: the weights of {self.folder.path} would not fit; leave it out, or --from")
         return spec
 
-    def put_weights(self, module: nn.Module) -> None:
-        """Give a module of this model the run's weights, in the module's own type."""
+    def put_weights(self, module: nn.Module, task: Task) -> None:
+        """Give a module of this model the run's weights, in the module's own type; new classes begin at random."""
+        weights = self.folder.read_model()
+        if self.learns_anew(task):
+            own = module.state_dict()
+            weights = {name: tensor for name, tensor in weights.items() if name in own and not name.startswith(LAST)}
+            weights |= {name: own[name] for name in own if name.startswith(f"{HEAD}.") and name not in weights}
         try:
-            module.load_state_dict(self.folder.read_model())
+            module.load_state_dict(weights)
         except RuntimeError:
             raise DiskError(f"{self.folder.path}: model.safetensors does not fit spec.json: train it again") from None
 
@@ -61,11 +80,18 @@ def open_base(path: Path, kind: type[Task]) -> Base:
     """The run at `path`, to be trained on as a task of this kind."""
     folder = RunFolder(path)
     spec = folder.read_spec()
-    if spec.task != kind.name:
+    known = (kind.name, *kind.origins)
+    if spec.task not in known:
         raise WeftError(
-            f"{path} is a run of task {spec.task}, but task {kind.name} is to be trained: give --from a run of the same"
+            f"{path} is a run of task {spec.task}, but task {kind.name} is to be trained: "
+            f"give --from a run of task {' or '.join(known)}"
         )
-    return Base(folder, spec, task_of(folder, spec))
+    return Base(folder, spec, task_of(folder, spec), kind)
+
+
+def whole_parts(task: Task) -> tuple[str, ...]:
+    """What learns with all its weights beside adapters: the head, where a model chooses among classes."""
+    return () if task.answers is None else (HEAD,)
 
 
 def tuning_of(spec: AnySpec, rank: int | None) -> Tree:

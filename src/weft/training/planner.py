@@ -25,6 +25,7 @@ from weft.models.build import AnySpec, build
 from weft.models.estimates import estimate
 from weft.parts.lora import adapt
 from weft.tasks.base import Part, Recipe, Size, Task
+from weft.training.fine_tuning import whole_parts
 from weft.training.optimisers import build_optimisers
 from weft.training.options import TrainingSpec
 from weft.training.plan import Plan
@@ -187,7 +188,7 @@ class Planner:
         """Seconds a step, by the thread count that is faster."""
         module = build(spec, self.seed, str(self.device))
         if options.lora is not None:
-            adapt(module, options.lora)
+            adapt(module, options.lora, whole=whole_parts(self.task))
         module.train()
         length = getattr(spec, "length", None)
         part = self.train if length is None else self.train.cut(length)

@@ -25,7 +25,7 @@ from weft.parts.lora import adapt
 from weft.tasks.base import Part, Prepared, Task
 from weft.tasks.registry import task_named
 from weft.tasks.run import Run, load, task_of
-from weft.training.fine_tuning import Base, open_base, tuning_of
+from weft.training.fine_tuning import Base, open_base, tuning_of, whole_parts
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
 from weft.training.options import TrainingSpec
@@ -149,7 +149,9 @@ def _begin(
     )
     module = build(spec, order.seed, str(device))
     if base is not None:
-        base.put_weights(module)
+        base.put_weights(module, prepared.task)
+        if base.learns_anew(prepared.task):
+            reporter.noted(f"the classes are others than those of {order.base}: its last layer is learned anew")
     return _train(prepared, module, training, plan, folder, order, None, reporter)
 
 
@@ -172,7 +174,7 @@ def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Ord
     module = build(read_spec(spec.model), spec.seed, str(pick_device(order.device)))
     snapshot = folder.read_snapshot()
     if snapshot is None and spec.base is not None:
-        open_base(Path(spec.base), kind).put_weights(module)
+        open_base(Path(spec.base), kind).put_weights(module, prepared.task)
     training = TrainingSpec(**spec.training)
     again = Order(seed=spec.seed, resume=True, device=order.device, compiled=order.compiled)
     return _train(prepared, module, training, plan, folder, again, snapshot, reporter)
@@ -186,7 +188,7 @@ def _plan(
     if base is not None:
         if order.preset != "auto":
             raise WeftError(f"--from takes the model of {base.folder.path} as it is: leave --preset out")
-        spec = base.changed(changes)
+        spec = base.changed(changes, task)
     elif order.preset != "auto":
         named = preset_named(order.preset)
         if named.family not in task.families:
@@ -218,7 +220,8 @@ def _train(
     length = getattr(module.spec, "length", None)
     train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
-        adapt(module, training.lora, training.lora_alpha, derive(order.seed, "adapters"))
+        seed = derive(order.seed, "adapters")
+        adapt(module, training.lora, training.lora_alpha, seed, whole_parts(prepared.task))
     if training.recompute:
         recompute_blocks(module)
     with _threads(plan.threads):

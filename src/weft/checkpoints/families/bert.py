@@ -1,4 +1,4 @@
-"""BERT, MiniLM and RoBERTa: post-norm encoders with learned positions, a pooler, and a classifier where there is one.
+"""BERT, MiniLM and RoBERTa: post-norm encoders with learned positions, and a pooler or classes where there are any.
 
 RoBERTa's positions begin at 2, and its classifier has a hidden layer of its own in place of the pooler.
 """
@@ -10,10 +10,11 @@ from functools import partial
 from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
 from weft.checkpoints.tables import Row, Without, linear, norm
 from weft.foundation.spec import Tree
-from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec
+from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec, TokensSpec
 from weft.models.positions import LearnedSpec
 from weft.models.specs import AttentionSpec, ClassicSpec, LayerNormSpec
 
+LABELS, TAGS = "ForSequenceClassification", "ForTokenClassification"
 UNUSED_POSITIONS = 2  # RoBERTa counts from its padding token, 1, on
 
 
@@ -25,9 +26,6 @@ def read(config: Config, known: Known, roberta: bool = False) -> EncoderSpec:
     if roberta:
         config.expect("pad_token_id", UNUSED_POSITIONS - 1)
     width = config.whole("hidden_size", 768)
-    names = config.get("architectures") or [""]
-    classifies = str(names[0]).endswith("ForSequenceClassification")
-    pools = classifies or known.has("pooler.dense.weight")
     length = config.whole("max_position_embeddings", 512) - (UNUSED_POSITIONS if roberta else 0)
     return EncoderSpec(
         input=TokensSpec(vocabulary=config.whole("vocab_size"), segments=config.whole("type_vocab_size", 2)),
@@ -42,8 +40,18 @@ def read(config: Config, known: Known, roberta: bool = False) -> EncoderSpec:
         norm=LayerNormSpec(epsilon=config.number("layer_norm_eps", 1e-12)),
         arrangement="post-norm",
         input_norm=True,
-        output=PooledSpec(hidden=width if pools else None, classes=_classes(config) if classifies else None),
+        output=_output(config, known, width),
     )
+
+
+def _output(config: Config, known: Known, width: int) -> PooledSpec | PerTokenSpec:
+    """An answer a text, an answer a token, or the states themselves; the first by a pooler if there is one."""
+    name = str((config.get("architectures") or [""])[0])
+    if name.endswith(TAGS):
+        return PerTokenSpec(classes=_classes(config))
+    classes = _classes(config) if name.endswith(LABELS) else None
+    pools = classes is not None or known.has("pooler.dense.weight")
+    return PooledSpec(hidden=width if pools else None, classes=classes)
 
 
 def _classes(config: Config) -> int:
@@ -56,9 +64,9 @@ def write(spec: EncoderSpec, roberta: bool = False) -> Tree:
     """The config of a spec."""
     feedforward, output, given = spec.feedforward, spec.output, spec.input
     assert isinstance(feedforward, ClassicSpec) and isinstance(spec.norm, LayerNormSpec)
-    assert isinstance(output, PooledSpec) and isinstance(given, TokensSpec)
+    assert isinstance(given, TokensSpec)
     name = "Roberta" if roberta else "Bert"
-    suffix = "Model" if output.classes is None else "ForSequenceClassification"
+    suffix = TAGS if isinstance(output, PerTokenSpec) else "Model" if output.classes is None else LABELS
     config: Tree = {
         "architectures": [name + suffix],
         "model_type": name.lower(),
@@ -80,9 +88,8 @@ def write(spec: EncoderSpec, roberta: bool = False) -> Tree:
 
 
 def table(spec: EncoderSpec, roberta: bool = False) -> list[Row]:
-    """Names of BertModel, or with classes of BertForSequenceClassification."""
+    """Names of BertModel, or with classes of BertForSequenceClassification and BertForTokenClassification."""
     output = spec.output
-    assert isinstance(output, PooledSpec)
     body = "" if output.classes is None else "roberta." if roberta else "bert."
     places = Row("input.position.table", (f"{body}embeddings.position_embeddings.weight",))
     rows = [
@@ -91,8 +98,8 @@ def table(spec: EncoderSpec, roberta: bool = False) -> list[Row]:
         Row("input.segments.table", (f"{body}embeddings.token_type_embeddings.weight",)),
         *norm("input.norm", f"{body}embeddings.LayerNorm"),
     ]
-    own_head = roberta and output.classes is not None
-    if output.hidden is not None:
+    own_head = roberta and isinstance(output, PooledSpec) and output.classes is not None
+    if isinstance(output, PooledSpec) and output.hidden is not None:
         rows += linear("head.hidden", "classifier.dense" if own_head else f"{body}pooler.dense")
     if output.classes is not None:
         rows += linear("head.linear", "classifier.out_proj" if own_head else "classifier")
@@ -122,7 +129,7 @@ def canonical(name: str) -> str | None:
 BERT = Family(
     name="BERT",
     types=("bert",),
-    architectures=("BertModel", "BertForSequenceClassification", "BertForMaskedLM", "BertForPreTraining"),
+    architectures=("BertModel", f"Bert{LABELS}", f"Bert{TAGS}", "BertForMaskedLM", "BertForPreTraining"),
     read=read,
     write=write,
     table=table,
@@ -133,9 +140,7 @@ ROBERTA = Family(
     name="RoBERTa",
     types=("roberta", "xlm-roberta"),
     architectures=tuple(
-        f"{name}{use}"
-        for name in ("Roberta", "XLMRoberta")
-        for use in ("Model", "ForSequenceClassification", "ForMaskedLM")
+        f"{name}{use}" for name in ("Roberta", "XLMRoberta") for use in ("Model", LABELS, TAGS, "ForMaskedLM")
     ),
     read=partial(read, roberta=True),
     write=partial(write, roberta=True),

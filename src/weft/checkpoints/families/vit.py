@@ -12,6 +12,7 @@ from weft.models.positions import GridTableSpec
 from weft.models.specs import AttentionSpec, ClassicSpec, LayerNormSpec
 from weft.models.vision import VisionSpec
 
+BARE = "Model"
 TEACHER = "DeiTForImageClassificationWithTeacher"
 
 
@@ -35,7 +36,7 @@ def read(config: Config, known: Known, deit: bool = False) -> VisionSpec:
         grid=GridTableSpec(),
         pool="distilled" if names[0] == TEACHER else "first",
         registers=1 if deit else 0,
-        classes=_classes(config),
+        classes=None if str(names[0]).endswith(BARE) else _classes(config),
     )
 
 
@@ -58,9 +59,9 @@ def write(spec: VisionSpec, deit: bool = False) -> Tree:
     feedforward = spec.feedforward
     assert isinstance(feedforward, ClassicSpec) and isinstance(spec.norm, LayerNormSpec)
     classes = range(spec.classes or 0)
-    kind = TEACHER if spec.pool == "distilled" else f"{'DeiT' if deit else 'ViT'}ForImageClassification"
+    name = f"{'DeiT' if deit else 'ViT'}{BARE if spec.classes is None else 'ForImageClassification'}"
     return {
-        "architectures": [kind],
+        "architectures": [TEACHER if spec.pool == "distilled" else name],
         "model_type": "deit" if deit else "vit",
         "image_size": spec.image,
         "patch_size": spec.patch,
@@ -78,24 +79,25 @@ def write(spec: VisionSpec, deit: bool = False) -> Tree:
 
 
 def table(spec: VisionSpec, deit: bool = False) -> list[Row]:
-    """Names of ViTForImageClassification and DeiTForImageClassification, with teacher or without."""
-    body, D, C, p = "deit" if deit else "vit", spec.width, spec.channels, spec.patch
-    entry, tokens = f"{body}.embeddings", spec.extra + spec.side**2
+    """Names of ViTForImageClassification and DeiTForImageClassification, with teacher or without; of bare models."""
+    body = "" if spec.classes is None else "deit." if deit else "vit."
+    D, C, p = spec.width, spec.channels, spec.patch
+    entry, tokens = f"{body}embeddings", spec.extra + spec.side**2
     kernel = f"{entry}.patch_embeddings.projection"
     rows = [
         *linear("patches.linear", kernel, change=Shaped((D, C, p, p), (D, C * p * p))),
         Row("class_token.vector", (f"{entry}.cls_token",), Shaped((1, 1, D), (D,))),
         Row("grid.table", (f"{entry}.position_embeddings",), Shaped((1, tokens, D), (tokens, D))),
-        *norm("stack.norm", f"{body}.layernorm"),
+        *norm("stack.norm", f"{body}layernorm"),
     ]
     if spec.registers:
         rows.append(Row("registers.table", (f"{entry}.distillation_token",), Shaped((1, 1, D), (1, D))))
     if spec.pool == "distilled":
         rows += linear("head.linear", "cls_classifier") + linear("head.distilled", "distillation_classifier")
-    else:
+    elif spec.classes is not None:
         rows += linear("head.linear", "classifier")
     for layer in range(spec.layers):
-        ours, theirs = f"stack.blocks.{layer}", f"{body}.encoder.layer.{layer}"
+        ours, theirs = f"stack.blocks.{layer}", f"{body}encoder.layer.{layer}"
         looks = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
         rows += linear(f"{ours}.mixer.qkv", *looks, sizes=(D,) * 3, bias=spec.attention().bias)
         rows += linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
@@ -106,21 +108,28 @@ def table(spec: VisionSpec, deit: bool = False) -> list[Row]:
     return rows
 
 
+def canonical(name: str) -> str:
+    """With or without the prefix of the body."""
+    return name.removeprefix("vit.").removeprefix("deit.")
+
+
 VIT = Family(
     name="ViT",
     types=("vit",),
-    architectures=("ViTForImageClassification",),
+    architectures=("ViTForImageClassification", "ViTModel"),
     read=read,
     write=write,
     table=table,
-    unused=("vit.pooler.",),
+    canonical=canonical,
+    unused=("pooler.", "classifier."),
 )
 DEIT = Family(
     name="DeiT",
     types=("deit",),
-    architectures=("DeiTForImageClassification", TEACHER),
+    architectures=("DeiTForImageClassification", TEACHER, "DeiTModel"),
     read=partial(read, deit=True),
     write=partial(write, deit=True),
     table=partial(table, deit=True),
-    unused=("deit.pooler.",),
+    canonical=canonical,
+    unused=("pooler.", "classifier."),
 )
