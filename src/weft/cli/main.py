@@ -68,6 +68,7 @@ def train(
       weft train translation train.en train.de --out runs/ende --preset nano-gru-additive --steps 2000
       weft train images sample:digits --out runs/digits --set training.rate=0.001
       weft train text letters.txt --from runs/book --lora 8 --out runs/letters
+      weft train classification reviews.csv --from runs/minilm --out runs/reviews
       weft train text --help                   every default of a task
     """
     from weft.cli.settings import read_changes

@@ -105,4 +105,4 @@ def _print(out: Console, task: str, place: Path, trained: Trained, picture: Path
     if trained.leak is not None:
         out.print(f"[bold red]LEAK: {escape(trained.leak)}[/bold red]")
     out.print(f"\nrun: {escape(str(place))}   curves: {escape(str(picture))}")
-    out.print(f"next: weft predict {place} ...   weft eval {place} DATA   weft laws {place}", markup=False)
+    out.print(f"next: weft predict {place} ...   weft eval {place} DATA   weft look {place} ...   weft laws {place}", markup=False)

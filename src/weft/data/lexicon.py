@@ -65,7 +65,7 @@ class Lexicon:
         return len(self.characters) + END + 1
 
     def __contains__(self, word: object) -> bool:
-        return word.lower() in self._words
+        return isinstance(word, str) and word.lower() in self._words
 
     def encode(self, words: Sequence[str]) -> NDArray[np.int64]:
         """[T, 1 + L]; of a long word the first and the last characters are kept."""

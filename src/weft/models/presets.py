@@ -115,17 +115,17 @@ def _vit(layers: int, width: int, heads: int) -> VisionSpec:
     )
 
 
-def _t5_small() -> EncoderDecoderSpec:
+def _t5(vocabulary: int, layers: int, width: int, heads: int, length: int = 512) -> EncoderDecoderSpec:
     return EncoderDecoderSpec(
-        vocabulary=32128,
-        length=512,
-        width=512,
-        layers=6,
-        mixer=AttentionSpec(heads=8, score="dot", bias=False),
-        feedforward=ClassicSpec(hidden=2048, activation="relu", bias=False),
+        vocabulary=vocabulary,
+        length=length,
+        width=width,
+        layers=layers,
+        mixer=AttentionSpec(heads=heads, score="dot", bias=False),
+        feedforward=ClassicSpec(hidden=4 * width, activation="relu", bias=False),
         positions=BucketedSpec(),
         norm=RMSNormSpec(epsilon=1e-6),
-        head=TiedHeadSpec(scale=512**-0.5),
+        head=TiedHeadSpec(scale=width**-0.5),
         initialisation=InitialisationSpec(scheme="fan-in", embedding=1.0),
     )
 
@@ -162,6 +162,11 @@ def _nano(**fields: object) -> DecoderSpec:
     return DecoderSpec(**(numbers | fields))
 
 
+def _nano_llama(**fields: object) -> DecoderSpec:
+    """A small model that other programs know, for export."""
+    return _llama(256, 4, 128, 4, 2, 352, 256, tied=True).replace(initialisation=_ZERO, **fields)
+
+
 def _nano_encoder(**fields: object) -> EncoderSpec:
     numbers: dict[str, object] = {
         "length": 256,
@@ -196,11 +201,13 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
     "minilm-l6": lambda: _bert(6, 384, 12, 1536),
     "vit-b16": lambda: _vit(12, 768, 12),
     "vit-l16": lambda: _vit(24, 1024, 16),
-    "t5-small": _t5_small,
+    "t5-small": lambda: _t5(32128, 6, 512, 8),
     "vaswani-base": lambda: _vaswani(512, 8, 2048, 0.1),
     "vaswani-big": lambda: _vaswani(1024, 16, 4096, 0.3),
     "nano-gpt": _nano,
     "nano-moe": lambda: _nano(feedforward=ExpertsSpec(experts=8, active=2, hidden=176)),
+    "nano-llama": _nano_llama,
+    "nano-mixtral": lambda: _nano_llama(feedforward=ExpertsSpec(experts=8, active=2, hidden=176)),
     "nano-rnn": lambda: _nano(mixer=RecurrenceSpec(cell="gru"), positions=NoPositionsSpec()),
     "nano-conv": lambda: _nano(mixer=ConvolutionSpec(kernel=7), positions=NoPositionsSpec()),
     "nano-encoder": _nano_encoder,
@@ -217,6 +224,7 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
         embedding_scale=math.sqrt(128),
         initialisation=InitialisationSpec(scheme="xavier", embedding=128**-0.5),
     ),
+    "nano-t5": lambda: _t5(256, 3, 128, 4, 256),
     "nano-gru-additive": lambda: _nano_gru("additive"),
     "nano-gru-bilinear": lambda: _nano_gru("bilinear", wiring="after"),
     "nano-gru-dot": lambda: _nano_gru("dot", wiring="after", two_ways=False),

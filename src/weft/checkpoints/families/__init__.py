@@ -24,6 +24,16 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+# What to do where a model does not map, by its family: small presets do.
+INSTEAD = {
+    "decoder": "train with --preset nano-llama or nano-mixtral, or export to onnx",
+    "encoder-decoder": "train with --preset nano-t5, or export to onnx",
+    "vision": "train with --preset nano-vit, or export to onnx",
+    "encoder": "train an imported BERT on with --from, or export to onnx",
+    "series": "export to onnx",
+}
+
+
 def family_of(config: Config) -> Family:
     """The adapter for a config; an architecture that has none is refused."""
     kind = config.get("model_type")
@@ -62,11 +72,11 @@ def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
             continue
         if back == plain:
             return family, config
-        reasons.append(f"{family.name}: {_difference(plain.to_tree(), back.to_tree())}")
+        if back.family == plain.family:
+            reasons.append(f"{family.name}: {_difference(plain.to_tree(), back.to_tree())}")
     told = "; ".join(reasons[:3]) or _obstacle(spec)
-    raise WeftError(
-        f"this model maps to no architecture of another library ({told}): change these, or keep it as a run"
-    )
+    other = INSTEAD.get(spec.family, "keep it as a run")
+    raise WeftError(f"this model maps to no architecture of another library ({told}): {other}")
 
 
 class _Names:
@@ -117,6 +127,9 @@ def _obstacle(spec: AnySpec) -> str:
     other = next((mixer.kind for mixer in mixers if mixer.kind != "attention"), None)
     if spec.family in ("decoder", "encoder", "encoder-decoder", "vision") and other is not None:
         return f"mixer is {other!r}, there only 'attention'"
+    given = getattr(getattr(spec, "input", None), "kind", "tokens")
+    if given != "tokens":
+        return f"input is {given!r}, there only 'tokens'"
     return f"family is {spec.family!r}, there only decoders, encoders, encoder-decoders and vision"
 
 
