@@ -68,7 +68,7 @@ LLAMA3 = (
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TOKENISERS = {
-    "characters": (lambda: train_tokeniser("characters", TEXTS), "llama", None),
+    "characters": (lambda: train_tokeniser("characters", TEXTS), "t5", None),
     "bytes": (lambda: train_tokeniser("bytes", []), "gpt2", "gpt-2"),
     "bpe": (lambda: train_tokeniser("bpe", TEXTS, 300), "gpt2", "gpt-2"),
     "digits apart": (by_digits, "gpt2", "smollm"),
@@ -207,3 +207,44 @@ def test_llama_cpp_continues_with_the_same_text(name, kind, tmp_path):
     ours = weft.load(run).answer([prompt], max_tokens=12, temperature=0)[0].more["tokens"]
     assert tokeniser.pieces(theirs)[: len(ours)] == ours and len(ours) > 3
     model.close()
+
+
+def test_a_letter_that_training_never_saw_is_unknown_to_llama_cpp_too(tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    tokeniser = train_tokeniser("characters", TEXTS)
+    _, made = export(tmp_path, llama(tokeniser.vocabulary), tokeniser)
+    theirs = llama_cpp.Llama(str(made.path), n_ctx=64, verbose=False)
+    for text in ("a Ω b", "Ω", " the  cat\n"):
+        assert theirs.tokenize(text.encode(), add_bos=False) == tokeniser.encode(text)
+
+
+def test_three_ends_are_told_by_their_names(tmp_path):
+    names = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+    tokeniser = train_tokeniser("bytes", [], specials=names)
+    stops = [tokeniser.id_of(name) for name in names]
+    write_run(tmp_path / "run", llama(tokeniser.vocabulary), tokeniser=tokeniser, facts={"stops": stops})
+    made = weft.export(tmp_path / "run", "gguf", tmp_path / "out")
+    settings = open_file(made.path).settings
+    assert [settings[f"tokenizer.ggml.{role}_token_id"] for role in ("eos", "eot", "eom")] == [
+        stops[0],
+        stops[2],
+        stops[1],
+    ]
+    back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False)
+    assert sorted(back.spec.facts["stops"]) == sorted(stops)
+
+
+def test_biases_that_llama_cpp_lacks_are_refused(tmp_path):
+    tokeniser = train_tokeniser("bytes", [])
+    with pytest.raises(WeftError, match=r"mixer\.bias"):
+        export(tmp_path, llama(tokeniser.vocabulary, **QWEN3, **{"mixer.bias": True}), tokeniser)
+
+
+def test_one_expert_is_read_alone(tmp_path):
+    tokeniser = train_tokeniser("bytes", [])
+    _, made = export(tmp_path, SHAPES["mixtral"](tokeniser.vocabulary), tokeniser)
+    file = open_file(made.path)
+    whole = file.read("blk.1.ffn_up_exps.weight")
+    for number in range(5):
+        one = file.read("blk.1.ffn_up_exps.weight", number)
+        assert torch.equal(one, whole[number]) and one.untyped_storage().nbytes() == one.numel() * 4

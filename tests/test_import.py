@@ -22,7 +22,6 @@ from weft.checkpoints.families.family import Config
 from weft.checkpoints.huggingface import open_folder
 from weft.checkpoints.importing import bring_in
 from weft.checkpoints.run_folder import RunFolder
-from weft.checkpoints.tables import write_theirs
 from weft.cli.main import app
 
 SHARED = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -100,7 +99,8 @@ def test_tables_read_both_ways(made, name):
     _, folder, run = made(name)
     found, ours = open_folder(folder), RunFolder(run.folder).read_model()
     stored = load_file(folder / "model.safetensors")
-    written = dict(write_theirs(found.family.table(found.spec), ours))
+    rows = found.family.table(found.spec)
+    written = {name: x for row in rows for name, x in zip(row.theirs, row.change.write(ours[row.ours]), strict=True)}
     known = {found.family.canonical(key): key for key in stored}
     assert written and {found.family.canonical(key) for key in written} <= set(known)
     for key, tensor in written.items():
@@ -390,3 +390,36 @@ def test_a_real_story_token_for_token(tmp_path):
     run = weft.import_checkpoint(folder, tmp_path / "run")
     answer = run.answer([""], max_tokens=200, temperature=0.0)[0]
     assert answer.more["tokens"] == run.tokeniser.pieces(written) and "Lily" in answer.output
+
+
+def test_a_mistral_that_does_not_speak_of_its_window_has_its_usual_one(tmp_path):
+    decoder(tmp_path / "folder", "Mistral", sliding_window=7)
+    file = tmp_path / "folder" / "config.json"
+    tree = json.loads(file.read_text())
+    del tree["sliding_window"]
+    file.write_text(json.dumps(tree))
+    assert open_folder(tmp_path / "folder").spec.mixer[0].window == 4096
+    file.write_text(json.dumps(tree | {"sliding_window": None}))
+    assert open_folder(tmp_path / "folder").spec.mixer[0].window is None
+
+
+def test_the_certificate_reads_beyond_a_window():
+    spec = weft.preset("nano-llama").replace(length=97, **{"mixer.window": 31})
+    assert draw_inputs(spec)["tokens"].shape[1] == 39
+    assert draw_inputs(weft.preset("mistral-7b"))["tokens"].shape[1] == 24
+
+
+@pytest.mark.parametrize("make", [bert, roberta], ids=["bert", "roberta"])
+def test_a_pooler_that_nothing_uses_is_left_out(tmp_path, make):
+    make(tmp_path / "folder", "ForTokenClassification", id2label=LABELS)
+    file = tmp_path / "folder" / "model.safetensors"
+    body = "bert" if make is bert else "roberta"
+    more = {f"{body}.pooler.dense.weight": torch.randn(42, 42), f"{body}.pooler.dense.bias": torch.randn(42)}
+    save_file(load_file(file) | more, file, {"format": "pt"})
+    assert set(bring_in(tmp_path / "folder", tmp_path / "run").left_out) == set(more)
+
+
+def test_a_score_is_no_class(tmp_path):
+    bert(tmp_path / "folder", "ForSequenceClassification", num_labels=1)
+    with pytest.raises(weft.WeftError, match="one label"):
+        bring_in(tmp_path / "folder", tmp_path / "run")

@@ -176,7 +176,7 @@ def test_other_settings_that_weft_does_not_have(tmp_path, refused):
         (bart, {"decoder_ffn_dim": 41}, "encoder_ffn_dim 37 and decoder_ffn_dim 41 differ"),
         (bart, {"eos_token_id": 10**6}, "eos_token_id is 1000000, but a token from 0 to 276"),
         (vision, {"image_size": [21, 28]}, "vision models see squares"),
-        (vision, {"architectures": ["ViTModel"]}, "no adapter for the architecture 'ViTModel'"),
+        (vision, {"architectures": ["ViTForMaskedImageModeling"]}, "no adapter for the architecture 'ViTForMasked"),
         (t5, {"feed_forward_proj": "gated-mish"}, "feed_forward_proj: act is 'mish'"),
     ]
     for number, (make, changes, words) in enumerate(cases):
@@ -378,3 +378,19 @@ def test_an_import_needs_a_fraction_of_the_file(tmp_path):
     command = [sys.executable, "-c", PEAK, tmp_path / "folder", tmp_path / "run"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) < 0.6 * size
+
+
+def test_experts_are_no_more_than_tensors(tmp_path, refused):
+    decoder(tmp_path / "folder", "Mixtral", num_local_experts=3, num_experts_per_tok=2)
+    file = tmp_path / "folder" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_local_experts": 20_000_000}))
+    refused(tmp_path / "folder", "says 20,000,000 experts")
+
+
+def test_numbers_of_eight_bits_are_no_weights(folder, refused):
+    weights = load_file(folder / "model.safetensors")
+    name = "model.norm.weight"
+    torch.save(weights | {name: weights[name].to(torch.float8_e4m3fn)}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.warns(UserWarning, match="pytorch_model"):
+        refused(folder, "floating-point numbers of 16 bits")

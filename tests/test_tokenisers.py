@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.data.tokenisers import KINDS, load_tokeniser, train_tokeniser
+from weft.data.tokenisers import KINDS, Tokeniser, load_tokeniser, train_tokeniser
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
 TEXT = "The cat sat on the mat. Don't stop!\n naïve 日本 🙂"
@@ -118,3 +118,19 @@ def test_golden_pairs(name, folder):
     for text, line in zip(texts, lines, strict=False):
         assert tokeniser.encode(text) == [int(word) for word in line.split()], text
     assert len(texts) > 40
+
+
+def test_what_goes_on_after_a_text_keeps_its_space():
+    """SentencePiece writes a space as a part of the word after it, and leaves out a text's first one."""
+    from weft.data.sentencepiece import BPE, NORMAL, UNKNOWN, SentencePiece
+    from weft.data.vocabulary_files import from_sentencepiece
+    from weft.inference.text import Text
+
+    letters = [("<unk>", 0.0, UNKNOWN), *((sign, 0.0, NORMAL) for sign in "▁abc"), ("▁a", -1.0, NORMAL)]
+    tokeniser = Tokeniser(from_sentencepiece(SentencePiece(letters, BPE, True)))
+    before, after = tokeniser.encode("ab"), tokeniser.encode("a cab")[1:]
+    assert tokeniser.decode(after) == "cab" and Text(tokeniser).read(after, before) == " cab"
+    stream = Text(tokeniser).stream(before)
+    assert "".join([*map(stream.feed, after), stream.finish()]) == " cab"
+    assert Text(tokeniser).read(tokeniser.encode("a cab")) == "a cab"
+    assert tokeniser.pieces(tokeniser.encode("ab a")) == [" a", "b", " a"]

@@ -24,6 +24,7 @@ from weft.checkpoints.run_folder import RunFolder
 from weft.models.build import AnySpec, build
 from weft.models.encoder import EncoderSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.estimates import estimate
 from weft.models.vision import VisionSpec
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import TiedHead
@@ -33,6 +34,7 @@ WITHIN_HALF = 2e-2  # where a model itself rounds to half precision on its way
 WHOLE = 1 << 28  # weights up to which a model is widened as a whole
 PIECE = 1 << 22  # weights widened at once in a larger one
 ROWS, TOKENS, TARGETS = 2, 24, 7
+BEYOND, AFFORDABLE = 8, 4e10  # tokens beyond a window; weights times tokens that take about a second
 CLASSES = {
     "text": "AutoModelForCausalLM",
     "translation": "AutoModelForSeq2SeqLM",
@@ -84,7 +86,10 @@ def certify(found: ForeignCheckpoint, run: Path) -> tuple[Certificate | None, st
 
 
 def draw_inputs(spec: AnySpec) -> dict[str, Tensor]:
-    """Random tokens or pictures; the first few tokens of vocabularies are special, so they are left out."""
+    """Random tokens or pictures; the first few tokens of vocabularies are special, so they are left out.
+
+    Where layers see a window, there are more tokens than that, if the model is small enough.
+    """
     random = torch.Generator().manual_seed(0)
 
     def tokens(vocabulary: int, length: int) -> Tensor:
@@ -93,10 +98,17 @@ def draw_inputs(spec: AnySpec) -> dict[str, Tensor]:
     if isinstance(spec, VisionSpec):
         return {"images": torch.randn(ROWS, spec.channels, spec.image, spec.image, generator=random)}
     body: Any = spec.input if isinstance(spec, EncoderSpec) else spec
-    given = {"tokens": tokens(body.vocabulary, min(spec.length, TOKENS))}
+    given = {"tokens": tokens(body.vocabulary, min(spec.length, _enough(spec)))}
     if isinstance(spec, EncoderDecoderSpec):
         given["target"] = tokens(spec.vocabulary, min(spec.length, TARGETS))
     return given
+
+
+def _enough(spec: AnySpec) -> int:
+    """Tokens that show all that layers do."""
+    windows = [getattr(mixer, "window", None) or 0 for mixer in getattr(spec, "mixer", ())]
+    wanted = max(windows, default=0) + BEYOND
+    return max(TOKENS, wanted if wanted * estimate(spec).parameters < AFFORDABLE else 0)
 
 
 def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor], large: bool) -> Tensor:

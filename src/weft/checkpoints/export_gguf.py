@@ -71,6 +71,10 @@ def _expect_known(name: str, config: Tree) -> None:
         raise WeftError("mixer.window: a GGUF file of this kind has no window; export to huggingface instead")
     if name == "qwen2" and config["head_dim"] * config["num_attention_heads"] != config["hidden_size"]:
         raise WeftError("mixer.head_width: llama.cpp shares the width evenly among the heads of models of kind qwen2")
+    if name == "qwen3" and config.get("attention_bias"):
+        raise WeftError(
+            "mixer.bias: llama.cpp has no such biases in models of kind qwen3; export to huggingface instead"
+        )
     if config.get("mlp_bias"):
         raise WeftError("feedforward.bias: a GGUF file of this kind has no such biases; export to huggingface instead")
     rope = config.get("rope_parameters", {})

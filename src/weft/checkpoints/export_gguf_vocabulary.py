@@ -17,6 +17,8 @@ from weft.foundation.spec import Tree
 
 PREFIX = "tokenizer.ggml."
 WAYS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+STOPS = ("eos", "eot", "eom")
+NAMED = ((), ("eot", "end_of_turn"), ("eom",))
 HEX = re.compile(r"<0x[0-9A-F]{2}>")
 # Texts on which the known ways to take a text apart differ.
 PROBES = (
@@ -84,10 +86,10 @@ def _trials(tree: Tree, tokeniser: Tokeniser, rows: int) -> Iterator[Tree]:
         for prefix in (True, False):
             yield spm | {"add_space_prefix": prefix}
     elif kind == "WordLevel" and SPACE not in tokens:
-        # Letters: a SentencePiece model whose pieces never merge; it writes a space as its own sign.
+        # Letters: a unigram model, which knows what to do with a letter that it lacks; a space has its own sign.
         signs = [SPACE if token == " " else token for token in tokens]
-        spm = {"model": "llama", "pre": "default", "tokens": signs, "token_type": kinds, "scores": [0.0] * rows}
-        yield spm | {"add_space_prefix": False}
+        unigram = {"model": "t5", "pre": "default", "tokens": signs, "token_type": kinds, "scores": [0.0] * rows}
+        yield unigram | {"add_space_prefix": False, "remove_extra_whitespaces": False}
 
 
 def _tokens(tree: Tree, tokeniser: Tokeniser, rows: int) -> tuple[list[str], list[int]]:
@@ -116,6 +118,16 @@ def _mentions(tree: Any, kind: str) -> bool:
     return tree is not None and f'"type": "{kind}"' in json.dumps(tree)
 
 
+def _by_role(stops: tuple[int, ...], tokeniser: Tokeniser) -> list[int]:
+    """The ids at which a text stops: of the whole, of a turn, of a message; by their names where these tell."""
+
+    def role(index: int) -> int:
+        name = str(tokeniser.engine.id_to_token(index))
+        return next((number for number, words in enumerate(NAMED) if any(word in name for word in words)), 0)
+
+    return sorted(stops, key=role)
+
+
 def _special(run: Outgoing, tokeniser: Tokeniser) -> Tree:
     """Special ids by the names of GGUF; only a start token can stand before each text."""
     ids, names = run.ids, run.special_tokens()
@@ -125,8 +137,7 @@ def _special(run: Outgoing, tokeniser: Tokeniser) -> Tree:
     if len(ids.before) > 1:
         raise WeftError(f"{len(ids.before)} tokens stand before each text, but a GGUF file has room for one")
     found: Tree = {"bos_token_id": start, "add_bos_token": bool(ids.before), "add_eos_token": False}
-    for name, index in zip(("eos", "eot"), ids.stops, strict=False):
-        found[f"{name}_token_id"] = index
+    found |= {f"{role}_token_id": index for role, index in zip(STOPS, _by_role(ids.stops, tokeniser), strict=False)}
     for name, theirs in (("unknown", "unk_token"), ("padding", "pad_token")):
         found[f"{name}_token_id"] = tokeniser.id_of(names[theirs]) if theirs in names else None
     return {name: value for name, value in found.items() if value is not None}

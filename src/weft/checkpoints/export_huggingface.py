@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.checkpoints.atomic import write_text
 from weft.checkpoints.export_tokeniser import write_tokeniser
 from weft.checkpoints.families import describe, plain_spec
+from weft.checkpoints.families.family import Family
 from weft.checkpoints.importing import Progress
 from weft.checkpoints.outgoing import Outgoing
 from weft.checkpoints.streaming import Slot, write_streamed
@@ -19,6 +20,7 @@ from weft.checkpoints.uses import FILTERS, POOLS
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 
+HEAD = "lm_head.weight"
 GENERATED = ("text", "translation")
 
 
@@ -37,8 +39,18 @@ def write_huggingface(run: Outgoing, out: Path, progress: Progress | None = None
     if run.run.task == "embedding":
         _write_modules(run, out)
     write_tokeniser(run, out)
+    if config.get("tie_word_embeddings") is False:
+        rows += _copied_head(rows, family)
     _write_weights(rows, run.weights, out / "model.safetensors", progress)
     return str(config["architectures"][0])
+
+
+def _copied_head(rows: list[Row], family: Family) -> list[Row]:
+    """A head that is the embedding but that a config cannot call tied (T5's without a scale) is written as a copy."""
+    original = family.copies.get(HEAD)
+    if original is None or any(HEAD in row.theirs for row in rows):
+        return []
+    return [Row(row.ours, (HEAD,)) for row in rows if row.theirs == (original,)]
 
 
 def _write_weights(rows: list[Row], weights: dict[str, Tensor], path: Path, progress: Progress | None) -> None:

@@ -85,11 +85,13 @@ def look_through(
     except SpecError as error:
         raise DataError(f"{config.name} describes no model that can be built ({error})") from None
     layers = sum(getattr(spec, name, None) or 0 for name in ("layers", "decoder_layers"))
-    if layers > len(tensors.shapes):
-        raise DataError(
-            f"{config.name} says {layers:,} layers, but {tensors.files} holds {len(tensors.shapes):,} tensors: "
-            "they do not belong together"
-        )
+    experts = getattr(getattr(spec, "feedforward", None), "experts", 0)
+    for count, what in ((layers, "layers"), (experts, "experts")):
+        if count > len(tensors.shapes):
+            raise DataError(
+                f"{config.name} says {count:,} {what}, but {tensors.files} holds {len(tensors.shapes):,} tensors: "
+                "they do not belong together"
+            )
     rows = family.table(spec)
     found, left = match(rows, shapes_of(spec), tensors, family.canonical, family.copies, family.unused)
     folder = source if source.is_dir() else source.parent

@@ -106,9 +106,7 @@ class GGUFTensors(Tensors):
     def read(self, name: str) -> Tensor:
         """One tensor as the folder would have it."""
         place = self.places[name]
-        tensor = self.file.read(place.name)
-        if place.expert is not None:
-            tensor = tensor[place.expert]
+        tensor = self.file.read(place.name, place.expert)
         if place.heads is not None:
             tensor = part_pairs(tensor, place.heads)
         return tensor.T if place.turned else tensor
@@ -125,7 +123,7 @@ def open_gguf(path: Path) -> ForeignCheckpoint:
     tensors = GGUFTensors(file, _places(str(kind), file, tree))
     tree["tie_word_embeddings"] = _tied(str(kind), tensors)
     vocabulary = read_gguf_vocabulary(path.name, settings)
-    stops = [settings.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    stops = [settings.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return look_through(
         path, Config(tree, path.name), tensors, vocabulary, [stop for stop in stops if stop is not None]
     )

@@ -22,6 +22,7 @@ from weft.data.files import DataError
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, LARGEST_ALIGNMENT, MOST_AXES = 32, 1 << 20, 4
 STRING, ARRAY = 8, 9
+WHOLE = ("I8", "I16", "I32", "I64")
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
@@ -42,28 +43,40 @@ class GGUFFile:
     settings: dict[str, Any]
     tensors: dict[str, Stored]
 
-    def read(self, name: str) -> Tensor:
-        """One tensor; quantised ones are brought to float32, the others keep their type."""
+    def read(self, name: str, place: int | None = None) -> Tensor:
+        """One tensor, or what stands at one place of its first axis; quantised ones become float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
         stored = self.tensors[name]
+        shape, size, first = stored.shape, stored.size, stored.first
+        if place is not None:
+            shape, size = shape[1:], size // shape[0]
+            first += place * size
         with self.path.open("rb") as file:
-            file.seek(stored.first)
-            data = np.fromfile(file, dtype=np.uint8, count=stored.size)
-        if len(data) != stored.size:
+            file.seek(first)
+            data = np.fromfile(file, dtype=np.uint8, count=size)
+        if len(data) != size:
             raise DataError(f"{self.path.name} ends within {name}: it was cut off; fetch it again")
         plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}.get(
             stored.kind
         )
         if plain is not None:
-            return torch.from_numpy(data).view(plain).reshape(stored.shape)
-        kind = GGMLQuantizationType[stored.kind]
-        rows = math.prod(stored.shape[:-1])
-        return torch.from_numpy(dequantize(data.reshape(rows, -1), kind).astype(np.float32)).reshape(stored.shape)
+            return torch.from_numpy(data).view(plain).reshape(shape)
+        try:
+            rows = data.reshape(math.prod(shape[:-1]), -1)
+            numbers = dequantize(rows, GGMLQuantizationType[stored.kind]).astype(np.float32)
+        except NotImplementedError:
+            raise DataError(
+                f"{self.path.name}: {name} is of type {stored.kind}, which the package gguf cannot read: "
+                "fetch it as F16, Q8_0, Q6_K, Q4_K or Q4_0"
+            ) from None
+        return torch.from_numpy(numbers).reshape(shape)
 
     def type_of(self, name: str) -> torch.dtype:
-        """The type that a tensor is read in."""
+        """The type that a tensor is read in; whole numbers are refused by whoever expects weights."""
+        if self.tensors[name].kind in WHOLE:
+            return torch.int64
         kinds = {"F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
         return kinds.get(self.tensors[name].kind, torch.float32)
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
-from tokenizers import models
+from tokenizers import decoders, models, normalizers
 
 from weft.checkpoints.vocabulary import LARGEST_TEMPLATE, Vocabulary
 from weft.data.files import DataError
 from weft.data.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, USER, SentencePiece
 from weft.data.tokenisers import Tokeniser
-from weft.data.vocabulary_files import Way, byte_level, from_sentencepiece, part_words
+from weft.data.vocabulary_files import SPACE, Way, byte_level, from_sentencepiece, part_words
 
 # How texts are taken apart before pairs are merged, by the names that llama.cpp gives them.
 WAYS: dict[str, Way] = {
@@ -46,8 +46,10 @@ def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
     elif kind == "llama":
         pieces = list(zip(tokens, map(float, scores), map(int, kinds), strict=True))
         engine = from_sentencepiece(SentencePiece(pieces, BPE, bool(given.get("add_space_prefix", True))))
+    elif kind == "t5" and not given.get("precompiled_charsmap") and UNKNOWN in kinds:
+        engine = _unigram(list(zip(tokens, map(float, scores), strict=True)), kinds.index(UNKNOWN))
     else:
-        raise DataError(f"{name} has a vocabulary of kind {kind!r:.40}: gpt2 and llama are read")
+        raise DataError(f"{name} has a vocabulary of kind {kind!r:.40}: gpt2, llama and letters in t5 are read")
     _add(engine, tokens, kinds)
     tokeniser = Tokeniser(engine)
     names = {ours: tokens[index] for key, ours in NAMES.items() if (index := _id(given, key, len(tokens))) is not None}
@@ -80,6 +82,14 @@ def _merging(name: str, tokens: Sequence[str], merges: Any, way: Way) -> Engine:
             f"{name} has merges of tokens that it does not have ({str(error)[:80]}): fetch it again"
         ) from None
     return part_words(engine, way)
+
+
+def _unigram(pieces: list[tuple[str, float]], unknown: int) -> Engine:
+    """The pieces of the highest sum of scores, one for what none covers; texts are taken as they are."""
+    engine = Engine(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
+    engine.normalizer = normalizers.Replace(" ", SPACE)
+    engine.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
+    return engine
 
 
 def _add(engine: Engine, tokens: Sequence[str], kinds: Sequence[int]) -> None:

@@ -118,7 +118,7 @@ def open_run(path: Path, module: nn.Module | None = None) -> Outgoing:
     stored = folder.read_model()
     weights, changed = (stored, False) if module is None else _newest(stored, module)
     tokeniser = load_tokeniser(folder.tokeniser) if folder.tokeniser is not None else None
-    return Outgoing(folder, run, read_spec(run.model), weights, tokeniser, _origin(path), changed)
+    return Outgoing(folder, run, read_spec(run.model), weights, tokeniser, _origin(path, run.base), changed)
 
 
 def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], bool]:
@@ -133,10 +133,12 @@ def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Ten
     return newest, any(newest[name] is not stored[name] for name in stored)
 
 
-def _origin(path: Path) -> str | None:
-    """The family that an imported run came from."""
-    try:
-        tree = json.loads((path / "import.json").read_text(encoding="utf-8"))
-        return str(tree["family"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _origin(path: Path, base: str | None) -> str | None:
+    """The family that an imported run came from, or the run that it was trained on from."""
+    for place in (path, *([] if base is None else [Path(base)])):
+        try:
+            tree = json.loads((place / "import.json").read_text(encoding="utf-8"))
+            return str(tree["family"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None

@@ -6,9 +6,8 @@ each other, another shape, experts in a stack. `read` makes ours from theirs, `w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,6 +15,8 @@ from torch import Tensor
 
 from weft.checkpoints.foreign_tensors import Shape, Tensors
 from weft.data.files import DataError
+
+WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Change(Protocol):
@@ -255,16 +256,6 @@ def _expect_shapes(one: Matched, shape: Shape, tensors: Tensors) -> None:
             raise DataError(
                 f"{name} is {list(found)}, but config.json makes it {list(expected)}: they do not belong together"
             )
-        if not tensors.type_of(name).is_floating_point:
-            raise DataError(f"{name} holds {tensors.type_of(name)}, but weights are floating-point numbers")
-
-
-def write_theirs(rows: Sequence[Row], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The table backwards: their tensors, one after the other, from ours."""
-    for row in rows:
-        yield from zip(row.theirs, row.change.write(ours[row.ours]), strict=True)
-
-
-def size_of(shape: Shape) -> int:
-    """How many numbers a tensor of this shape has."""
-    return prod(shape)
+        if tensors.type_of(name) not in WEIGHTS:
+            kind = str(tensors.type_of(name)).removeprefix("torch.")
+            raise DataError(f"{name} holds {kind}, but weights are floating-point numbers of 16 bits or more")

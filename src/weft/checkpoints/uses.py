@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def labels_of(config: Config, count: int) -> list[str]:
     if not isinstance(table, dict):
         raise config.wrong("id2label", "a table of numbers and names")
     names = [str(table.get(str(number), f"LABEL_{number}")) for number in range(count)]
-    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+    often = Counter(names)
+    return [name if often[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)]
 
 
 def label_facts(output: PooledSpec | PerTokenSpec, config: Config, vocabulary: Vocabulary) -> Tree:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from weft.checkpoints.exporting import Exported
 from weft.cli.terminal import console, print_json, progress
 from weft.tasks.exporting import export
 
+DECODERS = ("ForCausalLM", "LMHeadModel")
 NEXT = {
     "huggingface": 'transformers: {kind}.from_pretrained("{out}")',
     "gguf": 'llama.cpp: llama-cli -m {out} -p "Once upon a time"',
@@ -28,7 +30,7 @@ def run_export(run: Path, to: str, out: Path, kind: str | None, certified: bool,
 
 
 def _print(out: Console, made: Exported) -> None:
-    out.print(f"[bold]{made.path}[/bold]: {made.architecture}, {made.parameters:,} parameters")
+    out.print(f"[bold]{escape(str(made.path))}[/bold]: {made.architecture}, {made.parameters:,} parameters")
     if made.parity is None:
         out.print(f"not compared: {made.why}", markup=False)
     else:
@@ -37,6 +39,6 @@ def _print(out: Console, made: Exported) -> None:
             f"(the largest is {made.largest:.3g})",
             markup=False,
         )
-    served = f"; vLLM: vllm serve {made.path}" if made.architecture.endswith("ForCausalLM") else ""
+    served = f"; vLLM: vllm serve {made.path}" if made.architecture.endswith(DECODERS) else ""
     then = NEXT[made.format].format(out=made.path, kind=made.architecture) + served
     out.print(f"Next, {then}", markup=False, style="dim")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from weft.checkpoints.importing import Imported, bring_in
 from weft.cli.terminal import console, print_json, progress
@@ -14,6 +16,7 @@ EXAMPLES = {
     "text": 'weft predict {run} "Once upon a time" --max-tokens 80',
     "translation": 'weft predict {run} "a sentence"',
     "classification": 'weft predict {run} "a text"',
+    "tagging": 'weft predict {run} "a sentence"',
     "embedding": 'weft predict {run} "a text" --json',
     "images": "weft predict {run} picture.png",
 }
@@ -35,10 +38,12 @@ def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
 
 
 def _print(out: Console, made: Imported) -> None:
-    out.print(f"[bold]{made.run}[/bold]: {made.architecture} ({made.family}), {made.parameters:,} parameters")
+    out.print(
+        f"[bold]{escape(str(made.run))}[/bold]: {made.architecture} ({made.family}), {made.parameters:,} parameters"
+    )
     certificate = made.certificate
     if certificate is None:
-        out.print(f"no certificate: {made.uncertified}")
+        out.print(f"no certificate: {made.uncertified}", markup=False)
     else:
         out.print(
             f"certificate: {certificate.outputs:,} numbers as {certificate.peer} computes them, largest difference "
@@ -46,4 +51,4 @@ def _print(out: Console, made: Imported) -> None:
         )
     if made.left_out:
         out.print(f"left out, because no task here asks for them: {', '.join(made.left_out[:4])}", markup=False)
-    out.print(f"[dim]Next: {EXAMPLES[made.task].format(run=made.run)}[/dim]")
+    out.print(f"Next: {EXAMPLES[made.task].format(run=shlex.quote(str(made.run)))}", markup=False, style="dim")

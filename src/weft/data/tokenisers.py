@@ -15,7 +15,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
 from weft.data.sentencepiece import read_sentencepiece
-from weft.data.vocabulary_files import byte_level, from_marian, from_merges, from_sentencepiece, from_wordpiece
+from weft.data.vocabulary_files import SPACE, byte_level, from_marian, from_merges, from_sentencepiece, from_wordpiece
 from weft.foundation.errors import WeftError
 
 Kind = Literal["characters", "bytes", "words", "bpe"]
@@ -69,8 +69,13 @@ class Tokeniser:
         return self if self.other is None else Tokeniser(self.other)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Each token's own text, for pictures."""
-        return [self.decode([index], keep_special=True) or self.engine.id_to_token(index) or "" for index in ids]
+        """Each token's own text, for pictures; with the space that SentencePiece leaves out at a beginning."""
+        engine = self.other or self.engine
+        found = []
+        for index in ids:
+            token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
+            found.append(f" {text}" if token.startswith(SPACE) and not text.startswith(" ") else text or token)
+        return found
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, if there is one."""

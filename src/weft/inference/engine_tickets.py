@@ -258,7 +258,7 @@ class Writer:
         last = len(self.tokens) == self.ticket.request.max_tokens
         text = ""
         if self.texts is None and self.ticket.request.text is not None:
-            self.texts = self.ticket.request.text.stream()
+            self.texts = self.ticket.request.text.stream(self.ticket.request.prompt)
         if self.texts is not None:
             text = "" if stop else self.texts.feed(token)
             if stop or last:

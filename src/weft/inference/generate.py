@@ -134,7 +134,8 @@ class Writing:
         self.real = self.voice.memory.places.real if isinstance(self.voice, WithMemory) else None
         self.stepper: Stepper = stepper_for(self.voice, plan)
         self.alignments: list[list[Tensor]] = [[] for _ in range(self.rows)]
-        self.texts = None if text is None else [text.stream() for _ in range(self.rows)]
+        before = [prompt for prompt in self.prompts for _ in range(samples)]
+        self.texts = None if text is None else [text.stream(prompt) for prompt in before]
 
     def __iter__(self) -> Iterator[Step]:
         with at_rest(self.model):

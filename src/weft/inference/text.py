@@ -13,6 +13,7 @@ from weft.data.tokenisers import Tokeniser
 from weft.foundation.errors import WeftError
 
 BROKEN = "\ufffd"
+REMEMBERED = 8  # tokens of what a text goes on from
 
 
 @dataclass(frozen=True)
@@ -26,24 +27,27 @@ class Text:
         if isinstance(self.stop, str) or not all(self.stop):
             raise WeftError("stop strings are a list of texts that are not empty, for example ['\\n\\n']")
 
-    def stream(self) -> TextStream:
-        """For one text."""
-        return TextStream(self.tokeniser, self.stop)
+    def stream(self, before: Sequence[int] = ()) -> TextStream:
+        """For one text, which goes on from the tokens before it."""
+        return TextStream(self.tokeniser, self.stop, before)
 
-    def read(self, tokens: Sequence[int]) -> str:
-        """All of a text that is written, up to its stop string."""
-        stream = self.stream()
+    def read(self, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
+        """All of a text that is written after the tokens before it, up to its stop string."""
+        stream = self.stream(before)
         return stream.feed(*tokens) + stream.finish()
 
 
 class TextStream:
-    """Feed ids, get complete text; `stopped` once a stop string came, after which nothing more is given."""
+    """Feed ids, get complete text; `stopped` once a stop string came, after which nothing more is given.
 
-    def __init__(self, tokeniser: Tokeniser, stop: Sequence[str] = ()) -> None:
+    `before` is what the text goes on from: SentencePiece leaves out the space before a text's first word.
+    """
+
+    def __init__(self, tokeniser: Tokeniser, stop: Sequence[str] = (), before: Sequence[int] = ()) -> None:
         self.tokeniser, self.stop = tokeniser, tuple(stop)
-        self.ids: list[int] = []
+        self.ids = list(before)[-REMEMBERED:]
         self.window = 0  # decoding starts here: some tokenisers treat a text's first token differently
-        self.read = 0
+        self.read = len(self.ids)
         self.held = ""
         self.stopped = False
 

@@ -46,7 +46,7 @@ class AdaptedLinear(nn.Linear):
     def merged(self) -> nn.Linear:
         """The ordinary linear map with W + (alpha / R) B A."""
         plain = self.kind(self.in_features, self.out_features, self.bias is not None, device="meta")
-        plain.weight = nn.Parameter(self.weight.detach() + self.update())
+        plain.weight = nn.Parameter(self.weight.detach() + (0 if self.resting else self.update()))
         plain.bias = None if self.bias is None else nn.Parameter(self.bias.detach())
         return plain.train(self.training)
 

@@ -51,7 +51,9 @@ class Int8Linear(nn.Module):
 
     @staticmethod
     def of(linear: nn.Linear) -> Int8Linear:
-        """Quantize a linear layer."""
+        """Quantize a linear layer; one with an adapter as what both are together."""
+        merged = getattr(linear, "merged", None)
+        linear = linear if merged is None else merged()
         bias = None if linear.bias is None else linear.bias.detach().clone()
         return Int8Linear(*quantize_rows(linear.weight), bias)
 

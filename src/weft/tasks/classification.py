@@ -137,7 +137,10 @@ class ClassificationTask(Task):
     def renew(self, spec: AnySpec) -> EncoderSpec:
         """The classes of this data."""
         assert isinstance(spec, EncoderSpec)
-        return spec.replace(output=pooled_answer(spec, len(self.classes)))
+        answer = pooled_answer(spec, len(self.classes))
+        if answer.pool == "first" and not spec.class_token and answer.hidden is None:
+            answer = answer.replace(hidden=spec.width)  # BERT's pooler, which some files leave out
+        return spec.replace(output=answer)
 
     def _part(self, examples: Sequence[Example], hiding: Hiding | None = None) -> Part:
         numbers, names = number_labels([label for _, labels in examples for label in labels], learn=False)

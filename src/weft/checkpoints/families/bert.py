@@ -9,6 +9,7 @@ from functools import partial
 
 from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
 from weft.checkpoints.tables import Row, Without, linear, norm
+from weft.data.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec, TokensSpec
 from weft.models.positions import LearnedSpec
@@ -57,7 +58,10 @@ def _output(config: Config, known: Known, width: int) -> PooledSpec | PerTokenSp
 def _classes(config: Config) -> int:
     config.expect("problem_type", "single_label_classification")
     labels = config.get("id2label")
-    return len(labels) if isinstance(labels, dict) and labels else config.whole("num_labels", 2)
+    count = len(labels) if isinstance(labels, dict) and labels else config.whole("num_labels", 2)
+    if count == 1:
+        raise DataError(f"{config.name} has one label, a score and no class: Weft has no task for scores of texts yet")
+    return count
 
 
 def write(spec: EncoderSpec, roberta: bool = False) -> Tree:
@@ -134,7 +138,7 @@ BERT = Family(
     write=write,
     table=table,
     canonical=canonical,
-    unused=("cls.",),
+    unused=("cls.", "pooler."),
 )
 ROBERTA = Family(
     name="RoBERTa",
@@ -146,5 +150,5 @@ ROBERTA = Family(
     write=partial(write, roberta=True),
     table=partial(table, roberta=True),
     canonical=canonical,
-    unused=("lm_head.",),
+    unused=("lm_head.", "pooler."),
 )

@@ -28,6 +28,7 @@ CLASSES = {
 }
 LENGTHS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "mixtral": 131072}
 EPSILONS = {"llama": 1e-6, "mistral": 1e-6, "qwen2": 1e-6, "qwen3": 1e-6, "mixtral": 1e-5}
+MISTRALS_WINDOW = 4096
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -72,9 +73,11 @@ def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
 def _windows(config: Config, kind: str) -> list[int | None]:
     """How many keys back each layer sees."""
     layers = min(config.whole("num_hidden_layers"), 10_000)
-    if kind == "llama" or config.get("sliding_window") is None:
+    # Mistral's configs that do not speak of a window mean this one; null means none.
+    default = MISTRALS_WINDOW if kind == "mistral" and "sliding_window" not in config.tree else None
+    if kind == "llama" or config.get("sliding_window", default) is None:
         return [None] * layers
-    window = config.whole("sliding_window")
+    window = config.whole("sliding_window", default)
     if kind in ("mistral", "mixtral"):
         return [window] * layers
     if not config.flag("use_sliding_window", False):
@@ -98,7 +101,7 @@ def _feedforward(config: Config, kind: str) -> GatedSpec | ExpertsSpec:
 
 def _positions(config: Config) -> RotarySpec:
     """Rotary positions: rope_parameters, or in older configs rope_theta and rope_scaling."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise config.wrong("rope_parameters", "a table")
     rope = Config({"rope_theta": config.get("rope_theta"), **given}, f"{config.name}, rope_parameters")
@@ -136,7 +139,7 @@ def write(spec: DecoderSpec) -> Tree:
         "num_key_value_heads": attention.key_heads or attention.heads,
         "head_dim": attention.size(spec.width),
         "rms_norm_eps": spec.norm.epsilon,
-        "rope_parameters": _rope(positions),
+        **_rope(positions),
         "tie_word_embeddings": spec.head.kind == "tied",
         **_width(spec.feedforward),
     }
@@ -173,19 +176,21 @@ def _width(feedforward: Any) -> Tree:
 
 
 def _rope(positions: RotarySpec) -> Tree:
-    scaling = positions.scaling
+    """As transformers 5 reads it, and as all before do: rope_theta and rope_scaling."""
+    scaling, theta = positions.scaling, positions.base
+    how: Tree = {"rope_type": "default"}
     if isinstance(scaling, LinearScalingSpec):
-        return {"rope_type": "linear", "rope_theta": positions.base, "factor": scaling.factor}
+        how = {"rope_type": "linear", "factor": scaling.factor}
     if isinstance(scaling, Llama3ScalingSpec):
-        return {
+        how = {
             "rope_type": "llama3",
-            "rope_theta": positions.base,
             "factor": scaling.factor,
             "low_freq_factor": scaling.low,
             "high_freq_factor": scaling.high,
             "original_max_position_embeddings": scaling.original,
         }
-    return {"rope_type": "default", "rope_theta": positions.base}
+    known = {"rope_theta": theta, "rope_parameters": {**how, "rope_theta": theta}}
+    return known if scaling is None else known | {"rope_scaling": how}
 
 
 def table(spec: DecoderSpec) -> list[Row]:
