@@ -423,3 +423,11 @@ def test_a_score_is_no_class(tmp_path):
     bert(tmp_path / "folder", "ForSequenceClassification", num_labels=1)
     with pytest.raises(weft.WeftError, match="one label"):
         bring_in(tmp_path / "folder", tmp_path / "run")
+
+
+def test_older_folders_of_sentence_transformers_are_certified_too(tmp_path):
+    bert(tmp_path / "folder" / "0_Transformer")
+    rows = [{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
+    (tmp_path / "folder" / "modules.json").write_text(json.dumps(rows))
+    made = bring_in(tmp_path / "folder", tmp_path / "run")
+    assert made.task == "embedding" and made.certificate is not None and made.certificate.holds

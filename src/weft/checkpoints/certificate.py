@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.checkpoints.foreign_checkpoint import ForeignCheckpoint
+from weft.checkpoints.huggingface import model_folder
 from weft.checkpoints.run_folder import RunFolder
 from weft.models.build import AnySpec, build
 from weft.models.encoder import EncoderSpec
@@ -113,8 +114,9 @@ def _enough(spec: AnySpec) -> int:
 
 def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor], large: bool) -> Tensor:
     name = CLASSES.get(found.task, found.architecture)
-    where: dict[str, Any] = {"pretrained_model_name_or_path": found.source}
-    if found.source.is_file():
+    if not found.source.is_file():
+        where: dict[str, Any] = {"pretrained_model_name_or_path": model_folder(found.source)}
+    else:
         where = {"pretrained_model_name_or_path": found.source.parent, "gguf_file": found.source.name}
     kind = "auto" if large else torch.float32
     if found.architecture.startswith("Mixtral"):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from weft.checkpoints.families import family_of
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.foreign_checkpoint import ForeignCheckpoint, look_through
 from weft.checkpoints.foreign_tensors import open_tensors
-from weft.checkpoints.safe_files import file_inside, has_file, read_json, read_json_if_there
+from weft.checkpoints.safe_files import SMALL_JSON, file_inside, has_file, read_json, read_json_if_there, read_modules
 from weft.checkpoints.vocabulary import read_vocabulary
 from weft.data.files import DataError
 
-SMALL_JSON = 4 << 20  # bytes
 WITHOUT_TEXT = ("vit", "deit")
 
 
 def open_folder(folder: Path) -> ForeignCheckpoint:
     """Look a folder through."""
-    home = _model_folder(folder)
+    home = model_folder(folder)
     if not has_file(home, "config.json"):
         raise DataError(f"{folder} has no config.json: give a folder as the Hugging Face hub has them, or a .gguf file")
     config = Config(read_json(file_inside(home, "config.json"), SMALL_JSON))
@@ -34,15 +32,9 @@ def open_folder(folder: Path) -> ForeignCheckpoint:
     return look_through(folder, whole, open_tensors(home), vocabulary, stops)
 
 
-def _model_folder(folder: Path) -> Path:
+def model_folder(folder: Path) -> Path:
     """The folder itself; older folders of sentence-transformers keep the model in 0_Transformer."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}: give one with config.json, or a .gguf file")
-    modules = file_inside(folder, "modules.json")
-    if has_file(folder, "config.json") or not modules.is_file():
-        return folder
-    try:
-        first = json.loads(modules.read_bytes())[0].get("path")
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError, RecursionError):
-        raise DataError("modules.json is no list of modules: fetch it again") from None
-    return file_inside(folder, first) if first else folder
+    modules = [] if has_file(folder, "config.json") else read_modules(folder)
+    return modules[0][1] if modules else folder

@@ -9,6 +9,7 @@ from typing import Any
 from weft.data.files import DataError
 
 LARGEST_JSON = 64 << 20  # bytes; the largest index and vocabulary in use have some 10 million
+SMALL_JSON = 4 << 20
 
 
 def file_inside(folder: Path, name: Any) -> Path:
@@ -37,20 +38,38 @@ def has_file(folder: Path, name: str) -> bool:
 
 def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
     """A table from a JSON file."""
+    tree = _read(path, most)
+    if not isinstance(tree, dict):
+        raise DataError(f"{path.name} is a {type(tree).__name__}, but a table is needed: fetch it again")
+    return tree
+
+
+def read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """(kind, folder) of the modules of sentence-transformers, as modules.json lists them; none without the file."""
+    file = file_inside(folder, "modules.json")
+    if not file.is_file():
+        return []
+    try:
+        return [
+            (str(row["type"]).rpartition(".")[2], file_inside(folder, row["path"]) if row.get("path") else folder)
+            for row in _read(file, SMALL_JSON)
+        ]
+    except (TypeError, KeyError, AttributeError):
+        raise DataError("modules.json is no list of modules: fetch it again") from None
+
+
+def _read(path: Path, most: int) -> Any:
     try:
         size = path.stat().st_size
         if size > most:
             raise DataError(f"{path.name} has {size:,} bytes, which no file of its kind has: do not trust it")
-        tree = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path.parent} has no {path.name}: give a whole folder, as it was downloaded") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path.name} is no JSON that can be read ({str(error)[:80]}): fetch it again") from None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path.name} is a {type(tree).__name__}, but a table is needed: fetch it again")
-    return tree
 
 
 def read_json_if_there(folder: Path, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.safe_files import file_inside, read_json, read_json_if_there
+from weft.checkpoints.safe_files import file_inside, read_json, read_json_if_there, read_modules
 from weft.checkpoints.vocabulary import Vocabulary
 from weft.data.files import DataError
 from weft.foundation.spec import Tree
@@ -81,7 +81,7 @@ def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> 
     most = read_json_if_there(folder, "sentence_bert_config.json").get("max_seq_length")
     if isinstance(most, int) and 0 < most <= spec.length:
         facts["length"] = most
-    for kind, place in _modules(folder):
+    for kind, place in read_modules(folder):
         if kind == "Pooling":
             facts["pool"] = _pool(place)
         elif kind == "Normalize":
@@ -91,23 +91,6 @@ def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> 
                 f"modules.json has a module {kind!r:.40}, which Weft does not have: only Pooling and Normalize"
             )
     return facts
-
-
-def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """(kind, folder) of the modules of sentence-transformers."""
-    file = file_inside(folder, "modules.json")
-    if not file.is_file():
-        return []
-    import json
-
-    try:
-        rows = json.loads(file.read_bytes())
-        return [
-            (str(row["type"]).rpartition(".")[2], file_inside(folder, row["path"]) if row.get("path") else folder)
-            for row in rows
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise DataError("modules.json is no list of modules: fetch it again") from None
 
 
 def _pool(folder: Path) -> str:

@@ -17,6 +17,7 @@ from weft.data.vocabulary_files import from_wordpiece, part_words
 
 LARGEST_TEMPLATE = 1 << 20  # characters
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+BESIDE = ("merges.txt", "target.spm")  # that belong to one of the files of vocabularies
 SENTINELS = 100  # T5's marks for what was left out
 
 
@@ -40,7 +41,7 @@ def read_vocabulary(folder: Path, config: Config) -> Vocabulary:
     """The vocabulary of a folder, from tokenizer.json or the family's own files."""
     settings = read_json_if_there(folder, "tokenizer_config.json")
     extra = read_json_if_there(folder, "special_tokens_map.json")
-    for name in FILES:
+    for name in (*FILES, *BESIDE):
         file = file_inside(folder, name)
         if file.is_file() and file.stat().st_size > LARGEST_JSON:
             raise DataError(f"{name} has {file.stat().st_size:,} bytes, which no vocabulary has: do not trust it")
