@@ -255,6 +255,25 @@ def test_colour_and_size_of_pictures_to_judge_on_are_made_to_fit(tmp_path):
     assert prepare(large, tmp_path, size="12").task.side == 12
 
 
+def test_pictures_of_other_shapes_become_squares_and_users_are_told(tmp_path):
+    np.savez(tmp_path / "wide.npz", images=np.zeros((4, 10, 12), np.uint8), labels=np.array([0, 1, 0, 1]))
+    found = prepare([tmp_path / "wide.npz"], tmp_path)
+    assert found.task.side == 8 and found.notes == (
+        "the pictures were scaled to 8 x 8; --set data.size=N takes another size",
+    )
+    assert prepare([tmp_path / "wide.npz"], tmp_path, size=9).task.side == 9
+    for number, shape in enumerate([(31, 40), (23, 90), (23, 17), (300, 29)] * 2):
+        file = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((*shape, 3), 30 * number, np.uint8)).save(file)
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(tmp_path / "photos", "photos")
+    for source in ("photos", "photos.tar"):
+        found = prepare([tmp_path / source], tmp_path)
+        assert found.task.side == 24 and found.notes and found.train.batch([0]).inputs["images"].shape[-2:] == (24, 24)
+    assert readers.suited_side([(500, 900), (700, 400)]) == 64 and readers.suited_side([(28, 28)] * 3) is None
+
+
 def test_errors_say_what_to_do(tmp_path):
     folder = write_folder(tmp_path / "a")
     task = prepare(folder, tmp_path).task
@@ -263,10 +282,6 @@ def test_errors_say_what_to_do(tmp_path):
         task.read([str(tmp_path / "odd.npz")], tmp_path)
     with pytest.raises(DataError, match="label 'cat'"):
         prepare(folder, tmp_path, validation=str(tmp_path / "odd.npz"))
-    np.savez(tmp_path / "wide.npz", images=np.zeros((4, 10, 12), np.uint8), labels=np.array([0, 1, 0, 1]))
-    with pytest.raises(DataError, match=r"12x10 are not square.*data.size"):
-        prepare([tmp_path / "wide.npz"], tmp_path)
-    assert prepare([tmp_path / "wide.npz"], tmp_path, size=8).task.side == 8
     with pytest.raises(WeftError, match=r"no augmentation 'twist': choose auto, none, or some of shift,flip,erase"):
         prepare(folder, tmp_path, augmentation="twist")
     with pytest.raises(WeftError, match="held_out 2 is no share"):

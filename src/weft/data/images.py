@@ -54,6 +54,8 @@ class Fitting:
 
 
 Size = int | tuple[int, int] | Fitting
+Side = int | Fitting | Literal["auto"] | None
+LARGEST_SIDE, LEAST_STEP = 64, 8  # of squares where none is asked for: what two CPU cores learn from in minutes
 
 
 @dataclass(frozen=True)
@@ -89,22 +91,26 @@ class Images:
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     channels: int
+    scaled: bool = False
 
 
-def read_images(paths: Sequence[str | Path], size: int | Fitting | None = None, learn: bool = True) -> Images:
+def read_images(paths: Sequence[str | Path], size: Side = None, learn: bool = True) -> Images:
     """Images of a folder per class, an .npz, a tar of a folder per class, or an IDX pair in either order.
 
-    `size` scales each to cover a square of that side and cuts its centre, or says otherwise. `learn=False`, for data
-    to evaluate on, allows a class with one example.
+    `size` scales each to cover a square of that side and cuts its centre, or says otherwise; "auto" takes a side that
+    suits most where they are not squares of one size, and says so by `scaled`. `learn=False`, for data to evaluate on,
+    allows a class with one example.
     """
     given = [Path(path) for path in paths]
     if given and all(path.is_dir() for path in given):
         return _from_folders(given, size, learn)
     given = find_files(given, IMAGE_SUFFIXES)
+    fitted = False
     if all(path.suffix.lower() == ".npz" for path in given):
         read = [_from_npz(path) for path in given]
     elif all(is_archive(path) for path in given):
-        read = [_from_tar(path, size) for path in given]
+        members = [_from_tar(path, size) for path in given]
+        read, fitted = [(pixels, names) for pixels, names, _ in members], any(scaled for *_, scaled in members)
     else:
         read = _from_idx(given)
     names = [name for _, labels in read for name in labels]
@@ -112,10 +118,19 @@ def read_images(paths: Sequence[str | Path], size: int | Fitting | None = None, 
     if len(shapes) > 1:
         raise DataError(f"images of {_sizes(shapes)} in {len(given)} files: give files of one size and colour")
     pixels = read[0][0] if len(read) == 1 else np.concatenate([pixels for pixels, _ in read])
-    if isinstance(size, Fitting) or (size is not None and pixels.shape[1:3] != (size, size)):
-        pixels = np.stack([_resized(picture, size) for picture in pixels])
+    asked = suited_side([(pixels.shape[1], pixels.shape[2])]) if size == "auto" else size
+    if isinstance(asked, Fitting) or (asked is not None and pixels.shape[1:3] != (asked, asked)):
+        pixels = np.stack([_resized(picture, asked) for picture in pixels])
     labels, classes = number_labels(names, learn)
-    return Images(pixels, labels, classes, pixels.shape[3])
+    return Images(pixels, labels, classes, pixels.shape[3], fitted or (size == "auto" and asked is not None))
+
+
+def suited_side(sizes: Sequence[tuple[int, int]]) -> int | None:
+    """The side of squares that pictures of these heights and widths suit; None where they are squares of one size."""
+    if len(set(sizes)) == 1 and sizes[0][0] == sizes[0][1]:
+        return None
+    shorter = int(np.median([min(size) for size in sizes]))
+    return shorter if shorter < LEAST_STEP else min(LARGEST_SIDE, shorter // LEAST_STEP * LEAST_STEP)
 
 
 def read_image(path: str | Path, size: Size | None = None, channels: int = 3) -> Pixels:
@@ -177,7 +192,7 @@ def _expect_one_size(sizes: Sequence[tuple[int, int]], names: Sequence[str]) -> 
     return sizes[0]
 
 
-def _from_folders(folders: Sequence[Path], size: int | Fitting | None, learn: bool) -> Images:
+def _from_folders(folders: Sequence[Path], size: Side, learn: bool) -> Images:
     """The folder that a file lies in names its class."""
     idx = next((path for folder in folders for path in sorted(folder.glob("*idx?-ubyte*"))), None)
     if idx is not None:
@@ -189,11 +204,13 @@ def _from_folders(folders: Sequence[Path], size: int | Fitting | None, learn: bo
     looks = [_glance(path) for path in files]
     channels = 3 if any(colour for _, colour in looks) else 1
     fitting = size if isinstance(size, Fitting) else None
-    side = size.side if isinstance(size, Fitting) else size
+    chosen = suited_side([look for look, _ in looks]) if size == "auto" else size
+    side = chosen.side if isinstance(chosen, Fitting) else chosen
     square = None if side is None else (side, side)
     shape = square or _expect_one_size([look for look, _ in looks], [str(path) for path in files])
     pixels = PixelFiles(tuple(files), shape, channels, fitting)
-    return Images(pixels if math.prod(pixels.shape) > IN_MEMORY else pixels[:], labels, classes, channels)
+    held = pixels if math.prod(pixels.shape) > IN_MEMORY else pixels[:]
+    return Images(held, labels, classes, channels, size == "auto" and side is not None)
 
 
 def _wanted(name: str) -> bool:
@@ -218,20 +235,26 @@ def _is_grey(picture: Image.Image) -> bool:
     return picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
 
 
-def _from_tar(path: Path, size: int | Fitting | None) -> tuple[Pixels, list[str]]:
-    """The folder that a member lies in names its class."""
+def _from_tar(path: Path, size: Side) -> tuple[Pixels, list[str], bool]:
+    """(pixels, classes, whether a side was chosen for them); the folder that a member lies in names its class."""
+    asked = None if size == "auto" else size
     names: list[str] = []
     pictures: list[Pixels] = []
     for name, content in read_members(path):
         if _wanted(Path(name).name):
             names.append(name)
-            pictures.append(_decode(io.BytesIO(content), f"{path.name}: {name}", size, None))
+            pictures.append(_decode(io.BytesIO(content), f"{path.name}: {name}", asked, None))
     if not pictures:
         raise DataError(f"{path.name} holds no image: a tar with a folder of images per class is expected")
-    _expect_one_size([(picture.shape[0], picture.shape[1]) for picture in pictures], names)
+    sizes = [(picture.shape[0], picture.shape[1]) for picture in pictures]
+    side = suited_side(sizes) if size == "auto" else None
+    if side is None:
+        _expect_one_size(sizes, names)
+    else:
+        pictures = [_resized(picture, side) for picture in pictures]
     channels = max(picture.shape[2] for picture in pictures)
     pixels = np.stack([np.broadcast_to(picture, (*picture.shape[:2], channels)) for picture in pictures])
-    return pixels, [Path(name).parent.name for name in names]
+    return pixels, [Path(name).parent.name for name in names], side is not None
 
 
 def _from_npz(path: Path) -> tuple[Pixels, list[str]]:

@@ -64,7 +64,8 @@ SAME = 0.9  # mirror images that are known nearly as well as the pictures themse
 
 
 class ImagesOptions(DataSpec):
-    """`size` scales pictures to a square of that side. `augmentation`: auto, none, or some of shift,flip,erase.
+    """`size` scales pictures to a square of that side; without it those of several sizes get one that suits most, up to
+    64. `augmentation`: auto, none, or some of shift,flip,erase.
 
     auto shifts, and flips left and right where mirror images look like the same class (a digit's do not).
     """
@@ -173,10 +174,9 @@ class ImagesTask(Task):
             rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
         else:
             if known is None:
-                data = held = read_images(paths, options.size)
+                data = held = read_images(paths, options.size or "auto")
             else:
                 data = held = _read_like(paths, known.side, known.channels, known.fitting)
-            _expect_square(data.pixels.shape)
             if options.validation:
                 held = _read_like(
                     options.validation, data.pixels.shape[1], data.channels, None if known is None else known.fitting
@@ -193,7 +193,10 @@ class ImagesTask(Task):
         train, validation = task._part(data, rows), task._part(held, other[mixed(len(other))])
         task.changes = _changes(options.augmentation, train)
         train = replace(train, changes=task.changes)
-        return Prepared(task, train, validation, None if found is None else found.best)
+        side = f"{task.side} x {task.side}"
+        note = f"the pictures were scaled to {side}; --set data.size=N takes another size"
+        best = None if found is None else found.best
+        return Prepared(task, train, validation, best, (note,) if data.scaled else ())
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -322,11 +325,6 @@ class ImagesTask(Task):
 def _as_images(part: Any, classes: Sequence[str]) -> Images:
     pixels = part.pixels[..., None] if part.pixels.ndim == 3 else part.pixels
     return Images(pixels, part.labels, tuple(classes), pixels.shape[3])
-
-
-def _expect_square(shape: tuple[int, ...]) -> None:
-    if shape[1] != shape[2]:
-        raise DataError(f"pictures of {shape[2]}x{shape[1]} are not square: make them so with --set data.size=N")
 
 
 def _read_like(paths: Sequence[str], side: int, channels: int, fitting: Fitting | None = None) -> Images:
