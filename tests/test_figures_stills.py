@@ -51,6 +51,26 @@ def test_the_matrix_of_a_still_is_the_chosen_map():
     assert len(heat_maps(panel)) == 1 + L * (H + 1)
 
 
+def test_small_maps_of_many_layers_hold_the_chosen_one_and_say_which_are_left_out():
+    from weft.figures.attention import MOST_SMALL, Attention
+    from weft.figures.maps import Whole
+
+    tokens = ("a", "b", "c")
+
+    def drawn(chosen, layers=MOST_SMALL + 11):
+        axis, values = Axis("layer", tuple(map(str, range(layers))), chosen), shares(layers, 2, 3, 3)
+        figure = Picture("", (Attention("", tokens, tokens, axis, Axis("head", ("0", "1")), Whole(values)),)).figure()
+        names = [text.get_text() for text in figure.axes[-1].texts if text.get_text().startswith("layer ")]
+        said = [text.get_text() for text in figure.subfigs[-1].texts if text.get_text().startswith("Left out")]
+        return names, said
+
+    left_out = "Left out of these small maps: layers"
+    assert drawn(0) == ([f"layer {n}" for n in range(12)], [f"{left_out} 12 to 22."])
+    assert drawn(7) == ([f"layer {n}" for n in range(1, 13)], [f"{left_out} 0 and 13 to 22."])
+    assert drawn(22) == ([f"layer {n}" for n in range(11, 23)], [f"{left_out} 0 to 10."])
+    assert drawn(12, 13)[1] == ["Left out of these small maps: layer 0."] and drawn(11, 12)[1] == []
+
+
 def test_lines_are_as_strong_as_weights():
     panel = attention()
     axes = Picture("", (panel,)).figure().axes[0]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -15,10 +17,12 @@ import weft
 from weft.foreign.recognise import subject_of
 from weft.foreign.subject import Subject, Unable, stir
 from weft.laws import LAWS, check
+from weft.laws.finding import Verdict
 from weft.laws.page import write_page
 from weft.models.shrink import shrink
 
 pytest_plugins = ["pytester"]
+VERDICTS = get_args(Verdict)
 
 
 @pytest.mark.parametrize("name", weft.presets())
@@ -145,6 +149,61 @@ def test_the_small_protocol_refuses_what_it_is_not_told():
         subject.run(None)
 
 
+class Mixes(nn.Module):
+    """Nothing in its name or attributes says whether it may look ahead; `mix` makes tokens meet."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.embedding, self.head, self.mix = nn.Embedding(23, 7), nn.Linear(7, 23), mix
+
+    def forward(self, tokens):
+        return self.head(self.mix(self.embedding(tokens)))
+
+
+def sees_next(x):
+    return x + torch.cat((x[:, 1:], x[:, :1] * 0), 1)
+
+
+class SeesNextInTraining(nn.Module):
+    def forward(self, x):
+        return sees_next(x) if self.training else x.cumsum(1)
+
+
+def undeclared(mix):
+    return check(Mixes(mix), torch.randint(0, 23, (1, 12)), vocabulary=23)
+
+
+def test_where_causality_is_not_declared_looking_ahead_is_still_measured():
+    report = undeclared(sees_next)
+    finding = report["causality"]
+    assert finding.verdict == "not declared" and not report.broken
+    found = re.fullmatch(
+        r"it looks ahead: output (\d+) depends on token (\d+); pass causal=True \(--causal\) if it must not",
+        finding.evidence,
+    )
+    assert found and int(found[2]) == int(found[1]) + 1
+    assert undeclared(lambda x: x.cumsum(1))["causality"].evidence == "it does not look ahead"
+    assert undeclared(lambda x: x)["causality"].evidence == "it does not look ahead, nor back"
+    assert undeclared(lambda x: x * float("nan"))["causality"].evidence == "it may look ahead"
+    finding = undeclared(SeesNextInTraining())["causality"]
+    assert finding.verdict == "not declared" and " in training; pass causal=True" in finding.evidence
+
+
+def test_the_headline_counts_all_verdicts_and_says_when_nothing_was_tested():
+    report = undeclared(sees_next)
+    counts = {verdict: sum(f.verdict == verdict for f in report.findings) for verdict in VERDICTS}
+    said = "{holds} hold, {broken} broken, {not declared} not declared, {not testable} not testable".format(**counts)
+    assert min(counts["holds"], counts["not declared"], counts["not testable"]) > 1 and report.headline == said
+    assert str(report).splitlines()[0] == f"Mixes: {said}" and repr(report) == f"<Report of Mixes: {said}>"
+    untested = check(nn.Linear(3, 3))
+    assert str(untested).splitlines()[0].startswith("Linear: 0 hold, 0 broken, ")
+    assert untested.headline.endswith(
+        ": nothing could be tested (its vocabulary is unknown: give an example of tokens)"
+    )
+    one = check(weft.build("nano-gpt"), laws=("causality",))
+    assert one.headline == "1 holds, 0 broken, 0 not declared, 0 not testable"
+
+
 def leaky() -> torch.nn.Module:
     torch.manual_seed(0)
     return f.TextbookGPT(attention=f.SeesNext)
@@ -191,7 +250,7 @@ def test_the_command(tmp_path):
     assert causality["verdict"] == "broken" and tree["broken"] >= 1
     assert "named a decoder" in tree["assumed"][0] and (tmp_path / "a.html").exists()
     good = weft_command("laws", "mixtral-8x7b")
-    assert good.returncode == 0 and "judged in small" in good.stdout and "0 are broken" in good.stdout
+    assert good.returncode == 0 and "judged in small" in good.stdout and ", 0 broken, " in good.stdout
     for arguments, word in (
         ((), "either a preset or run, or a module"),
         (("gpt2", "--module", "mine:broken"), "either a preset or run, or a module"),

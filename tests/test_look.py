@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -15,14 +16,15 @@ import weft
 from weft.cli.main import app
 from weft.data import samples
 from weft.figures.attention import Attention
-from weft.figures.maps import Largest
+from weft.figures.maps import Largest, Whole
 from weft.figures.overlays import Overlay
 from weft.figures.packing import unpack
 from weft.figures.pairs import Pair
+from weft.figures.panel import Axis
 from weft.figures.tables import Table
 from weft.foundation.errors import WeftError
 from weft.inspection.look import look, picture_of, views_of
-from weft.inspection.pictures import Asked, find_token
+from weft.inspection.pictures import Asked, closest_pair, find_token, telling_head, telling_place
 from weft.inspection.pictures_kinds import gold_links
 from weft.inspection.scenes import fitted, scene_of
 from weft.inspection.watch import watch
@@ -198,6 +200,52 @@ def test_the_pair_view_multiplies_queries_and_keys(runs):
             assert pair.weights[1, layer, head] == pytest.approx(float(weights[head, 4, 3]), abs=1e-6)
 
 
+def test_a_pair_that_is_asked_for_is_always_shown(runs):
+    run, pair = runs("text"), Asked(pair=("r", "a"))
+    assert [panel.kind for panel in look(run, "lora lo", None, pair).panels] == ["attention", "bars", "pair"]
+    assert [panel.kind for panel in look(run, "lora lo", "pair", pair).panels] == ["pair"]
+    found = look(run, "lora lo", "lens", pair).panels[-1]
+    assert isinstance(found, Pair) and found.ways.options == ("r looks at a", "a looks at r")
+    with pytest.raises(WeftError, match="there is no token 'zebra' in this input"):
+        look(run, "lora lo", None, Asked(pair=("r", "zebra")))
+    with pytest.raises(WeftError, match="no self-attention in which two words meet"):
+        look(runs("recurrent"), "3 May 1987", None, Asked(pair=("3", "M")))
+
+
+def test_effects_quote_their_tokens(runs):
+    panel = look(runs("text"), "lora lo", "effects").panels[0]
+    assert re.fullmatch(r"Which head does it: '.+' or '.+' at 'o'", panel.title)
+
+
+def sinking() -> np.ndarray:
+    """Maps [2 layers, 3 heads, 5, 5]: almost all rest on the first token; only layer 1, head 1 looks at token 2."""
+    values = np.zeros((2, 3, 5, 5), dtype=np.float32)
+    values[..., 0], values[..., 3] = 0.9, 0.1
+    values[1, 1, :, 0], values[1, 1, :, 2] = 0.3, 0.6
+    values[0, 2, 1, 0], values[0, 2, 1, 1] = 1.0, 0.0
+    values[:, :, 1, 2:] = 0.0
+    return values
+
+
+def test_heads_that_rest_on_the_first_token_are_not_telling():
+    values = sinking()
+    layers, heads = Axis("layer", ("0", "1")), Axis("head", ("0", "1", "2"))
+    tokens = tuple("abcde")
+    panel = Attention("", tokens, tokens, layers, heads, Whole(values))
+    scene = types.SimpleNamespace(
+        layers=lambda kind: [0, 1],
+        sizes=lambda layer, kind: (1, 3, 5, 5),
+        attention=lambda layer, kind, rows: torch.from_numpy(values[layer][:, rows]),
+    )
+    assert telling_head(panel, 4) == telling_place(scene, "self", 4) == (1, 1)
+    # The second token of a causal text has the first alone to look at.
+    assert telling_head(panel, 1) == telling_place(scene, "encoder", 1) == (0, 2)
+    # The first token of another text is one like others.
+    source = Attention("", tokens, tuple("vwxyz"), layers, heads, Whole(values))
+    assert telling_head(source, 4) == telling_place(scene, "cross", 4) == (0, 0)
+    assert closest_pair(scene)[1] == 2
+
+
 def test_tags_stand_below_and_the_odd_one_is_in_focus(runs, monkeypatch):
     run, given = runs("tagging"), CASES["tagging"][3]
     scene = scene_of(run, given)
@@ -256,6 +304,20 @@ def test_forecasts_show_each_columns_attention(runs):
     values = samples.sample("seasonal").train.values[-48:]
     np.testing.assert_allclose(panel.history, values, rtol=1e-5)
     np.testing.assert_allclose(panel.attention[2, 1, 2], scene.attention(1, "self", -1, batch=2)[1].numpy(), atol=1e-6)
+
+
+def test_windows_of_a_series_are_numbered_back_from_its_end(runs):
+    run = runs("forecast")
+    values = samples.sample("seasonal").train.values
+    last, same, earlier = (scene_of(run, f"sample:{name}") for name in ("seasonal", "seasonal/0", "seasonal/2"))
+    np.testing.assert_array_equal(last.history, same.history)
+    np.testing.assert_array_equal(last.ahead, same.ahead)
+    np.testing.assert_allclose(earlier.history, values[-48 - 14 : -14], rtol=1e-5)
+    assert earlier.name == "sample:seasonal/2" and not np.allclose(earlier.ahead, last.ahead)
+    most = (len(values) - 48) // 7
+    assert scene_of(run, f"sample:seasonal/{most}").history.shape == (48, 3)
+    with pytest.raises(WeftError, match=f"no window {most + 1}: .* up to number {most}, each 7 steps earlier"):
+        scene_of(run, f"sample:seasonal/{most + 1}")
 
 
 def test_attention_in_time_is_the_mean_over_steps(runs):
@@ -354,6 +416,7 @@ def test_look_writes_stills(runs, cli, tmp_path, suffix):
         (("--kind", "zebra"), "this run has no picture of kind 'zebra': choose --kind among tokens, attention, pair"),
         (("--kind", "routing"), "choose --kind among"),
         (("--pair", "not"), "give two with a comma"),
+        (("--pair", "l,zebra"), "there is no token 'zebra' in this input"),
         (("--out", "x.txt"), "end the name in one of .html, .png, .svg, .pdf"),
         (("--out", "no/x.html"), "choose a folder that can be written"),
     ],
@@ -369,6 +432,8 @@ def test_mistakes_are_told_in_one_sentence(runs, cli, monkeypatch, tmp_path, wor
     [
         ("tones", "sample:zebra", "task sequences has no sample 'zebra': choose one of sample:skeletons, sample:tones"),
         ("tones", "sample:tones/x", "after the slash comes the number of an example"),
+        ("forecast", "sample:zebra/0", "task forecast has no sample 'zebra': choose one of sample:seasonal"),
+        ("forecast", "sample:seasonal/x", "after the slash comes the number"),
         ("tones", "sample:tones/999", "sample tones has no held-out example 999"),
         ("images", "sample:shapes/999", "has no held-out example 999"),
         ("tagging", "sample:pronouns/999", "has no held-out example 999"),

@@ -18,6 +18,7 @@ from weft.checkpoints.run_folder import RunFolder
 from weft.cli.main import app
 from weft.foundation.errors import WeftError
 from weft.parts.lora import AdaptedLinear, adapt, adapters, merge, merged, merged_state
+from weft.parts.quantized import quantize
 from weft.tasks.registry import task_named
 from weft.training.optimisers import build_optimisers
 from weft.training.reporting import Reporter
@@ -274,3 +275,10 @@ def test_data_of_another_kind_are_named(tmp_path):
             kind.prepare([str(other)], options, 0, tmp_path, before)
 
     refused("forecast", "column", "a,c\n" + "1,2\n" * 90)
+
+
+def test_int8_takes_the_adapters_in():
+    module = learned(adapt(build("nano-gpt").float(), R, ALPHA))
+    before = ask(module)
+    rounded = ask(quantize(module))
+    assert (rounded - before).abs().max() < 0.1 * before.abs().max()

@@ -18,7 +18,7 @@ from PIL import Image
 
 from weft.data import images as images_module
 from weft.data.captions import read_captions
-from weft.data.files import DataError
+from weft.data.files import DataError, read_blocks, read_lines, read_table, read_text
 from weft.data.images import PixelFiles, read_image, read_images
 from weft.data.sequences import read_sequences
 from weft.data.series import read_series
@@ -251,6 +251,44 @@ def test_series_with_and_without_names_and_times(tmp_path):
     assert read_series([write(tmp_path / "e.csv", "date,0,1\n2020-01-01,1,2\n2020-01-02,1,2\n")]).names == ("0", "1")
 
 
+def test_columns_without_numbers_are_left_out_unless_they_are_chosen(tmp_path):
+    text = "date,load,comment,temp,empty\nd1,1,,5,\nd2,2,was 7,6,\nd3,3,cold,7,\n"
+    path = write(tmp_path / "a.csv", text)
+    found = read_series([path])
+    assert found.names == ("load", "temp") and found.left_out == ("comment", "empty")
+    assert found.values.tolist() == [[1, 5], [2, 6], [3, 7]]
+    assert read_series([path], columns=["temp"]).left_out == ()
+    refuses(
+        "line 3: column 'comment' holds 'was 7'", read_series, [write(path, text.replace(",,5", ",3,5"))], ["comment"]
+    )
+
+
+def test_tables_as_spreadsheets_of_other_countries_write_them(tmp_path):
+    path = write(tmp_path / "a.csv", "date;load;temp\r\n1.2.2020;1,5;-3\r\n2.2.2020;2;0,25\r\n")
+    found = read_series([path])
+    assert found.names == ("load", "temp") and found.values.tolist() == [[1.5, -3], [2, 0.25]]
+    assert list(read_table(write(path, 'text;label\n"a; b, c";yes\n'))) == [
+        (1, ["text", "label"]),
+        (2, ["a; b, c", "yes"]),
+    ]
+    assert list(read_table(write(path, "a; b,c;d\n"))) == [(1, ["a; b", "c;d"])]
+    assert list(read_table(write(path, '"a; b"\n'))) == [(1, ["a; b"])]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_read_where_the_file_says_so(tmp_path, encoding):
+    text = "\ufeffname,Größe\r\nΩ,1\r\nъ\u0a0d,2"
+    path, packed = tmp_path / "a.csv", tmp_path / "a.txt.gz"
+    path.write_bytes(text.encode(encoding))
+    packed.write_bytes(gzip.compress(text.encode(encoding)))
+    assert list(read_lines(path)) == [(1, "name,Größe"), (2, "Ω,1"), (3, "ъ\u0a0d,2")]
+    for size in (1, 3, 1 << 20):
+        assert "".join(read_blocks(packed, size)) == "name,Größe\nΩ,1\nъ\u0a0d,2\n"
+    path.write_bytes(text.encode(encoding)[:-1])
+    refuses("a.csv, line 3: byte", lambda: list(read_lines(path)))
+    refuses("is not UTF-16; save the file as UTF-8", read_text, path)
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -258,13 +296,10 @@ def test_series_with_and_without_names_and_times(tmp_path):
         ("date,a,b\nd1,NaN,1\nd2,2,3\n", "a.csv, line 2: column 'a' has no value"),
         ("date,a\nd1,1\nd2,x\n", "a.csv, line 3: column 'a' holds 'x', which is no number"),
         ("date,a\nd1,1\nd2,inf\n", "line 3: column 'a' holds 'inf'"),
-        (
-            "date,a,town\nd1,1,Rome\nd2,2,Bonn\n",
-            "line 2: column 'town' holds 'Rome', which is no number: correct it, or",
-        ),
+        ("date,a,b\nd1,1,2\nd2,2,x\nd3,2,4\n", "line 3: column 'b' holds 'x', which is no number: correct it, or"),
+        ("date;a\nd1;1,5\nd2;1.000,5\n", "a.csv, line 3: column 'a' holds '1.000,5', which is no number"),
         ("date,a\nd1,1,2\nd2,2\n", "a.csv, line 2: 3 cells, but the first line has 2"),
         ("date,town\nd1,Rome\nd2,Bonn\n", "a.csv has no numeric column: it has date, town"),
-        ("date;a\nd1;1\nd2;2\n", "a.csv has no numeric column: it has date;a; separate the cells with commas"),
         ("date,a\nd1,1\n", "a.csv has 1 row of numbers, but 2 are needed: give a longer series"),
         ("date,a\n", "a.csv has a header and no rows"),
         ("", "a.csv is empty"),

@@ -303,7 +303,7 @@ def test_samples_and_their_best(tmp_path, name, horizon):
 
 def test_a_model_that_beats_the_best_is_reported(tmp_path, monkeypatch):
     wishes = {**SMALL, "data.context": 24, "data.patch": 12}
-    order = Order(changes=wishes, steps=2)
+    order = Order(changes=wishes, steps=5)
     fair = carry_out("forecast", ["sample:brownian"], tmp_path / "fair", order, Reporter())
     assert fair.leak is None and fair.metrics["mse"] < 1.5 * fair.best.value
     whole = ForecastTask._cut

@@ -111,7 +111,6 @@ def _print(report: Report, html: Path | None) -> None:
         blame = ": ".join(text for text in (f.blame, f.cause) if text)
         table.add_row(f.law, Text(f.verdict, style=COLOURS[f.verdict]), Text(f.evidence), Text(blame))
     out.print(table)
-    holds = sum(f.verdict == "holds" for f in report.findings)
-    out.print(f"{holds} laws hold, {len(report.broken)} are broken ({report.seconds:.1f} s).")
+    out.print(f"{report.headline} ({report.seconds:.1f} s).", markup=False)
     if html is not None:
         out.print(f"Drawn in {html}.")

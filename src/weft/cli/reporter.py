@@ -23,6 +23,7 @@ class TerminalReporter(Reporter):
     def __init__(self, title: str) -> None:
         self.title, self.out = title, console(to_stderr=True)
         self.bar: Bar | None = None
+        self.share = ""
         self.last_line = -PLAIN_EVERY
         if sys.stderr.isatty():
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
@@ -47,6 +48,8 @@ class TerminalReporter(Reporter):
 
     def planned(self, plan: Plan, words: str) -> None:
         """The plan in one line."""
+        if plan.evaluate_tokens < plan.held_out:
+            self.share = f" on {plan.evaluate_tokens:,} of {plan.held_out:,} tokens"
         self._line(f"plan: {words}")
 
     def stepped(self, progress: Progress) -> None:
@@ -60,7 +63,7 @@ class TerminalReporter(Reporter):
 
     def evaluated(self, step: int, loss: float, best: bool) -> None:
         """The held-out loss."""
-        self._line(f"step {step:,}: held-out loss {loss:.4f}{'' if best else ' (not the best)'}")
+        self._line(f"step {step:,}: held-out loss {loss:.4f}{self.share}{'' if best else ' (not the best)'}")
 
     def glimpsed(self, step: int, text: str) -> None:
         """What the model does now."""

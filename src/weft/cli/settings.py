@@ -55,6 +55,7 @@ def _value(text: str) -> Any:
 
 def list_defaults(task: str) -> str:
     """Every option of a task's data and of training, with its default, as lines of help."""
+    from weft.data.samples import samples
     from weft.tasks.registry import task_named
     from weft.training.options import TrainingSpec
 
@@ -66,6 +67,7 @@ def list_defaults(task: str) -> str:
     ):
         lines += [f"{title} (--set {prefix}.NAME=VALUE):", *_defaults(prefix, spec), ""]
         lines += [f"  {line.strip()}".rstrip() for line in (spec.__doc__ or "").strip().splitlines()] + [""]
+    lines += [f"Built-in data: {', '.join(f'sample:{name}' for name in samples()[task])}", ""]
     lines.append(
         f"Model: families {', '.join(kind.families)}; any field of the spec (--set layers=6), see `weft show`."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import join, quote
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +24,7 @@ CURVES = "curves.png"
 def run_train(task: str, data: Sequence[str], out: Path | None, order: Order, tensorboard: bool, as_json: bool) -> None:
     """Train, then print what was reached beside what was planned, known to be possible, and simple methods."""
     if out is None:
-        raise WeftError(f"where shall the run go? Give a folder: weft train {task} {' '.join(data)} --out runs/{task}")
+        raise WeftError(f"where shall the run go? Give a folder: weft train {task} {join(data)} --out runs/{task}")
     with TerminalReporter(f"training {task}") as terminal:
         reporter: Reporter = terminal
         if tensorboard:
@@ -31,7 +32,7 @@ def run_train(task: str, data: Sequence[str], out: Path | None, order: Order, te
         try:
             trained = carry_out(task, data, out, order, reporter)
         except KeyboardInterrupt:
-            terminal.noted(f"stopped; go on with: weft train {task} {' '.join(data)} --out {out} --resume")
+            terminal.noted(f"stopped; go on with: weft train {task} {join(data)} --out {quote(str(out))} --resume")
             raise
     picture = draw_training(out, trained)
     if as_json:
@@ -105,4 +106,7 @@ def _print(out: Console, task: str, place: Path, trained: Trained, picture: Path
     if trained.leak is not None:
         out.print(f"[bold red]LEAK: {escape(trained.leak)}[/bold red]")
     out.print(f"\nrun: {escape(str(place))}   curves: {escape(str(picture))}")
-    out.print(f"next: weft predict {place} ...   weft eval {place} DATA   weft look {place} ...   weft laws {place}", markup=False)
+    run = quote(str(place))
+    out.print(
+        f"next: weft predict {run} ...   weft eval {run} DATA   weft look {run} ...   weft laws {run}", markup=False
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from weft.cli.terminal import bars, console, print_json
 from weft.cli.train import print_metrics
 from weft.foundation.errors import WeftError
-from weft.tasks.base import Answer
+from weft.tasks.base import SAMPLE, Answer
 from weft.tasks.run import Run, load
 
 MOST = 8
@@ -20,7 +21,11 @@ def run_eval(
     run: Path, data: Sequence[str], shots: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
 ) -> None:
     """The task's metrics on held-out data; with `shots` the labels that a language model gives."""
-    found = load(run, device, quantize).evaluate(list(data), **shots)  # type: ignore[arg-type]
+    opened = load(run, device, quantize)  # type: ignore[arg-type]
+    known = _trained_on(opened, data)
+    if known:
+        sys.stderr.write(f"note: the run was trained on {', '.join(known)}: other data would tell more\n")
+    found = opened.evaluate(list(data), **shots)
     if as_json:
         print_json(found)
         return
@@ -29,13 +34,24 @@ def run_eval(
     print_metrics(out, found)
 
 
+def _trained_on(run: Run, data: Sequence[str]) -> list[str]:
+    """Those of the files that the run learned from, or that lie in a folder it did; a series is judged on its end."""
+    if run.task.name == "forecast":
+        return []
+    sources = [Path(source).resolve() for source in run.spec.sources if not source.startswith(SAMPLE)]
+    given = [name for name in data if not name.startswith(SAMPLE)]
+    return [name for name in given if any(Path(name).resolve().is_relative_to(source) for source in sources)]
+
+
 def run_predict(
     run: Path, inputs: Sequence[str], how: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
 ) -> None:
     """Answers to all inputs; without any, each line of stdin is one."""
     given = list(inputs) or _lines()
     if not given:
-        raise WeftError(f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {run}")
+        raise WeftError(
+            f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
+        )
     opened = load(run, device, quantize)  # type: ignore[arg-type]
     wanted = {name: value for name, value in how.items() if value is not None}
     if _flows(opened.task.name, given, wanted) and not as_json:

@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,20 +54,35 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) without line ends, decoded as UTF-8; a byte that is none is named with its line."""
-    number = 0
+    """(number, line) without line ends, decoded as UTF-8 (or UTF-16, if it says so); a byte that is none is named."""
+    number, held = 0, ""
     try:
         with open_bytes(path) as file:
-            for number, line in enumerate(file, 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield number, text.rstrip("\r\n")
+            decoder = codecs.getincrementaldecoder(_encoding(file))()
+            for block in chain(file, (b"",)):
+                *lines, held = (held + decoder.decode(block, final=not block)).split("\n")
+                for line in lines:
+                    number += 1
+                    yield number, line.rstrip("\r")
     except UnicodeDecodeError as error:
-        where = f"{path.name}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8"
-        raise DataError(f"{where}; save the file as UTF-8") from None
+        raise _undecoded(path, number + 1, error) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path.name} cannot be read to its end after line {number}: {error}") from None
-    if number == 0:
+    if held:
+        yield number + 1, held.rstrip("\r")
+    elif number == 0:
         raise DataError(f"{path.name} is empty: give a file with data")
+
+
+def _encoding(file: Any) -> str:
+    """UTF-16 where a file begins with its mark, as some programs write on Windows; else UTF-8."""
+    return "utf-16" if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _undecoded(path: Path, number: int, error: UnicodeDecodeError) -> DataError:
+    name = "UTF-16" if error.encoding.startswith("utf-16") else "UTF-8"
+    where = f"{path.name}, line {number}: byte {error.object[error.start]:#04x} is not {name}"
+    return DataError(f"{where}; save the file as UTF-8")
 
 
 def read_text(path: Path) -> str:
@@ -76,10 +92,10 @@ def read_text(path: Path) -> str:
 
 def read_blocks(path: Path, size: int = BLOCK) -> Iterator[str]:
     """A text file in blocks of about `size` bytes, however long its lines; line ends become one \\n, at the end too."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     lines, last, held = 0, "", ""
     try:
         with open_bytes(path) as file:
+            decoder = codecs.getincrementaldecoder(_encoding(file))()
             while block := file.read(size):
                 # A \r at the end waits for the next block: it is part of a line end only if \n follows.
                 text = held + decoder.decode(block)
@@ -92,8 +108,7 @@ def read_blocks(path: Path, size: int = BLOCK) -> Iterator[str]:
             decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         number = lines + error.object.count(b"\n", 0, error.start) + 1
-        where = f"{path.name}, line {number}: byte {error.object[error.start]:#04x} is not UTF-8"
-        raise DataError(f"{where}; save the file as UTF-8") from None
+        raise _undecoded(path, number, error) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path.name} cannot be read to its end after line {lines}: {error}") from None
     if not last:
@@ -126,8 +141,9 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(first line, cells): a cell in quotes may hold commas and line ends; strict, or a lost quote would eat rows."""
+    delimiter = separator(path)
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    rows = csv.reader((line + "\n" for _, line in read_lines(path)), strict=True)
+    rows = csv.reader((line + "\n" for _, line in read_lines(path)), delimiter=delimiter, strict=True)
     number = 1
     try:
         for row in rows:
@@ -138,6 +154,14 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise DataError(
             f"{path.name}, line {number}: {error}; double the quotes inside a cell in quotes, and close it"
         ) from None
+
+
+def separator(path: Path) -> str:
+    """What stands between the cells of a .csv: a semicolon if the first line has such and no comma, else a comma."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    first = next((line for _, line in read_lines(path) if line), "")
+    by_comma, by_semicolon = (len(next(csv.reader([first], delimiter=sign), [])) for sign in ",;")
+    return ";" if by_comma == 1 and by_semicolon > 1 else ","
 
 
 def _columns(path: Path, first: list[str], columns: Sequence[str] | None) -> tuple[list[int], bool]:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.data.files import BLOCK, find_files, name_suffix, open_bytes, read_blocks
+from weft.data.files import BLOCK, DataError, find_files, name_suffix, open_bytes, read_blocks
+from weft.data.taught import ChatWriter, Spans, Written
 from weft.data.texts import TEXT_SUFFIXES, Chat, read_documents
+from weft.foundation.errors import WeftError
 
 PIECE = 1 << 14  # characters
 ROWS = (".jsonl", ".parquet")  # files of many documents, each of which fits in memory
@@ -19,27 +21,46 @@ CUTS = (r"(?<=[^\W_]) (?=[^\W_])", r"(?<=[^\W_])\s", r"(?<=\S)\s", r"(?<=[^\W_])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a document, or of a turn of a chat if it has a role; `first` and `last` of that document or turn."""
+    """A part of a document, or of a turn of a chat if it has a role; `first` and `last` of that document or turn.
+
+    `answers`: where the assistant speaks, in a chat that a writer made one text of.
+    """
 
     document: int
     text: str
     role: str | None = None
     first: bool = True
     last: bool = True
+    answers: Spans | None = None
 
 
-def read_pieces(paths: Sequence[str | Path], size: int = PIECE) -> Iterator[Piece]:
-    """All texts in order, in pieces of at most `size` characters; empty documents are left out."""
+def read_pieces(paths: Sequence[str | Path], size: int = PIECE, chat: ChatWriter | None = None) -> Iterator[Piece]:
+    """All texts in order, in pieces of at most `size` characters; empty documents are left out.
+
+    Chats come turn by turn, or as texts that `chat` writes, each in one piece.
+    """
     number = 0
     for path in find_files(paths, TEXT_SUFFIXES):
         for document in read_documents([path]) if name_suffix(path) in ROWS else [read_blocks(path)]:
-            if isinstance(document, Chat):
+            if isinstance(document, Chat) and chat is not None:
+                for text, answers in _written(chat, document, path):
+                    yield Piece(number, text, answers=answers)
+                    number += 1
+            elif isinstance(document, Chat):
                 for role, content in document.messages:
                     yield from _pieces(number, [content], size, role)
                 number += 1
             elif document:
                 yield from _pieces(number, [document] if isinstance(document, str) else document, size, None)
                 number += 1
+
+
+def _written(chat: ChatWriter, document: Chat, path: Path) -> list[Written]:
+    messages = [{"role": role, "content": content} for role, content in document.messages]
+    try:
+        return [found for found in chat.written(messages) if found.text]
+    except WeftError as error:
+        raise DataError(f"{path.name}, the chat that begins {messages[0]['content']!r:.40}: {error}") from None
 
 
 def _pieces(document: int, blocks: Iterable[str], size: int, role: str | None) -> Iterator[Piece]:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +19,7 @@ import numpy as np
 from weft.data.encoding import bulk_encoder, joins_spaces
 from weft.data.files import DataError, find_files
 from weft.data.pieces import PIECE, Piece, count_bytes, read_pieces
+from weft.data.taught import Taught
 from weft.data.texts import CHAT_TOKENS, ROLES, TEXT_SUFFIXES
 from weft.data.tokenisers import Tokeniser
 
@@ -28,9 +30,11 @@ FINEST = 100  # characters in a piece of a small text; larger texts have about a
 Progress = Callable[[int], None]
 
 
-def store_name(paths: Sequence[str | Path], tokeniser: Tokeniser) -> str:
-    """A name that changes with the content of any file, their order and kind, the tokeniser or the format."""
-    whole = hashlib.sha256(json.dumps([FORMAT, tokeniser.engine.to_str()]).encode())
+def store_name(paths: Sequence[str | Path], tokeniser: Tokeniser, taught: Taught | None = None) -> str:
+    """A name that changes with the content of any file, their order and kind, the tokeniser, or what was taught."""
+    known = {} if taught is None else taught.to_tree()
+    more = [json.dumps(known, sort_keys=True)] if known else []
+    whole = hashlib.sha256(json.dumps([FORMAT, tokeniser.engine.to_str(), *more]).encode())
     for path in find_files(paths, TEXT_SUFFIXES):
         try:
             with path.open("rb") as file:
@@ -55,7 +59,11 @@ def read_header(folder: Path) -> dict[str, Any] | None:
 
 
 def make_store(
-    paths: Sequence[str | Path], tokeniser: Tokeniser, folder: Path, progress: Progress | None = None
+    paths: Sequence[str | Path],
+    tokeniser: Tokeniser,
+    folder: Path,
+    progress: Progress | None = None,
+    taught: Taught | None = None,
 ) -> dict[str, Any]:
     """The header of the store in `folder`, made now unless it is there; a second process waits for the first."""
     try:
@@ -65,19 +73,23 @@ def make_store(
             if header is None:
                 for left in (folder, *folder.parent.glob(f".{folder.name}.*.new")):
                     shutil.rmtree(left, ignore_errors=True)
-                header = _make(paths, tokeniser, folder, progress)
+                header = _make(paths, StoreWriter(_new(folder), tokeniser, taught), folder, progress)
             return header
     except OSError as error:
         raise _explain(folder, error) from None
 
 
-def _make(paths: Sequence[str | Path], tokeniser: Tokeniser, folder: Path, progress: Progress | None) -> dict[str, Any]:
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+def _new(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{os.getpid()}.new")
+
+
+def _make(paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progress: Progress | None) -> dict[str, Any]:
+    fresh = writer.folder
     fresh.mkdir()
     try:
-        with StoreWriter(fresh, tokeniser) as writer:
+        with writer:
             size = sum(path.stat().st_size for path in find_files(paths, TEXT_SUFFIXES))
-            for batch in _batches(read_pieces(paths, min(max(size // 1000, FINEST), PIECE))):
+            for batch in _batches(read_pieces(paths, min(max(size // 1000, FINEST), PIECE), writer.chat)):
                 writer.add(batch)
                 if progress is not None:
                     progress(writer.read)
@@ -104,13 +116,21 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 class StoreWriter:
-    """Writes pieces as tokens; documents are parted by stop (or start), turns of a chat opened by their role."""
+    """Writes pieces as tokens; documents are parted by stop (or start), turns of a chat opened by their role.
 
-    def __init__(self, folder: Path, tokeniser: Tokeniser) -> None:
-        self.folder, self.tokeniser = folder, tokeniser
+    Where a model was taught otherwise, each document stands between its start and its stop.
+    """
+
+    def __init__(self, folder: Path, tokeniser: Tokeniser, taught: Taught | None = None) -> None:
+        self.folder, self.tokeniser, self.taught = folder, tokeniser, taught
+        self.before = () if taught is None else taught.before
+        self.stops = () if taught is None else taught.stops
+        self.chat = None if taught is None else taught.chat
+        self.framed = bool(self.before or self.stops)
+        self.stop = self.stops[0] if self.stops else tokeniser.stop
         self.encode, self.joins = bulk_encoder(tokeniser), joins_spaces(tokeniser)
         self.kind = np.dtype(np.uint16 if tokeniser.vocabulary <= 1 << 16 else np.uint32)
-        self.between = tokeniser.stop if tokeniser.stop is not None else tokeniser.start
+        self.between = self.stop if self.stop is not None or self.before else tokeniser.start
         self.files: dict[str, BinaryIO] = {}
         self.tokens = self.documents = self.bytes = self.read = 0
         self.counted, self.closed = True, False  # of the piece before: in the loss; already ended by a stop
@@ -130,9 +150,10 @@ class StoreWriter:
         tokens: list[Any] = []
         answers: list[tuple[bool, int]] = []
         rows: dict[str, list[int]] = {"starts": [], "places": [], "bytes": []}
-        chats = "answers" in self.files or any(piece.role for piece in batch)
+        chats = "answers" in self.files or bool(self.before) or any(p.role or p.answers is not None for p in batch)
         if chats:
             self._open_answers()
+        written = self._written([piece for piece in batch if piece.answers is not None])
         end = 0
         for piece, count in zip(batch, counts.tolist(), strict=True):
             first, end = end, end + count
@@ -146,13 +167,16 @@ class StoreWriter:
             rows["places"].append(self.tokens)
             rows["bytes"].append(self.bytes)
             before, after = self._frame(piece)
-            self.counted, self.closed = piece.role in (None, ROLES[-1]), bool(after)
-            tokens += [np.array(before, self.kind), ids[first:end], np.array(after, self.kind)]
-            answers += [(False, len(before)), (self.counted, count + len(after))]
-            self.tokens += len(before) + count + len(after)
-            size = count_bytes(piece.text)
-            self.read += size
-            self.bytes += size if self.counted else 0
+            own, runs = ids[first:end], [(piece.role in (None, ROLES[-1]), count)]
+            if piece.answers is not None:
+                own, runs = next(written)
+                after = self._end(own)
+            self.counted, self.closed = runs[-1][0], bool(after) or piece.answers is not None
+            tokens += [np.array(before, self.kind), own, np.array(after, self.kind)]
+            answers += [(False, len(before)), *runs, (self.counted, len(after))]
+            self.tokens += len(before) + len(own) + len(after)
+            self.read += count_bytes(piece.text)
+            self.bytes += _counted_bytes(piece)
         self._write("tokens", np.concatenate(tokens))
         if chats:
             self._write("answers", np.repeat([flag for flag, _ in answers], [count for _, count in answers]))
@@ -162,21 +186,43 @@ class StoreWriter:
     def _ids(self, batch: Sequence[Piece]) -> Any:
         texts = [p.text[1:] if self.joins and not p.first and p.text[0] == " " else p.text for p in batch]
         try:
-            return self.encode(texts)
+            return self.encode(["" if p.answers is not None else text for p, text in zip(batch, texts, strict=True)])
         except (UnicodeEncodeError, TypeError):
-            raise DataError(
-                f"a text near document {batch[0].document + 1} holds half of a surrogate pair, which no tokeniser can "
-                "read: remove escapes from \\ud800 to \\udfff that stand alone"
-            ) from None
+            raise _half_pair(batch[0]) from None
+
+    def _written(self, pieces: Sequence[Piece]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
+        """Ids of chats that are one text each, and how many in a row count or not; a token is where it ends."""
+        try:
+            found = self.tokeniser.engine.encode_batch([piece.text for piece in pieces], add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            raise _half_pair(pieces[0]) from None
+        for piece, one in zip(pieces, found, strict=True):
+            flags = (any(first < end <= last for first, last in piece.answers or ()) for _, end in one.offsets)
+            runs = [(flag, len(list(run))) for flag, run in groupby(flags)]
+            yield np.array(one.ids, self.kind), runs or [(False, 0)]
+
+    def _end(self, own: Any) -> list[int]:
+        """The stop after a chat that is one text; most templates write one, and maybe a line end after it."""
+        if self.stop is None or np.isin(own[-3:], [self.stop, *self.stops]).any():
+            return []
+        return [self.stop]
 
     def _frame(self, piece: Piece) -> tuple[list[int], list[int]]:
         """Ids before and after the piece's own: a turn's role at its start, stop at the end of an answer."""
-        if piece.role is None:
+        if piece.answers is not None:
             return [], []
+        if piece.role is None:
+            after = [self.stop] if self.framed and piece.last and self.stop is not None else []
+            return [*self.before] if piece.first else [], after
         name = CHAT_TOKENS[ROLES.index(piece.role)]
-        role, stop = self.tokeniser.id_of(name), self.tokeniser.stop
+        role, stop = self.tokeniser.id_of(name), self.stop
         if role is None or stop is None:
             missing = name if role is None else "for stop"
+            if self.taught is not None:
+                raise DataError(
+                    "there are chats among the texts, but this model was not taught to chat: give texts, or take a "
+                    "model that has a chat template"
+                )
             raise DataError(
                 f"the tokeniser has no token {missing}, which chats need: train one with {', '.join(CHAT_TOKENS)}"
             )
@@ -212,6 +258,20 @@ class StoreWriter:
         path.write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
         _flush(path)
         return header
+
+
+def _counted_bytes(piece: Piece) -> int:
+    """UTF-8 bytes of what counts in the loss."""
+    if piece.answers is not None:
+        return sum(count_bytes(piece.text[first:last]) for first, last in piece.answers)
+    return count_bytes(piece.text) if piece.role in (None, ROLES[-1]) else 0
+
+
+def _half_pair(piece: Piece) -> DataError:
+    return DataError(
+        f"a text near document {piece.document + 1} holds half of a surrogate pair, which no tokeniser can read: "
+        "remove escapes from \\ud800 to \\udfff that stand alone"
+    )
 
 
 @contextlib.contextmanager

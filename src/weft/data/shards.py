@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from weft.data.files import DataError
 from weft.data.pieces import Piece, has_chats, letters_of, read_pieces, sample_texts
 from weft.data.shard_files import BATCH, Progress, make_store, read_header, store_name
+from weft.data.taught import Taught
 from weft.data.texts import CHAT_TOKENS
 from weft.data.tokenisers import Tokeniser
 
@@ -40,11 +41,18 @@ class Window(NamedTuple):
 
 
 def token_store(
-    paths: Sequence[str | Path], tokeniser: Tokeniser, cache: Path, progress: Progress | None = None
+    paths: Sequence[str | Path],
+    tokeniser: Tokeniser,
+    cache: Path,
+    progress: Progress | None = None,
+    taught: Taught | None = None,
 ) -> TokenStore:
-    """The texts' tokens, made in `cache` if not there yet; `progress` is told how many bytes of text are done."""
-    folder = cache / store_name(paths, tokeniser)
-    header = read_header(folder) or make_store(paths, tokeniser, folder, progress)
+    """The texts' tokens, made in `cache` if not there yet; `progress` is told how many bytes of text are done.
+
+    `taught`: what the model that reads them knows of starts, stops and chats.
+    """
+    folder = cache / store_name(paths, tokeniser, taught)
+    header = read_header(folder) or make_store(paths, tokeniser, folder, progress, taught)
     return TokenStore(folder, header["type"], header["bytes"], "answers.bin" in header["sizes"], 0, header["tokens"])
 
 
@@ -69,7 +77,7 @@ class TokenStore:
 
     @property
     def answers(self) -> NDArray[np.bool_] | None:
-        """Which tokens count in the loss, mapped: in chats what the assistant says; None means all."""
+        """Which tokens count in the loss, mapped: in chats what the assistant says; no start token; None means all."""
         return self._map("answers", "bool")[self.first : self.last] if self.chats else None
 
     @property

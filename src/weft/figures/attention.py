@@ -166,20 +166,35 @@ class Attention(Panel):
     def _small_height(self) -> float:
         if len(self.layers.options) * len(self.heads.options) < 2:
             return 0.0
-        across = self._across()
-        lines = -(-len(self.heads.options) // across) * len(self.layers.options)
-        return 0.3 + min(lines, MOST_SMALL) * (SMALL + 0.22)
+        lines = len(self._small_layers()) * self._lines_of_layer()
+        return 0.3 + lines * (SMALL + 0.22) + (0.2 if self._not_small() else 0.0)
 
     def _across(self) -> int:
         return min(len(self.heads.options), int((WIDTH - 0.8) / (SMALL + 0.12)))
 
+    def _lines_of_layer(self) -> int:
+        return -(-len(self.heads.options) // self._across())
+
+    def _small_layers(self) -> range:
+        """The layers whose maps a still draws in small: all, or as many as fit around the chosen one."""
+        count = len(self.layers.options)
+        most = min(count, max(1, MOST_SMALL // self._lines_of_layer()))
+        first = max(0, min(count - most, self.layers.chosen - most // 2))
+        return range(first, first + most)
+
+    def _not_small(self) -> str:
+        """Which layers these are not, in words."""
+        names, drawn = self.layers.options, self._small_layers()
+        parts = [part for part in (names[: drawn.start], names[drawn.stop :]) if part]
+        words = " and ".join(part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
+        name = self.layers.name if len(names) - len(drawn) == 1 else f"{self.layers.name}s"
+        return words and f"Left out of these small maps: {name} {words}."
+
     def _draw_small(self, sheet: Sheet, top: float) -> None:
-        across, number, board = self._across(), 0, sheet.lower(top).board()
-        for layer in range(len(self.layers.options)):
+        across, board = self._across(), sheet.lower(top).board()
+        for number, layer in enumerate(self._small_layers()):
             for head, label in enumerate(self.heads.options):
-                line = number + head // across
-                if line >= MOST_SMALL:
-                    return
+                line = number * self._lines_of_layer() + head // across
                 x, y = 0.8 + head % across * (SMALL + 0.12), 0.2 + line * (SMALL + 0.22)
                 values = self.maps.picture(layer, head)
                 # A root makes the small weights of large maps visible.
@@ -192,7 +207,8 @@ class Attention(Panel):
                 if head == 0:
                     words = spell(self.layers.named(layer), 14)
                     board.text(0, y + SMALL / 2, words, va="center", fontsize=8)
-            number += -(-len(self.heads.options) // across)
+        if left_out := self._not_small():
+            sheet.text(0, top + self._small_height() - 0.2, left_out, fontsize=8, color=GREY)
 
 
 def _widest(tokens: Sequence[str], places: range) -> float:

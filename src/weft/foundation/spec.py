@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, ClassVar, Self
 
 import tomli_w
@@ -24,7 +25,7 @@ class Spec(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise SpecError(explain(error, type(self).__name__)) from None
+            raise SpecError(explain(error, type(self))) from None
 
     def replace(self, **changes: Any) -> Self:
         """A changed copy: `spec.replace(layers=2)`; nested fields by dots, `spec.replace(**{"mixer.heads": 2})`."""
@@ -130,7 +131,8 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
         try:
             place = place[int(step)] if isinstance(place, list) else place[step]
         except (KeyError, IndexError, ValueError, TypeError):
-            raise SpecError(f"there is no field {'.'.join(parents[: depth + 1])!r} to set {path!r} in") from None
+            hint = f": {_name_fields(step, place)}" if isinstance(place, dict) else ""
+            raise SpecError(f"there is no field {'.'.join(parents[: depth + 1])!r} to set {path!r} in{hint}") from None
     if isinstance(place, list) and len(place) == 1 and not last.isdigit():
         place = place[0]
     if isinstance(place, list) and last.isdigit() and int(last) < len(place):
@@ -141,13 +143,20 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
         raise SpecError(f"{path!r} cannot be set: {'.'.join(parents) or path!r} is not a table of fields")
 
 
-def explain(error: ValidationError, name: str) -> str:
+def _name_fields(unknown: str, fields: Iterable[str]) -> str:
+    """What may have been meant by an unknown field, and the fields that there are."""
+    known = list(fields)
+    near = get_close_matches(unknown, known, 1, cutoff=0.7)
+    return (f"did you mean {near[0]}? " if near else "") + f"It has {', '.join(known)}"
+
+
+def explain(error: ValidationError, kind: type[BaseModel]) -> str:
     """A validation error as one sentence that names the field, the value and what is allowed."""
-    first = error.errors()[0]
+    first, name = error.errors()[0], kind.__name__
     field = ".".join(str(step) for step in first["loc"]) or "the spec"
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if first["type"] == "extra_forbidden":
-        return f"{name} has no field {field!r}: see the fields that it has with {name}.model_fields"
+        return f"{name} has no field {field!r}: {_name_fields(field, kind.model_fields)}"
     if first["type"] == "missing":
         return f"{name} needs the field {field!r}: give it a value"
     given = "" if first["type"] == "value_error" and not first["loc"] else f" (got {first['input']!r:.80})"

@@ -1,4 +1,7 @@
-"""What a run is shown: a text or a path as users give it, or `sample:NAME/N`, the N-th held-out example of a sample."""
+"""What a run is shown: a text or a path as users give it, or `sample:NAME/N`, the N-th held-out example of a sample.
+
+A series has no examples but windows: 0 is the end of the part to learn from, N ends N horizons earlier.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from weft.data.samples import RATE, Graph, Sample, sample, samples
 from weft.data.sounds import log_mel
 from weft.foundation.errors import WeftError
 
+Array = NDArray[np.float64]
 SAMPLE = "sample:"
 PROMPT = 96  # characters of a sample's text
 
@@ -48,6 +53,20 @@ def _find(task: str, given: str, seed: int) -> tuple[Sample[Any], int]:
     if place and not place.isdecimal():
         raise WeftError(f"{given!r}: after the slash comes the number of an example, such as {SAMPLE}{name}/3")
     return sample(name or task, seed), int(place or 0)
+
+
+def window_of(given: str, seed: int, context: int, horizon: int) -> Array:
+    """The history [T, C], at most `context` steps, of `sample:NAME/N` of a series."""
+    found, number = _find("forecast", given, seed)
+    values: Array = found.train.values
+    end = len(values) - number * horizon
+    if number and end < context:
+        most = max(0, (len(values) - context) // horizon)
+        raise WeftError(
+            f"sample {found.name} has no window {number}: its {len(values):,} steps hold {context} of history up to "
+            f"number {most}, each {horizon} steps earlier"
+        )
+    return values[max(0, end - context) : end]
 
 
 def _example(found: Sample[Any], number: int, folder: Path) -> Given:

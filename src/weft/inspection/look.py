@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from weft.figures.pairs import Pair
 from weft.figures.panel import Panel
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
@@ -88,7 +89,10 @@ def views_of(scene: Scene) -> dict[str, View]:
 
 
 def picture_of(scene: Scene, kind: str | None = None, asked: Asked | None = None, explain: bool = False) -> Picture:
-    """The picture of a scene: the task's own, or another kind; `explain` unfolds one attention output besides."""
+    """The picture of a scene: the task's own, or another kind.
+
+    A pair that is asked for is always shown, if need be below; `explain` unfolds one attention output besides.
+    """
     asked = asked or Asked()
     views = views_of(scene)
     if kind is None and scene.task in TASKS and TASKS[scene.task][0] in views:
@@ -99,6 +103,10 @@ def picture_of(scene: Scene, kind: str | None = None, asked: Asked | None = None
         raise WeftError(f"this run has no picture of kind {kind!r}: choose --kind among {known}")
     found = views[kind].draw(scene, asked)
     panels = list(found.panels)
+    if asked.pair is not None and not any(isinstance(panel, Pair) for panel in panels):
+        if "pair" not in views:
+            raise WeftError("this run has no self-attention in which two words meet: leave the pair out")
+        panels.append(pair_panel(scene, asked))
     if explain and kind != "explain":
         panels.append(explain_panel(scene, asked))
     title = scene.name + (f" → {scene.said}" if scene.said else "")

@@ -117,31 +117,40 @@ def attention_panel(
 
 
 def telling_head(panel: Attention, row: int) -> tuple[int, int]:
-    """The layer and head in which this token looks most at one other token."""
-    best, found = -1.0, (panel.layers.chosen, panel.heads.chosen)
+    """The layer and head in which this token looks most at one other token, as `looks_elsewhere` counts."""
+    best, found = (-1.0, -1.0), (panel.layers.chosen, panel.heads.chosen)
     for layer in range(len(panel.layers.options)):
         for head in range(len(panel.heads.options)):
             if panel.heads.options[head] == MEAN and len(panel.heads.options) > 1:
                 continue
-            weights = panel.maps.row(layer, head, row).copy()
-            if panel.itself:
-                weights[row] = 0.0
-            if float(weights.max()) > best:
-                best, found = float(weights.max()), (layer, head)
+            most = looks_elsewhere(panel.maps.row(layer, head, row), row if panel.itself else None)
+            if most > best:
+                best, found = most, (layer, head)
     return found
 
 
 def telling_place(scene: Scene, kind: Kind, row: int, layers: Sequence[int] | None = None) -> tuple[int, int]:
     """The same without a panel: the number of a layer, and a head."""
-    best, found = -1.0, (scene.layers(kind)[-1], 0)
+    best, found = (-1.0, -1.0), (scene.layers(kind)[-1], 0)
     for layer in layers or scene.layers(kind):
-        weights = scene.attention(layer, kind, row).clone()
-        if kind in ("self", "encoder") and weights.shape[-1] > row:
-            weights[:, row] = 0.0
-        value, place = weights.amax(-1).max(0)
-        if float(value) > best:
-            best, found = float(value), (layer, int(place))
+        for head, weights in enumerate(to_array(scene.attention(layer, kind, row))):
+            most = looks_elsewhere(weights, row if kind in ("self", "encoder") else None)
+            if most > best:
+                best, found = most, (layer, head)
     return found
+
+
+def looks_elsewhere(weights: Array, row: int | None) -> tuple[float, float]:
+    """The largest weight [S] on a token that is neither itself (`row`) nor the first, and that on any but itself.
+
+    The first token (often a start token) is where heads rest that look for nothing, attention sinks (Xiao et al. 2023):
+    it counts only where there is no other. Of another text, such as a source, every token counts.
+    """
+    if row is None:
+        return float(weights.max()), float(weights.max())
+    others = weights.copy()
+    others[row : row + 1] = 0.0
+    return float(others[1:].max(initial=0.0)), float(others.max())
 
 
 def find_token(tokens: Sequence[str], wanted: str) -> int:
@@ -242,13 +251,15 @@ def pair_panel(scene: Scene, asked: Asked) -> Pair:
 
 
 def closest_pair(scene: Scene) -> tuple[int, int]:
-    """The two different tokens of which one looks most at the other."""
+    """The two different tokens of which one looks most at the other, which is not the first if there are more."""
     best, found = -1.0, (0, 0)
     for layer in scene.layers("self"):
         _, _, T, _ = scene.sizes(layer, "self")
         for first in range(0, T, 128):
             weights = scene.attention(layer, "self", slice(first, min(T, first + 128))).clone()
             weights.diagonal(first, 1, 2).zero_()
+            if T > 2:
+                weights[..., 0] = 0.0
             value, place = weights.flatten().max(0)
             if float(value) > best:
                 _, row, column = np.unravel_index(int(place), tuple(weights.shape))

@@ -130,7 +130,7 @@ def judge_heads(scene: Scene, asked: Asked) -> Verdict:
         rows = scene.labels(kind)[0]
         given = find_token(rows, asked.row) if asked.row is not None else odd_tag(scene)
         place = len(rows) - 1 if given is None else given
-        where = f" at {rows[place].strip()}"
+        where = f" at {rows[place].strip()!r}"
         # A class token has a row in attention, but no answer.
         place -= len(rows) - logits.shape[1]
     row = logits[0] if logits.dim() == 2 else logits[0, place]
@@ -149,7 +149,7 @@ def effects_panel(scene: Scene, asked: Asked) -> Table:
         "cell is by how much it changes without that head. Orange heads speak for the answer, blue ones against it."
     )
     return Table(
-        f"Which head does it: {found.first} or {found.second}{found.where}",
+        f"Which head does it: {found.first!r} or {found.second!r}{found.where}",
         tuple(f"layer {layer}" for layer in found.effects.layers),
         tuple(f"head {head}" for head in range(values.shape[1])),
         values,

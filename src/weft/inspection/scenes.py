@@ -13,13 +13,13 @@ from torch import Tensor
 
 from weft.data.images import read_image
 from weft.data.lexicon import split_words
-from weft.data.samples import BONES, JOINTS, sample
+from weft.data.samples import BONES, JOINTS
 from weft.data.sequences import read_sequences
 from weft.data.series import read_series
 from weft.figures.motion import Up, nearest_bones
 from weft.foundation.errors import WeftError
 from weft.inspection.calls import Side
-from weft.inspection.inputs import SAMPLE, Given, opened
+from weft.inspection.inputs import SAMPLE, Given, opened, window_of
 from weft.inspection.labels import input_labels
 from weft.inspection.looks import Kind, Rows
 from weft.inspection.watch import Seen, watch
@@ -288,12 +288,11 @@ def _captions(run: Any, given: Given, how: dict[str, Any]) -> Scene:
 
 def _forecast(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     """The history that the model read, and its answer, both in the columns' own units."""
-    seen, answer = _watched(run, given, how)
     known = run.task.known
     if isinstance(given.ask, str) and given.ask.startswith(SAMPLE):
-        values = sample(given.ask.removeprefix(SAMPLE) or "forecast", known.seed).train.values
-    else:
-        values = read_series([given.ask], known.columns).values if isinstance(given.ask, str) else given.ask
+        given = replace(given, ask=window_of(given.ask, known.seed, known.context, run.task.options.horizon))
+    seen, answer = _watched(run, given, how)
+    values = read_series([given.ask], known.columns).values if isinstance(given.ask, str) else given.ask
     values = np.asarray(values, dtype=np.float64).reshape(-1, len(known.columns))
     length = min(known.context, len(values) // known.patch * known.patch)
 

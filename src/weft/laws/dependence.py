@@ -27,6 +27,8 @@ from weft.laws.trace import (
 )
 from weft.parts.masks import Graph
 
+MODES: tuple[Mode, ...] = ("eval", "training")
+
 
 def traces(probe: Probe, calls: list[Call], mode: Mode = "eval") -> tuple[list[Step], list[Step]]:
     """A trace of each of two calls."""
@@ -61,13 +63,11 @@ def causality(probe: Probe) -> Finding:
     """No output depends on a later input; in eval mode and, with the same random numbers, in training mode."""
     law = "causality"
     if not probe.subject.declares.causal:
-        return Finding(law, "not declared", "it may look ahead")
-    limit = probe.tolerance if probe.subject.declares.experts or probe.noise > 0 else 0.0
-    modes: tuple[Mode, ...] = ("eval", "training")
-    for mode in modes:
-        D = probe.matrix if mode == "eval" else probe.dependence(probe.spread(probe.content), mode)
-        value, (i, j) = _worst(D, torch.ones_like(D).triu(1).bool())
-        if value > (probe.tolerance if limit else 0.0):
+        return Finding(law, "not declared", _undeclared(probe))
+    for mode in MODES:
+        D = _matrix(probe, mode)
+        value, (i, j) = _ahead(D)
+        if value > _limit(probe):
             path = _blame_causality(probe, j, mode)
             cause = causality_cause(probe, path, D, mode)
             where = "" if mode == "eval" else " in training"
@@ -81,6 +81,38 @@ def causality(probe: Probe) -> Finding:
             law, "holds", f"outputs change by {probe.say(value)}; but they depend on no earlier input either"
         )
     return Finding(law, "holds", f"outputs change by {probe.say(value)} with any later input", violation=value)
+
+
+def _undeclared(probe: Probe) -> str:
+    """What a model does that declares no causality, where it gives an answer a token and so can be measured."""
+    unknown, T = "it may look ahead", probe.length
+    try:
+        for mode in MODES:
+            D = _matrix(probe, mode)
+            if D.shape != (T, T) or T < 2 or not bool(D.isfinite().all()):
+                return unknown
+            value, (i, j) = _ahead(D)
+            if value > _limit(probe):
+                where = "" if mode == "eval" else " in training"
+                said = f"it looks ahead: output {i} depends on token {j}{where}"
+                return f"{said}; pass causal=True (--causal) if it must not"
+    except Exception:  # Why it cannot be called the laws that are declared say.
+        return unknown
+    return "it does not look ahead" + ("" if float(probe.matrix.tril(-1).max()) > 0 else ", nor back")
+
+
+def _matrix(probe: Probe, mode: Mode) -> Tensor:
+    return probe.matrix if mode == "eval" else probe.dependence(probe.spread(probe.content), mode)
+
+
+def _ahead(D: Tensor) -> tuple[float, tuple[int, int]]:
+    """How much an output changes most with a later input, and which."""
+    return _worst(D, torch.ones_like(D).triu(1).bool())
+
+
+def _limit(probe: Probe) -> float:
+    """Up to what a difference is rounding: none at all for a dense model in float64."""
+    return probe.tolerance if probe.subject.declares.experts or probe.noise > 0 else 0.0
 
 
 def _blame_causality(probe: Probe, j: int, mode: Mode) -> str | None:
@@ -101,7 +133,7 @@ def reach(probe: Probe) -> Finding:
         )
     D, seen = probe.matrix, declared_matrix(probe)
     value, (i, j) = _worst(D, ~seen)
-    if value > (probe.tolerance if declares.experts or probe.noise > 0 else 0.0):
+    if value > _limit(probe):
         changed = probe.content.clone()
         changed[:, j] = probe.other(probe.content)[:, j]
         runs = traces(probe, [probe.call(probe.content), probe.call(changed)])
@@ -143,7 +175,7 @@ def graph_reach(probe: Probe) -> Finding:
     except WeftError as error:
         return Finding(law, "not declared", f"it refuses a graph: {error}")
     value, (i, j) = _worst(D, ~seen)
-    if value > (probe.tolerance if subject.declares.experts or probe.noise > 0 else 0.0):
+    if value > _limit(probe):
         changed = probe.content.clone()
         changed[:, j] = probe.other(probe.content)[:, j]
         calls = [Call(content, mask=Graph(A)) for content in (probe.content, changed)]
@@ -156,9 +188,8 @@ def graph_reach(probe: Probe) -> Finding:
 def batch_independence(probe: Probe) -> Finding:
     """A row's outputs do not depend on the rows beside it: equal shapes, so exactly equal."""
     law, rows = "batch independence", 3
-    modes: tuple[Mode, ...] = ("eval", "training")
     value = 0.0
-    for mode in modes:
+    for mode in MODES:
         together = probe.subject.content(rows, probe.length, probe.random)
         together[0] = probe.content[0]
         company = together.clone()
@@ -166,8 +197,7 @@ def batch_independence(probe: Probe) -> Finding:
         calls = [probe.call(together), probe.call(company)]
         a, b = (probe.run(call, mode) for call in calls)
         value = max(value, float(torch.nan_to_num((a[0] - b[0]).abs(), nan=float("inf")).max()))
-        limit = probe.tolerance if probe.subject.declares.experts or probe.noise > 0 else 0.0
-        if value > limit:
+        if value > _limit(probe):
             path = _blame(probe, calls, parted_in_row(rows, probe.tolerance), mode)
             where = "" if mode == "eval" else " in training"
             cause = "statistics over the batch" if mode == "training" else "a buffer or statistic shared between rows"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,6 +58,19 @@ class Report:
         """The laws that are declared and do not hold."""
         return tuple(finding for finding in self.findings if finding.verdict == "broken")
 
+    @property
+    def headline(self) -> str:
+        """All verdicts counted; where nothing could be tested it says so, and mostly why."""
+        count = Counter(finding.verdict for finding in self.findings)
+        hold = "holds" if count["holds"] == 1 else "hold"
+        others = ", ".join(f"{count[verdict]} {verdict}" for verdict in ("broken", "not declared", "not testable"))
+        said = f"{count['holds']} {hold}, {others}"
+        if count["holds"] or count["broken"]:
+            return said
+        reasons = Counter(finding.evidence for finding in self.findings if finding.verdict == "not testable")
+        why = f" ({reasons.most_common(1)[0][0]})" if reasons else ""
+        return f"{said}: nothing could be tested{why}"
+
     def __getitem__(self, law: str) -> Finding:
         for finding in self.findings:
             if finding.law == law:
@@ -85,9 +99,12 @@ class Report:
             "seconds": self.seconds,
         }
 
+    def __repr__(self) -> str:
+        return f"<Report of {self.model}: {self.headline}>"
+
     def __str__(self) -> str:
         width = max(len(f.law) for f in self.findings)
-        lines = [f"{self.model}: {len(self.broken)} broken of {len(self.findings)} laws"]
+        lines = [f"{self.model}: {self.headline}"]
         lines += [f"  assumed: {text}" for text in self.assumed]
         for f in self.findings:
             tail = "".join((f"; blame: {f.blame}" if f.blame else "", f"; likely cause: {f.cause}" if f.cause else ""))

@@ -13,8 +13,7 @@ COLOURS = {"holds": "good", "broken": "bad", "not declared": "dull", "not testab
 def write_page(report: Report, path: str | Path) -> Path:
     """Write the report as one self-contained HTML file."""
     page = Page(f"Laws of {report.model}")
-    verdict = f"{len(report.broken)} declared laws are broken." if report.broken else "No declared law is broken."
-    page.paragraph(verdict)
+    page.paragraph(f"{report.headline}.")
     for text in report.assumed:
         page.paragraph(f"Assumed: {text}.")
     if report.dependence is not None and report.declared is not None:

@@ -70,6 +70,11 @@ class Part(ABC):
     def tokens(self) -> int:
         """How many tokens one pass costs, about; images and series count patches."""
 
+    @property
+    def least(self) -> int:
+        """Tokens of the smallest batch there is, where all examples are as long."""
+        return 1
+
     def cut(self, length: int) -> Part:
         """The same for a model that takes at most `length` tokens."""
         return self
@@ -108,8 +113,9 @@ class Size:
 
     @property
     def heads(self) -> int:
-        """Heads of 32 numbers; wider models have wider ones."""
-        return max(1, self.width // (32 if self.width < 384 else 64))
+        """Heads of 32 numbers, wider models have wider ones; so many that they divide the width into even parts."""
+        most = max(1, self.width // (32 if self.width < 384 else 64))
+        return next((heads for heads in range(most, 1, -1) if self.width % (2 * heads) == 0), 1)
 
 
 # Widths, depths and contexts that a plan tries, small to large.
@@ -163,6 +169,13 @@ class Decoding:
     chat: bool = False
     batch: int = 64
 
+    def __post_init__(self) -> None:
+        self.sampling(0.0)  # which checks its own numbers
+        least = {"max_tokens": self.max_tokens, "beam": self.beam, "samples": self.samples, "batch": self.batch}
+        for name, number in least.items():
+            if number is not None and number < 1:
+                raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
+
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are chosen, `temperature` if none is asked for."""
         given = temperature if self.temperature is None else self.temperature
@@ -184,12 +197,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data that was read: the task that learned from it, its parts, and the best possible score if it is known."""
+    """Data that was read: the task that learned from it, its parts, and the best possible score if it is known.
+
+    `notes`: what users should know of how their data were taken.
+    """
 
     task: Task
     train: Part
     validation: Part
     best: Best | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Task(ABC):

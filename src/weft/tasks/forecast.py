@@ -25,6 +25,7 @@ from weft.data.tokenisers import Tokeniser
 from weft.foundation.numerics import widen
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
+from weft.models.positions import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
 from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, NoNormSpec
 from weft.parts.outputs import ForecastHead
@@ -120,10 +121,11 @@ class ForecastTask(Task):
             if options.split is not None:
                 raise DataError("data.split and data.validation both say what is held out: give one of them")
             task = cls._learn(series, options, (len(series.values),), seed, known)
-            return Prepared(task, task._cut(series.values, 0), task._whole(list(options.validation)))
+            held = task._whole(list(options.validation))
+            return Prepared(task, task._cut(series.values, 0), held, notes=_notes(series))
         borders = borders_of(len(series.values), options.horizon, options.split, options.held_out)
         task = cls._learn(series, options, borders, seed, known)
-        return Prepared(task, task._cut(series.values, 0), task._cut(series.values, 1))
+        return Prepared(task, task._cut(series.values, 0), task._cut(series.values, 1), notes=_notes(series))
 
     @classmethod
     def _learn(
@@ -204,6 +206,7 @@ class ForecastTask(Task):
             layers=size.layers,
             mixer=(ConvolutionSpec(kernel=kernel), *(AttentionSpec(heads=size.heads),) * (size.layers - 1)),
             feedforward=ClassicSpec(hidden=size.width),
+            positions=RotarySpec() if size.layers > 1 else NoPositionsSpec(),
             norm=NoNormSpec(),
             dropout=size.dropout,
             depth=DEPTH,
@@ -363,6 +366,11 @@ class ForecastTask(Task):
             f"+{step + 1} {point[step] * scale + mean:.4g} (was {truth[step] * scale + mean:.4g})" for step in shown
         ]
         return f"{self.known.columns[0]}: {', '.join(words)}"
+
+
+def _notes(series: Series) -> tuple[str, ...]:
+    names = ", ".join(series.left_out)
+    return (f"left out, because they hold no numbers: {names}",) if names else ()
 
 
 def _answer(module: nn.Module, history: Tensor) -> tuple[Tensor, Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+from weft.data.taught import Messages, Written
 from weft.data.texts import CHAT_TOKENS, ROLES
 from weft.data.tokenisers import Tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
-
-Messages = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,8 @@ class ChatTemplate:
 
     def render(self, messages: Messages, answering: bool = True) -> str:
         """The text of a chat; `answering` opens the turn of the assistant."""
-        import jinja2
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise jinja2.TemplateError(message)
-
-        room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        room.globals["raise_exception"] = refuse
-        room.globals["strftime_now"] = _now
         try:
-            return room.from_string(self.template).render(
+            text: str = _compiled(self.template).render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=answering,
                 tools=None,
@@ -65,6 +56,71 @@ class ChatTemplate:
             )
         except Exception as error:  # the template is a stranger's program
             raise WeftError(f"this model's chat template refuses these messages ({str(error)[:120]})") from None
+        return text
+
+    def written(self, messages: Messages) -> list[Written]:
+        """The chat as a text to learn from, and where the assistant speaks: all that follows what opens its turn.
+
+        Some templates write what came before otherwise when a chat goes on (they drop thoughts, say): then each
+        answer makes a text of its own, after what the model reads before it.
+        """
+        found: list[Written] = []
+        for place, message in enumerate(messages):
+            if message["role"] != ROLES[-1]:
+                continue
+            text = self.render(messages[: place + 1], answering=False)
+            answer = (self._opened(messages[:place], text), len(text))
+            if found and text.startswith(found[-1].text):
+                found[-1] = Written(text, (*found[-1].answers, answer))
+            else:
+                found.append(Written(text, (answer,)))
+        return found or [Written(self.render(messages, answering=False), ())]
+
+    def _opened(self, asked: Messages, text: str) -> int:
+        """Where the answer to what is asked begins in the text of both."""
+        opened = self.render(asked)
+        if text.startswith(opened):
+            return len(opened)
+        pairs = enumerate(zip(opened, text, strict=False))
+        first = next((place for place, (one, other) in pairs if one != other), min(len(opened), len(text)))
+        if first < len(self.render(asked, answering=False).rstrip()):
+            raise WeftError(
+                "this model's chat template writes a question otherwise once it is answered, so no answer can be "
+                "found in it: give the chats as texts"
+            )
+        return first
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    """The template as a program, with the names and tags that other libraries give it."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %} .. {% endgeneration %}` marks what the assistant says; it is written as it is."""
+
+        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+            line = next(parser.stream).lineno
+            return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    Generation.tags = {"generation"}
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    room.globals |= {"raise_exception": refuse, "strftime_now": _now}
+    room.filters["tojson"] = _as_json
+    return room.from_string(template)
+
+
+def _as_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as it is, where Jinja's own filter would escape signs of HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _now(pattern: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.weights import WeightKind, quantize_model
 from weft.models.build import build, read_spec
+from weft.models.estimates import estimate
 from weft.tasks.base import Answer, Decoding, Task
 from weft.tasks.registry import task_named
 
 JUDGED = 8192  # tokens a batch when a run is judged
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A trained model with all that is needed to use it."""
 
@@ -38,6 +39,10 @@ class Run:
         """The tokeniser, where the task has one."""
         return self.task.tokeniser
 
+    def __repr__(self) -> str:
+        spec = read_spec(self.spec.model)
+        return f"Run({self.task.name}, {spec.family}, {estimate(spec).parameters:,} parameters, {self.folder})"
+
     def predict(self, inputs: Any, **how: Any) -> Any:
         """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""
         one = isinstance(inputs, (str, Path))
@@ -46,6 +51,8 @@ class Run:
 
     def answer(self, inputs: Sequence[Any], **how: Any) -> list[Answer]:
         """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
+        if not isinstance(inputs, Iterable):
+            raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
         return self.task.predict(self.module, list(inputs), _decoding(how))
 
     def stream(self, given: Any, **how: Any) -> Iterator[str]:

@@ -55,6 +55,7 @@ from weft.tasks.losses import language_loss
 SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is too little text for longer ones
 ALPHABET = 512
 LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
+WINDOW = 512  # tokens a window when a model is trained on: those from elsewhere read more than memory holds
 PROMPT, GLIMPSE = 24, 60
 CONTINUATION, TOP, TEMPERATURE = 120, 8, 0.8
 
@@ -62,21 +63,28 @@ CONTINUATION, TOP, TEMPERATURE = 120, 8, 0.8
 class TextOptions(DataSpec):
     """`tokeniser`: auto, characters, bytes, words, bpe, or a file to load; `vocabulary` bounds words and bpe.
 
-    `isolate`: documents in one window do not see each other; by default where there are several.
+    `isolate`: documents in one window do not see each other; by default where there are several. `context`: tokens a
+    window in training, at most the model's length, which stays; without it that length, or 512 for a model that is
+    trained on if it is longer.
     """
 
     tokeniser: str = "auto"
     vocabulary: PositiveInt = 8192
     isolate: bool | None = None
+    context: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
 class TextPart(Part):
-    """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch."""
+    """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
+
+    `most`: what a window holds however long the model is.
+    """
 
     store: TokenStore
     context: int = 256
     isolate: bool = False
+    most: int | None = None
 
     def __len__(self) -> int:
         return max(1, -(-(len(self.store) - 1) // self.context))
@@ -88,6 +96,7 @@ class TextPart(Part):
 
     def cut(self, length: int) -> TextPart:
         """Windows of at most `length`; a short text is one window."""
+        length = length if self.most is None else min(length, self.most)
         return replace(self, context=max(1, min(length, len(self.store) - 1)))
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
@@ -96,6 +105,11 @@ class TextPart(Part):
         rows = max(1, size // self.context)
         found = [order[first : first + rows] for first in range(0, len(order), rows)]
         return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < rows else found
+
+    @property
+    def least(self) -> int:
+        """One window."""
+        return self.context
 
     def _whole(self) -> int:
         """Windows that are whole wherever the first begins."""
@@ -147,24 +161,27 @@ class TextTask(Task):
         cls, paths: Sequence[str], options: TextOptions, seed: int, cache: Path, known: TextTask | None = None
     ) -> Prepared:
         """Read texts, learn a tokeniser from the part that is not held out, and store tokens in mapped files."""
+        taught = None if known is None else known.habits
+        most = options.context or (None if known is None else WINDOW)
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             parts = (("train", found.train), ("validation", found.validation))
             files = [_written(cache, f"{found.name}-{seed}-{part}", text) for part, text in parts]
             task = cls._begin(options, files[:1], known)
-            train, validation = (task._part(token_store([file], task.tokeniser, cache)) for file in files)
+            stores = [token_store([file], task.tokeniser, cache, taught=taught) for file in files]
+            train, validation = (task._part(store, most) for store in stores)
             return Prepared(task, train, validation, found.best)
         task = cls._begin(options, paths, known)
-        store = token_store(paths, task.tokeniser, cache)
+        store = token_store(paths, task.tokeniser, cache, taught=taught)
         if options.validation:
-            held = token_store(options.validation, task.tokeniser, cache)
+            held = token_store(options.validation, task.tokeniser, cache, taught=taught)
         else:
             # A window needs a token and the one after it.
             store, held = store.split(max(options.held_out, min(0.5, 2 / max(1, len(store)))))
         for part, what in ((store, "to learn from"), (held, "held out")):
             if len(part) < 2:
                 raise DataError(f"only {len(part)} tokens {what}: give more text, or other --set data.validation files")
-        return Prepared(task, task._part(store), task._part(held))
+        return Prepared(task, task._part(store, most), task._part(held, most))
 
     @classmethod
     def _begin(cls, options: TextOptions, paths: Sequence[str | Path], known: TextTask | None) -> TextTask:
@@ -172,9 +189,9 @@ class TextTask(Task):
             return cls(options, known.tokeniser, known.habits)
         return cls(options, _tokeniser(options, paths))
 
-    def _part(self, store: TokenStore) -> TextPart:
+    def _part(self, store: TokenStore, most: int | None = None) -> TextPart:
         several = self.options.isolate if self.options.isolate is not None else store.documents > 1
-        return TextPart(store, isolate=several)
+        return TextPart(store, isolate=several, most=most)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TextTask:
@@ -193,7 +210,7 @@ class TextTask(Task):
         files: Sequence[str | Path] = paths
         if found is not None:
             files = [_written(cache, f"{found.name}-0-validation", found.validation)]
-        return self._part(token_store(files, self.tokeniser, cache))
+        return self._part(token_store(files, self.tokeniser, cache, taught=self.habits))
 
     def default_model(self, size: Size) -> DecoderSpec:
         """Rotary positions, norms on queries and keys, squared ReLU, zero-initialised output projections.
@@ -204,7 +221,7 @@ class TextTask(Task):
             preset("nano-gpt").replace(
                 width=size.width,
                 layers=size.layers,
-                length=size.context,
+                length=max(size.context, self.options.context or 0),
                 dropout=size.dropout,
                 norm=LayerNormSpec(bias=False),
                 **{"mixer.heads": size.heads, "mixer.query_key_norm": LayerNormSpec(bias=False)},
@@ -265,11 +282,12 @@ class TextTask(Task):
         if how.beam is not None and not how.temperature:
             beam = Beam(max(how.beam, how.samples), best=how.samples)
             best = beam_search(module, rows[:: how.samples], beam, max_tokens=most, stop=stop)
-            return [replace(one, text=text.read(one.tokens)) for found in best for one in found]
+            after = zip(rows, (one for found in best for one in found), strict=True)
+            return [replace(one, text=text.read(one.tokens, row)) for row, one in after]
         if how.guess and max(map(len, rows)) + most <= self._longest(module):
             pairs = zip(rows, seeds, strict=True)
             guessed = [speculate(module, r, None, sampling, max_tokens=most, stop=stop, seed=s) for r, s in pairs]
-            return [replace(one, text=text.read(one.tokens)) for one in guessed]
+            return [replace(one, text=text.read(one.tokens, row)) for row, one in zip(rows, guessed, strict=True)]
         return generate(
             module, rows, sampling, max_tokens=most, stop=stop, seeds=seeds, overflow=how.overflow, text=text
         )

@@ -22,13 +22,15 @@ class Shortening(Spec):
 class Plan(Spec):
     """Steps, not seconds, decide; seconds and memory are what was expected when the plan was made.
 
-    `before`: seconds that reading the data and measuring took; `step_seconds` include a share for judging.
+    `evaluate_tokens` of the `held_out` ones are judged on the way, all at the end. `before`: seconds that reading the
+    data and measuring took; `step_seconds` include a share for judging.
     """
 
     steps: PositiveInt
     batch: PositiveInt
     evaluate_every: PositiveInt
     evaluate_tokens: PositiveInt
+    held_out: NonNegativeInt = 0
     checkpoint_every: PositiveInt
     threads: PositiveInt
     parameters: NonNegativeInt

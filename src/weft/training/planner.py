@@ -91,7 +91,8 @@ class Planner:
 
     def by_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, Plan]:
         """So many steps of a given or a middling model; nothing is measured."""
-        size = next((s for s in self.task.sizes(self.train) if s.width >= 128), self.task.sizes(self.train)[-1])
+        sizes = self.task.sizes(self.train)
+        size = self._wished(next((s for s in sizes if s.width >= 128), sizes[-1]))
         asked = self._dressed(size, spec, 1.0)[1].batch
         batch = asked or (suitable_batch(steps * 1500.0) if spec is None else 2048)
         epochs = steps * batch / max(1, self.train.tokens)
@@ -101,11 +102,11 @@ class Planner:
 
     def by_minutes(self, spec: AnySpec | None, minutes: float, started: float) -> tuple[AnySpec, TrainingSpec, Plan]:
         """The best use of the time since `started`: sizes are weighed by the formula, the likeliest are measured."""
-        if minutes <= 0:
-            raise WeftError(f"{minutes:g} minutes: give a time above 0")
+        if not 0 < minutes < math.inf:
+            raise WeftError(f"{minutes:g} minutes: give a time above 0, such as 5")
         budget = self._left(minutes, started)
         deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING * 60 * minutes))
-        sizes = [None] if spec is not None else list(self.task.sizes(self.train))
+        sizes = [None] if spec is not None else list(dict.fromkeys(map(self._wished, self.task.sizes(self.train))))
         found: dict[Size | None, Choice] = {}
         place = 0 if len(sizes) == 1 else min(2, len(sizes) - 1)
         while True:
@@ -141,6 +142,11 @@ class Planner:
             minutes=minutes, before=before, seconds=before + seconds / SHARE, step_seconds=pace, tried=list(tried)
         )
         return chosen, options, plan
+
+    def _wished(self, size: Size) -> Size:
+        """The size with the user's width and layers, so that heads, groups and mixers follow them."""
+        given = {name: self.changes[name] for name in ("width", "layers") if name in self.changes}
+        return replace(size, **{name: value for name, value in given.items() if type(value) is int and value > 0})
 
     @staticmethod
     def _left(minutes: float, started: float) -> float:
@@ -190,8 +196,7 @@ class Planner:
         if options.lora is not None:
             adapt(module, options.lora, whole=whole_parts(self.task))
         module.train()
-        length = getattr(spec, "length", None)
-        part = self.train if length is None else self.train.cut(length)
+        part = self._cut(spec)
         batches = part.batches(batch, self.seed)
         before = torch.get_num_threads()
         counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
@@ -203,6 +208,10 @@ class Planner:
         finally:
             torch.set_num_threads(before)
         return min(paces, key=lambda pace: pace.seconds)
+
+    def _cut(self, spec: AnySpec) -> Part:
+        length = getattr(spec, "length", None)
+        return self.train if length is None else self.train.cut(length)
 
     def _time_with(
         self, module: nn.Module, part: Part, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
@@ -242,6 +251,7 @@ class Planner:
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> Plan:
         cost = estimate(spec)
+        batch = max(batch, self._cut(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / LOOKS))
         tokens = steps * batch
         # Forward costs a third of a step: all looks together take at most about a twentieth of the steps' time.
@@ -253,6 +263,7 @@ class Planner:
             batch=batch,
             evaluate_every=every,
             evaluate_tokens=options.evaluate_tokens or looked,
+            held_out=self.validation.tokens,
             checkpoint_every=options.checkpoint_every or every,
             threads=threads,
             parameters=cost.parameters,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from weft.training.options import TrainingSpec
 from weft.training.plan import Plan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
+from weft.training.resuming import expect_same
 from weft.training.weights import recompute_blocks
 
 MINUTES = 5.0
@@ -104,15 +106,33 @@ def carry_out(task: str, paths: Sequence[str], out: Path, order: Order, reporter
         raise WeftError("steps and minutes both say how long: give one of them")
     if order.steps is not None and order.steps < 1:
         raise WeftError(f"{order.steps} steps: give 1 or more")
+    if order.minutes is not None and not 0 < order.minutes < math.inf:
+        raise WeftError(f"{order.minutes:g} minutes: give a time above 0, such as 5")
     folder = RunFolder(out)
     if out.exists() and not out.is_dir():
         raise WeftError(f"{out} is a file: choose a folder for --out")
-    with folder.hold():
+    with _left_clean(out), folder.hold():
         if folder.exists and not order.resume:
             raise WeftError(f"{out} holds a run already: go on with --resume, or choose another --out")
         if order.resume and folder.exists:
             return _go_on(kind, folder, paths, order, reporter)
+        if order.resume:
+            reporter.noted(f"{out} holds no run to go on with: a new one begins")
         return _begin(kind, folder, paths, order, reporter, started)
+
+
+@contextlib.contextmanager
+def _left_clean(out: Path) -> Iterator[None]:
+    """A folder that was made only to be held goes again where no run was begun in it."""
+    made = not out.exists()
+    try:
+        yield
+    except BaseException:
+        lock = out / ".lock"
+        if made and out.is_dir() and list(out.iterdir()) == [lock]:
+            lock.unlink()
+            out.rmdir()
+        raise
 
 
 def _begin(
@@ -127,6 +147,8 @@ def _begin(
     reporter.began(f"reading {', '.join(paths)}")
     known = None if base is None else base.task
     prepared = kind.prepare(paths, options, order.seed, cache_folder(), known)
+    for note in prepared.notes:
+        reporter.noted(note)
     device = pick_device(order.device)
     reporter.began("measuring this machine" if order.steps is None else "planning")
     spec, training, plan = _plan(prepared, changes, order, base, device, started)
@@ -164,9 +186,9 @@ def _go_on(kind: type[Task], folder: RunFolder, paths: Sequence[str], order: Ord
         raise WeftError(f"{folder.path} was trained on {', '.join(spec.sources)}: resume it with the same data")
     if order.base is not None and order.base != spec.base:
         raise WeftError(f"{folder.path} went on from {spec.base or 'no other run'}: resume it without another --from")
-    given = [name for name, value in (("preset", order.preset != "auto"), ("set", bool(order.changes))) if value]
-    if given or (order.steps is not None and order.steps != folder.read_plan().get("steps")):
-        raise WeftError("a resumed run follows its own spec and plan: leave --preset, --set, --lora and --steps out")
+    lengths = {"steps": order.steps, "minutes": order.minutes, "seed": order.seed or None}
+    given = {name: value for name, value in lengths.items() if value is not None}
+    expect_same(folder, kind, order.preset, given, order.changes)
     reporter.began(f"reading {', '.join(paths)}")
     known = None if spec.base is None else task_of(folder, spec)
     prepared = kind.prepare(paths, kind.Options(**spec.data), spec.seed, cache_folder(), known)
@@ -232,7 +254,8 @@ def _train(
             reporter.noted(f"going on from step {snapshot.step:,}")
         elif training.guard:
             expect_lawful(module, 0)
-        reporter.planned(plan, describe(plan))
+        learning = None if training.lora is None else sum(weight.numel() for weight in loop.weights)
+        reporter.planned(plan, describe(plan, learning))
         if order.compiled:
             _compile(module, loop, reporter)
         loop.run()
@@ -278,11 +301,12 @@ def _compile(module: nn.Module, loop: Loop, reporter: Reporter) -> None:
     module.zero_grad(set_to_none=True)
 
 
-def describe(plan: Plan) -> str:
-    """The plan in one line."""
+def describe(plan: Plan, learning: int | None = None) -> str:
+    """The plan in one line; `learning`: how many numbers learn, where most weights stay."""
+    some = "" if learning is None else f" and adapters ({learning:,} numbers learn)"
     words = (
-        f"{plan.parameters:,} parameters, {plan.last:,} steps of {plan.batch:,} tokens ({plan.epochs:.1f} epochs), "
-        f"about {plan.memory / 2**20:,.0f} MiB"
+        f"{plan.parameters:,} parameters{some}, {plan.last:,} steps of {plan.batch:,} tokens "
+        f"({plan.epochs:.1f} epochs), about {plan.memory / 2**20:,.0f} MiB"
     )
     return words if plan.seconds is None else f"{words}, {plan.seconds / 60:.1f} min"
 
