@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from typer.testing import CliRunner
 
 import weft
 from weft.cli.main import app
@@ -238,3 +239,18 @@ def test_a_series_with_comments_is_forecast_without_them(tmp_path, monkeypatch):
     found = weft.train("forecast", path, tmp_path / "run", steps=1, set={"data.horizon": 3, **QUICK}, reporter=heard)
     assert heard.notes == ["left out, because they hold no numbers: comment"]
     assert set(found.predict(path)) == {"load", "temp"}
+
+
+def test_eval_reads_other_columns(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    rows = [(f"text {n}", "ab"[n % 2]) for n in range(24)]
+    (tmp_path / "train.csv").write_text("text,mood\n" + "".join(f"{t},{m}\n" for t, m in rows))
+    (tmp_path / "dev.csv").write_text("id,label,words\n" + "".join(f"{n},{m},{t}\n" for n, (t, m) in enumerate(rows)))
+    small = {"width": 8, "layers": 1, "training.guard": False, "data.columns": ["text", "mood"]}
+    weft.train("classification", tmp_path / "train.csv", tmp_path / "run", steps=1, set=small)
+    order = ["eval", str(tmp_path / "run"), str(tmp_path / "dev.csv"), "--json"]
+    assert CliRunner().invoke(app, order).exit_code == 2
+    found = CliRunner().invoke(app, [*order, "--set", "data.columns=words,label"])
+    assert found.exit_code == 0 and json.loads(found.stdout)["examples"] == 24
+    refused = CliRunner().invoke(app, [*order, "--set", "width=3"])
+    assert refused.exit_code == 2

@@ -28,6 +28,9 @@ def evaluate(
         str | None, typer.Option(help="With --shots: how each is written, such as 'Review: {text}\\nMood: {label}'.")
     ] = None,
     seed: Annotated[int, typer.Option(help="With --shots: which examples are drawn.")] = 0,
+    settings: Annotated[
+        list[str], typer.Option("--set", help="How data are read: data.columns=text,mood.", metavar="DATA.B=C")
+    ] = [],  # noqa: B006
     quantize: Quantize = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -40,13 +43,16 @@ def evaluate(
       weft eval runs/ende test.en test.de --json
       weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive
     """
+    from weft.cli.settings import read_changes
     from weft.cli.use import run_eval
 
-    more: dict[str, object] = {"labels": None if labels is None else labels.split(","), "examples": examples}
+    more: dict[str, object] = {"examples": examples}
+    more["labels"] = None if labels is None else [word.strip() for word in labels.split(",")]
     more |= {"prompt": None if prompt is None else prompt.replace("\\n", "\n"), "seed": seed}
     if shots is None and any(more.values()):
         raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
-    run_eval(run, data, {} if shots is None else {"shots": shots, **more}, device, quantize, as_json)
+    _, changes = read_changes(settings, None)
+    run_eval(run, data, {} if shots is None else {"shots": shots, **more}, changes, device, quantize, as_json)
 
 
 @app.command()
@@ -180,7 +186,7 @@ def export(
 
     \b
     Examples:
-      weft export runs/book --to huggingface --out book-hf
+      weft export runs/llama --to huggingface --out llama-hf
       weft export runs/smollm --to gguf --type q8_0 --out smollm-gguf
       weft export runs/book --to onnx --out book-onnx --json
     """

@@ -8,9 +8,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from rich.markup import escape
+
 from weft.cli.terminal import bars, console, print_json
 from weft.cli.train import print_metrics
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 from weft.tasks.base import SAMPLE, Answer
 from weft.tasks.run import Run, load
 
@@ -18,19 +21,29 @@ MOST = 8
 
 
 def run_eval(
-    run: Path, data: Sequence[str], shots: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
+    run: Path,
+    data: Sequence[str],
+    shots: dict[str, Any],
+    changes: Tree,
+    device: str | None,
+    quantize: str | None,
+    as_json: bool,
 ) -> None:
     """The task's metrics on held-out data; with `shots` the labels that a language model gives."""
+    other = next((name for name in changes if not name.startswith("data.")), None)
+    if other is not None:
+        raise WeftError(f"--set {other}: a run is judged as it is; only how data are read can be set: data.columns=a,b")
     opened = load(run, device, quantize)  # type: ignore[arg-type]
     known = _trained_on(opened, data)
     if known:
         sys.stderr.write(f"note: the run was trained on {', '.join(known)}: other data would tell more\n")
-    found = opened.evaluate(list(data), **shots)
+    options = {name.removeprefix("data."): value for name, value in changes.items()}
+    found = opened.evaluate(list(data), options=options, **shots)
     if as_json:
         print_json(found)
         return
     out = console()
-    out.print(f"[bold]{run}[/bold] on {', '.join(data)}")
+    out.print(f"[bold]{escape(str(run))}[/bold] on {escape(', '.join(data))}")
     print_metrics(out, found)
 
 
@@ -82,7 +95,8 @@ def _flows(task: str, given: list[str], how: dict[str, Any]) -> bool:
 
 def _stream(run: Run, given: str, how: dict[str, Any]) -> None:
     text = given
-    sys.stdout.write(given)
+    if not how.get("chat"):
+        sys.stdout.write(given)
     for piece in run.stream(given, **how):
         text += piece
         sys.stdout.write(piece)

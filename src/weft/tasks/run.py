@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,28 @@ class Run:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
         return self.task.stream(self.module, given, _decoding(how))
 
-    def evaluate(self, data: str | Path | Sequence[str | Path], shots: int | None = None, **how: Any) -> dict[str, Any]:
-        """The task's metrics on held-out data; with `shots`, how well a language model labels texts, see `few_shot`."""
+    def evaluate(
+        self,
+        data: str | Path | Sequence[str | Path],
+        shots: int | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **how: Any,
+    ) -> dict[str, Any]:
+        """The task's metrics on held-out data; with `shots`, how well a language model labels texts, see `few_shot`.
+
+        `options` say how these data are read where it is otherwise than in training: `{"columns": ["text", "mood"]}`.
+        """
         if shots is not None:
-            return self.few_shot(data, shots, **how)
+            return self.few_shot(data, shots, **{**how, **(options or {})})
         if how:
             raise WeftError(f"{', '.join(how)}: these go with shots")
         paths = [data] if isinstance(data, (str, Path)) else data
-        part = self.task.read([str(path) for path in paths], cache_folder())
+        task = self.task
+        if options:
+            task = copy(task)
+            task.options = type(task.options)(**{**task.options.to_tree(), **options})
+        part = task.read([str(path) for path in paths], cache_folder())
         length = getattr(self.module.spec, "length", None)
         # Models from elsewhere read so much at once that windows of that length would take all memory.
         return self.task.measure(self.module, part if length is None else part.cut(min(length, JUDGED)), JUDGED)
@@ -80,19 +95,22 @@ class Run:
         examples: str | Path | None = None,
         prompt: str | None = None,
         seed: int = 0,
+        columns: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Label texts by what follows a prompt of so many labelled examples; nothing is learned.
 
         `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else
-        the data itself, less what was drawn; `prompt` says how each is written: "Review: {text}\\nMood: {label}".
+        the data itself, less what was drawn; `prompt` says how each is written: "Review: {text}\\nMood: {label}";
+        `columns` are those of text and label.
         """
         from weft.tasks.shots import PATTERN, Question, draw_examples, judge_shots, name_labels
         from weft.tasks.text import TextTask
 
         if not isinstance(self.task, TextTask):
             raise WeftError(f"examples in a prompt are for runs of task text, and this one is of {self.task.name}")
-        rows = read_labelled([data] if isinstance(data, (str, Path)) else data, learn=False)
-        source = rows if examples is None else read_labelled([examples], learn=False)
+        chosen = columns.split(",") if isinstance(columns, str) else list(columns) or None
+        rows = read_labelled([data] if isinstance(data, (str, Path)) else data, chosen, learn=False)
+        source = rows if examples is None else read_labelled([examples], chosen, learn=False)
         drawn = draw_examples(source, shots, seed)
         shown, words = tuple(source[place] for place in drawn), name_labels([*source, *rows], labels)
         question = Question(shown, words, prompt or PATTERN)
