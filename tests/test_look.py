@@ -520,3 +520,11 @@ def test_labels_fit_the_maps():
     assert fitted((), 2) == ("0", "1") and fitted(("a", "b", "c"), 2) == ("a", "b")
     assert find_token(("It", "is", "it"), "it") == 2 and find_token(("It", "is"), "it") == 0
     assert find_token(("a", "b"), "1") == 1 and find_token(("1", "b"), "1") == 0
+
+
+def test_a_head_that_looks_at_the_token_before_is_chosen_last():
+    from weft.inspection.pictures import looks_elsewhere
+
+    before, far, sink = np.eye(5, dtype=np.float32)[[3, 1, 0]]
+    assert looks_elsewhere(far, 4) > looks_elsewhere(before, 4) > looks_elsewhere(sink, 4)
+    assert looks_elsewhere(before, None) == looks_elsewhere(far, None)

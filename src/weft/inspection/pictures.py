@@ -118,7 +118,7 @@ def attention_panel(
 
 def telling_head(panel: Attention, row: int) -> tuple[int, int]:
     """The layer and head in which this token looks most at one other token, as `looks_elsewhere` counts."""
-    best, found = (-1.0, -1.0), (panel.layers.chosen, panel.heads.chosen)
+    best, found = (-1.0, -1.0, -1.0), (panel.layers.chosen, panel.heads.chosen)
     for layer in range(len(panel.layers.options)):
         for head in range(len(panel.heads.options)):
             if panel.heads.options[head] == MEAN and len(panel.heads.options) > 1:
@@ -131,7 +131,7 @@ def telling_head(panel: Attention, row: int) -> tuple[int, int]:
 
 def telling_place(scene: Scene, kind: Kind, row: int, layers: Sequence[int] | None = None) -> tuple[int, int]:
     """The same without a panel: the number of a layer, and a head."""
-    best, found = (-1.0, -1.0), (scene.layers(kind)[-1], 0)
+    best, found = (-1.0, -1.0, -1.0), (scene.layers(kind)[-1], 0)
     for layer in layers or scene.layers(kind):
         for head, weights in enumerate(to_array(scene.attention(layer, kind, row))):
             most = looks_elsewhere(weights, row if kind in ("self", "encoder") else None)
@@ -140,17 +140,20 @@ def telling_place(scene: Scene, kind: Kind, row: int, layers: Sequence[int] | No
     return found
 
 
-def looks_elsewhere(weights: Array, row: int | None) -> tuple[float, float]:
-    """The largest weight [S] on a token that is neither itself (`row`) nor the first, and that on any but itself.
+def looks_elsewhere(weights: Array, row: int | None) -> tuple[float, float, float]:
+    """The largest weight [S] on a token that is neither itself (`row`), nor beside it, nor the first; then less strict.
 
-    The first token (often a start token) is where heads rest that look for nothing, attention sinks (Xiao et al. 2023):
-    it counts only where there is no other. Of another text, such as a source, every token counts.
+    The first token (often a start token) is where heads rest that look for nothing, attention sinks (Xiao et al. 2023),
+    and many heads look at the token before whatever it is: those beside count only where there is no other, the first
+    one last of all. Of another text, such as a source, every token counts.
     """
     if row is None:
-        return float(weights.max()), float(weights.max())
+        return (float(weights.max()),) * 3
     others = weights.copy()
     others[row : row + 1] = 0.0
-    return float(others[1:].max(initial=0.0)), float(others.max())
+    far = others.copy()
+    far[max(0, row - 1) : row + 2] = 0.0
+    return float(far[1:].max(initial=0.0)), float(others[1:].max(initial=0.0)), float(others.max())
 
 
 def find_token(tokens: Sequence[str], wanted: str) -> int:
