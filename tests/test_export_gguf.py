@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import weft
 from runs_on_disk import gpt2, llama, write_run
+from weft.checkpoints import exporting
 from weft.checkpoints.gguf_file import open_file
 from weft.cli.main import app
 from weft.data.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, SentencePiece
@@ -87,7 +88,8 @@ def export(tmp_path, spec, tokeniser, kind=None, facts=None):
 def test_read_back_it_is_the_same_model(name, tmp_path):
     tokeniser = train_tokeniser("bytes", [])
     run, made = export(tmp_path, SHAPES[name](tokeniser.vocabulary + 5), tokeniser)
-    assert made.parity is not None and made.parity < 1e-6 and made.path == tmp_path / "out" / "model.gguf"
+    # llama.cpp, where it is installed, looks GELU up in a table of half precision.
+    assert made.parity is not None and made.parity < 2e-3 and made.path == tmp_path / "out" / "model.gguf"
     assert made.architecture == ("gpt2" if name == "gpt2" else name if name.startswith("qwen") else "llama")
     back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False)
     kept, again = weft.load(run).module.state_dict(), back.module.state_dict()
@@ -248,3 +250,15 @@ def test_one_expert_is_read_alone(tmp_path):
     for number in range(5):
         one = file.read("blk.1.ffn_up_exps.weight", number)
         assert torch.equal(one, whole[number]) and one.untyped_storage().nbytes() == one.numel() * 4
+
+
+def test_answers_that_differ_are_refused(tmp_path, monkeypatch):
+    tokeniser = train_tokeniser("bytes", [])
+    other = torch.randn(24, tokeniser.vocabulary)
+    monkeypatch.setattr(exporting, "ask_llama_cpp", lambda path, tokens: other)
+    with pytest.raises(WeftError, match=r"llama\.cpp differ .* nothing was written"):
+        export(tmp_path, llama(tokeniser.vocabulary), tokeniser)
+    assert not (tmp_path / "out").exists()
+    write_run(tmp_path / "again", llama(tokeniser.vocabulary), tokeniser=tokeniser)
+    made = weft.export(tmp_path / "again", "gguf", tmp_path / "out", certificate=False)
+    assert made.parity is None and made.path.exists()

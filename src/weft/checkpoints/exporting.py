@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_tensors
-from weft.checkpoints.certificate import WITHIN, Certificate, certify, draw_inputs
+from weft.checkpoints.certificate import WHOLE, WITHIN, Certificate, certify, draw_inputs
 from weft.checkpoints.export_huggingface import write_huggingface
 from weft.checkpoints.foreign_checkpoint import ForeignCheckpoint
 from weft.checkpoints.fresh_folder import fresh_folder
@@ -20,11 +22,12 @@ from weft.checkpoints.outgoing import Outgoing
 from weft.data.files import DataError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
-from weft.models.build import build
+from weft.models.build import AnySpec, build
 
 Format = Literal["huggingface", "gguf", "onnx"]
 FORMATS: tuple[str, ...] = get_args(Format)
 GGUF_FILE = "model.gguf"
+WITHIN_LLAMA = 0.05  # of the largest logit: llama.cpp rounds activations too where weights are quantised
 
 
 @dataclass(frozen=True)
@@ -100,21 +103,40 @@ def _gguf(
     found = open_checkpoint(fresh / GGUF_FILE)
     if not certified:
         return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, why="it was not asked for")
-    compared = (*_compare(run, found), "the file itself, read back")
+    tokens = draw_inputs(run.model)["tokens"][:1]
+    back = {name: one.read(found.tensors) for name, one in found.matched.items()}
+    ours, read = (_logits(*model, tokens) for model in ((run.model, run.weights), (found.spec, back)))
+    theirs = ask_llama_cpp(fresh / GGUF_FILE, tokens[0]) if run.parameters <= WHOLE else None
+    largest = float(ours.abs().max())
+    if theirs is not None and (difference := float((theirs - read).abs().max())) > WITHIN_LLAMA * max(largest, 1e-6):
+        raise _differ("llama.cpp", difference, largest)
+    peer = "the file itself, read back" if theirs is None else "llama.cpp"
+    compared = (float(((read if theirs is None else theirs) - ours).abs().max()), largest, peer)
     return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, *compared)
 
 
-def _compare(run: Outgoing, found: ForeignCheckpoint) -> tuple[float, float]:
-    """(largest difference, largest) of logits of the run and of its file read back: only rounded weights differ."""
-    inputs = draw_inputs(run.model)
-    back = {name: one.read(found.tensors) for name, one in found.matched.items()}
-    logits: list[Tensor] = []
-    for spec, weights in ((run.model, run.weights), (found.spec, back)):
-        module = build(spec, device="meta")
-        module.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
-        with torch.inference_mode():
-            logits.append(module.eval()(*inputs.values()).logits)
-    return float((logits[0] - logits[1]).abs().max()), float(logits[0].abs().max())
+def _logits(spec: AnySpec, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
+    """[T, C] of one row of tokens, in float32."""
+    module = build(spec, device="meta")
+    module.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+    with torch.inference_mode():
+        return module.eval()(tokens).logits[0].clone()
+
+
+def ask_llama_cpp(path: Path, tokens: Tensor) -> Tensor | None:
+    """llama.cpp's logits [T, C] of a file, where it is installed (llama-cpp-python)."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return None
+    from llama_cpp import GGML_TYPE_F32, Llama
+
+    model = Llama(
+        str(path), n_ctx=len(tokens), logits_all=True, verbose=False, type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32
+    )
+    try:
+        model.eval(tokens.tolist())
+        return torch.from_numpy(model.scores[: len(tokens)].copy()).float()
+    finally:
+        model.close()
 
 
 def _onnx(
