@@ -425,12 +425,12 @@ def test_numbers_that_are_none_end_their_own_text_and_leave_the_slot_clean():
 
 def test_an_error_in_reading_text_concerns_that_text_only():
     class Broken(Text):
-        def stream(self):
+        def stream(self, before=()):
             raise ValueError("no such character")
 
     class Late(Text):
-        def stream(self):
-            one = super().stream()
+        def stream(self, before=()):
+            one = super().stream(before)
             one.feed = lambda *ids: 1 / 0
             return one
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, normalizers, pre_tokenizers
@@ -67,11 +67,19 @@ def prose(count, seed=7):
     text=st.text(st.sampled_from("ab\r\n é😀\ufeff\u2028"), min_size=1, max_size=23), size=st.sampled_from([1, 2, 3, 7])
 )
 def test_blocks_make_up_the_lines(text, size):
+    assume(text != "\ufeff")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_bytes(text.encode())
         lines = "\n".join(line for _, line in read_lines(path)) + "\n"
         assert "".join(read_blocks(path, size)) == lines
+
+
+@pytest.mark.parametrize("content", [b"", "\ufeff".encode(), "\ufeff".encode("utf-16-le")])
+def test_a_mark_of_byte_order_alone_is_nothing(put, content):
+    for read in (read_lines, read_blocks):
+        with pytest.raises(DataError, match=r"a\.txt is empty"):
+            list(read(put("a.txt", content)))
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

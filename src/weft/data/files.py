@@ -99,7 +99,7 @@ def read_blocks(path: Path, size: int = BLOCK) -> Iterator[str]:
             while block := file.read(size):
                 # A \r at the end waits for the next block: it is part of a line end only if \n follows.
                 text = held + decoder.decode(block)
-                last = text[-1:] or "\r"
+                last = text[-1:] or last
                 lines += text.count("\n")
                 kept = text.rstrip("\r")
                 held = text[len(kept) :]
