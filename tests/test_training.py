@@ -28,12 +28,13 @@ from weft.parts.combining import Everything
 from weft.tasks import losses
 from weft.tasks.base import LADDER, Batch, Loss, Part, spread
 from weft.tasks.losses import class_loss, language_loss
+from weft.tasks.registry import task_named
 from weft.training import train as room
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop
 from weft.training.options import TrainingSpec
 from weft.training.plan import Plan
-from weft.training.planner import expected_loss, suitable_batch
+from weft.training.planner import Pace, Planner, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
 from weft.training.weights import Average, recompute_blocks
 
@@ -397,3 +398,22 @@ def test_batches_to_judge_on_are_spread_evenly():
     batches = [[n] for n in range(20)]
     assert spread(batches, None, 100) == batches and spread(batches, 200, 100) == batches
     assert spread(batches, 20, 100) == [[0], [5], [10], [15]]
+
+
+def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
+    """Steps are timed with a batch that is a guess; those of the batch that is chosen then take another time."""
+    rate = 1500.0
+
+    def timed(planner, spec, options, batch):
+        tokens = batch - batch % 49  # whole pictures of 49 patches
+        return Pace(tokens / rate, tokens, 1)
+
+    monkeypatch.setattr(Planner, "_time_steps", timed)
+    kind = task_named("images")
+    prepared = kind.prepare(["sample:digits"], kind.Options(), 0, tmp_path)
+    for minutes in (0.5, 1.0, 2.2, 5.0):
+        planner = Planner(
+            prepared.task, prepared.train, prepared.validation, TrainingSpec(), {}, 0, torch.device("cpu")
+        )
+        _, _, plan = planner.by_minutes(weft.preset("nano-vit"), minutes, time.perf_counter())
+        assert plan.steps * plan.batch / rate == pytest.approx(0.88 * 60 * minutes, rel=0.1)

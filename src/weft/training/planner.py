@@ -51,6 +51,10 @@ class Pace:
         """Tokens a second."""
         return self.tokens / self.seconds
 
+    def scaled(self, times: float) -> Pace:
+        """Of a batch so many times as large: as many tokens a second."""
+        return Pace(self.seconds * times, max(1, round(self.tokens * times)), self.threads)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -179,11 +183,12 @@ class Planner:
         chosen, options = self._dressed(size or Size(), spec, 1.0)
         guess = max((choice.pace.rate for choice in found.values()), default=4000.0)
         batch = options.batch or suitable_batch(guess * budget)
-        pace = self._time_steps(chosen, options, batch)
+        pace, timed = self._time_steps(chosen, options, batch), batch
         if options.batch is None:
             batch = suitable_batch(pace.rate * budget)
-        if not 0.5 < batch / pace.tokens < 2:
-            pace = self._time_steps(chosen, options, batch)
+        if not 0.4 < batch / timed < 2.5:
+            pace, timed = self._time_steps(chosen, options, batch), batch
+        pace = pace.scaled(batch / timed)
         recipe: Recipe = self.task.recipe(size or Size(), 1.0)
         most = recipe.most_epochs * self.train.tokens / pace.tokens
         steps = max(1, int(min(budget / pace.seconds, max(most, 20))))
