@@ -41,7 +41,7 @@ def evaluate(
     Examples:
       weft eval runs/book other-book.txt
       weft eval runs/ende test.en test.de --json
-      weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive --prompt 'Review: {text}\nMood: {label}'
+      weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive --prompt 'Review: {text}\\nMood: {label}'
     """
     from weft.cli.settings import read_changes
     from weft.cli.use import run_eval
