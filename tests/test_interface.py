@@ -81,7 +81,12 @@ def test_rooms_load_lazily():
     assert out.stdout.strip() == "[]"
     with pytest.raises(AttributeError, match="nonsense"):
         weft.nonsense  # noqa: B018
-    assert "build" in dir(weft) and weft.parts.masks.Causal
+    assert "build" in dir(weft)
+    code = (
+        "import weft; weft.parts.masks.Causal; print(hasattr(weft.parts, 'nonsense'), hasattr(weft.parts, '__path__'))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "True"]
 
 
 def test_foundation_holds_no_torch_modules():

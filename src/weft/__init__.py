@@ -6,7 +6,9 @@ Rooms load when first used, so `import weft` costs next to nothing.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # On a busy machine threads that wait for each other shall sleep: spinning makes steps several times slower there. On a
@@ -72,8 +74,17 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _ROOMS:
-        return importlib.import_module(f"weft.{name}")
+        room = importlib.import_module(f"weft.{name}")
+        room.__dict__.setdefault("__getattr__", partial(_open, room.__name__))
+        return room
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+def _open(room: str, name: str) -> Any:
+    """A file of a room, loaded when it is first asked for: `weft.parts.masks`."""
+    if not name.startswith("_") and importlib.util.find_spec(f"{room}.{name}") is not None:
+        return importlib.import_module(f"{room}.{name}")
+    raise AttributeError(f"module {room!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
