@@ -88,8 +88,9 @@ def export(tmp_path, spec, tokeniser, kind=None, facts=None):
 def test_read_back_it_is_the_same_model(name, tmp_path):
     tokeniser = train_tokeniser("bytes", [])
     run, made = export(tmp_path, SHAPES[name](tokeniser.vocabulary + 5), tokeniser)
-    # llama.cpp, where it is installed, looks GELU up in a table of half precision.
-    assert made.parity is not None and made.parity < 2e-3 and made.path == tmp_path / "out" / "model.gguf"
+    # llama.cpp, where it is installed, looks GELU and SiLU up in tables of half precision.
+    bound = 2e-3 if made.peer == "llama.cpp" else 1e-6
+    assert made.parity is not None and made.parity < bound and made.path == tmp_path / "out" / "model.gguf"
     assert made.architecture == ("gpt2" if name == "gpt2" else name if name.startswith("qwen") else "llama")
     back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False)
     kept, again = weft.load(run).module.state_dict(), back.module.state_dict()

@@ -130,7 +130,7 @@ def demo(
     \b
     Examples:
       weft demo
-      weft demo --seconds 300 --out /tmp/demo
+      weft demo --seconds 300 --out runs/demo
       weft demo --json
     """
     from weft.cli.demo import run_demo
