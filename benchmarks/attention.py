@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from timing import MEGABYTE, Call, begin, exponent, extra_memory, fresh, interleave, limit, report, table
 from weft.parts.attention import SelfAttention
+from weft.parts.attention_context import Sight
 from weft.parts.masks import Causal, Window
-from weft.parts.sight import Sight
 
 WIDTH, HEADS, WINDOW = 256, 4, 256
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)

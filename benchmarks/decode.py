@@ -24,9 +24,9 @@ import torch
 
 import weft
 from timing import begin, interleave, limit, report, table
-from weft.inference.generate import generate
-from weft.inference.speculative import PromptLookup, speculate
-from weft.inference.weights import quantize_model
+from weft.inference.decoding.generate import generate
+from weft.inference.decoding.speculative import PromptLookup, speculate
+from weft.inference.fast.quantize import quantize_model
 from weft.models.presets import preset
 
 Writer = Callable[[], Any]
@@ -204,7 +204,7 @@ def curve() -> tuple[list[Any], list[Any]]:
     model = built(6, 384, 6, 256, length=4096)
     times: list[float] = []
     last = time.perf_counter()
-    from weft.inference.generate import stream
+    from weft.inference.decoding.generate import stream
 
     for _ in stream(model, [[5, 7]], max_tokens=4094):
         now = time.perf_counter()

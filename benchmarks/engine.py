@@ -23,8 +23,8 @@ import torch
 
 import weft
 from timing import Call, begin, interleave, limit, report, table
-from weft.inference.engine import Engine, Request
-from weft.inference.generate import generate
+from weft.inference.decoding.generate import generate
+from weft.inference.engine.engine import Engine, Request
 
 SLOTS = 16
 SIZES = {"small": (4, 128, 4), "medium": (6, 384, 6), "gpt2": (12, 768, 12)}

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from weft.checkpoints.families.llama import FAMILY
-from weft.checkpoints.foreign_checkpoint import shapes_of
-from weft.checkpoints.streaming import Slot, write_streamed
-from weft.data.tokenisers import train_tokeniser
+from weft.checkpoints.formats.foreign_checkpoint import shapes_of
+from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.data.tokenizers.tokenizer import train_tokeniser
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset
 

@@ -18,7 +18,7 @@ import torch
 
 import weft
 from timing import Call, begin, extra_memory, interleave, limit, report, table
-from weft.inference.generate import generate
+from weft.inference.decoding.generate import generate
 
 WRITTEN = 256
 

@@ -10,8 +10,8 @@ import transformers
 from torch import nn
 
 import peers
-from weft.data.tokenisers import Tokeniser, train_tokeniser
-from weft.data.vocabulary_files import from_wordpiece
+from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+from weft.data.tokenizers.vocabulary_files import from_wordpiece
 
 C, D, H, G, F, L = 277, 42, 6, 2, 37, 2
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "mat", "##s", "a", "dog", "."]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.figures.attention import Attention
-from weft.figures.bars import Bars
-from weft.figures.maps import gather
-from weft.figures.motion import Motion
-from weft.figures.overlays import Overlay, Tiles
-from weft.figures.pairs import Pair
-from weft.figures.panel import Axis, Panel
-from weft.figures.plots import Plot
-from weft.figures.series import Channels, Forecast
-from weft.figures.tables import Table
-from weft.figures.tokens import Tokens
-from weft.figures.unfolding import Step, Unfolding
+from weft.figures.panels.attention import Attention
+from weft.figures.panels.bars import Bars
+from weft.figures.panels.maps import gather
+from weft.figures.panels.motion import Motion
+from weft.figures.panels.overlays import Overlay, Tiles
+from weft.figures.panels.pairs import Pair
+from weft.figures.panels.panel import Axis, Panel
+from weft.figures.panels.plots import Plot
+from weft.figures.panels.series import Channels, Forecast
+from weft.figures.panels.tables import Table
+from weft.figures.panels.tokens import Tokens
+from weft.figures.panels.unfolding import Step, Unfolding
 
 L, H, T = 2, 3, 7
 TOKENS = ("the", "animal", "</script>", "🙂", "שלום", "it", "<b>&amp;")

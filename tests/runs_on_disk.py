@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.checkpoints.run_folder import RunFolder, RunSpec
-from weft.data.tokenisers import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokeniser
 from weft.models.build import AnySpec
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 import weft
 from weft.parts import kernels
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
+from weft.parts.attention_context import Sight
 from weft.parts.kernels import blocked, choose, explicit, fused, weigh
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm
-from weft.parts.places import Places
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
 from weft.parts.scores import Additive, Bilinear, ScaledDot
-from weft.parts.sight import Sight
+from weft.parts.token_positions import Places
 
 pytestmark = pytest.mark.usefixtures("double")
 CPU = torch.device("cpu")

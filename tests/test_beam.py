@@ -9,8 +9,8 @@ import torch
 
 import weft
 from test_inference import PLANS, STOP, same
-from weft.inference.beam import Beam, Hypotheses, Node, Open, beam_search
-from weft.inference.generate import generate
+from weft.inference.decoding.beam import Beam, Hypotheses, Node, Open, beam_search
+from weft.inference.decoding.generate import generate
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
 TINY = ["nano-gpt", "nano-rnn", "nano-seq2seq", "nano-gru-additive", "nano-gru-plain", "nano-image-text"]

@@ -14,7 +14,7 @@ from subjects import build
 from test_contract_models import CLOSE, gap
 from weft.models.encoder import EncoderSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
-from weft.models.teaching import IGNORED, teacher_forcing
+from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.parts.masks import Documents, Padding
 
 COMMON: dict[str, list[Any]] = {

@@ -11,11 +11,11 @@ from functools import cache
 import pytest
 import torch
 
-from weft.inference.beam import Beam, beam_search
-from weft.inference.generate import generate
-from weft.inference.sampling import GREEDY, Sampling
-from weft.inference.steppers import Plan
-from weft.inference.weights import quantize_model
+from weft.inference.decoding.beam import Beam, beam_search
+from weft.inference.decoding.generate import generate
+from weft.inference.decoding.sampling import GREEDY, Sampling
+from weft.inference.decoding.sessions import Plan
+from weft.inference.fast.quantize import quantize_model
 from writers import PROMPTS, WRITERS, full_logits, given, writer
 
 SAMPLED = Sampling(temperature=0.9, top_k=17, top_p=0.95)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft.figures.alignments import alignment_figure
 from weft.figures.canvas import legible, save_figure
-from weft.figures.curves import curve_figure, draw_curves, running_mean
-from weft.figures.forecasts import forecast_figure
+from weft.figures.charts.alignments import alignment_figure
+from weft.figures.charts.curves import curve_figure, draw_curves, running_mean
+from weft.figures.charts.forecasts import forecast_figure
 from weft.foundation.errors import WeftError
 
 LOSSES = [(10, 3.0), (20, 1.5), (30, 2.0), (40, float("nan")), (50, 1.75)]

@@ -12,14 +12,14 @@ import torch
 
 import weft
 from subjects import shrink
-from weft.data.tokenisers import train_tokeniser
-from weft.inference.engine import Cancelled, Engine, EngineStopped, QueueFull, Request
-from weft.inference.generate import generate, stream
-from weft.inference.sampling import GREEDY, Chooser, Sampling, choose, choose_each
-from weft.inference.steppers import Plan
-from weft.inference.text import Text
-from weft.inference.voices import encode
-from weft.inference.weights import quantize_model
+from weft.data.tokenizers.tokenizer import train_tokeniser
+from weft.inference.decoding.conditioning import encode
+from weft.inference.decoding.generate import generate, stream
+from weft.inference.decoding.sampling import GREEDY, Chooser, Sampling, choose, choose_each
+from weft.inference.decoding.sessions import Plan
+from weft.inference.decoding.text_stream import Text
+from weft.inference.engine.engine import Cancelled, Engine, EngineStopped, QueueFull, Request
+from weft.inference.fast.quantize import quantize_model
 from writers import PROMPTS, WRITERS, given, writer
 
 STOP = (2, 11, 23, 29, 37, 43)

@@ -14,9 +14,7 @@ from weft.foundation.errors import SpecError, WeftError
 from weft.models.build import build
 from weft.models.encoder import PerTokenSpec, WordsSpec
 from weft.models.estimates import estimate, unfused_attention_bytes
-from weft.models.positions import NoPositionsSpec, RelativeVectorsSpec
-from weft.models.products import Product, View, products
-from weft.models.specs import (
+from weft.models.part_specs import (
     AttentionSpec,
     ConvolutionSpec,
     ExpertsSpec,
@@ -28,6 +26,8 @@ from weft.models.specs import (
     NoNormSpec,
     RecurrenceSpec,
 )
+from weft.models.position_specs import NoPositionsSpec, RelativeVectorsSpec
+from weft.models.products import Product, View, products
 from weft.parts.attention import set_backend
 from weft.parts.state import KeyValueState, TensorState
 

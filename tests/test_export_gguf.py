@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import weft
 from runs_on_disk import gpt2, llama, write_run
-from weft.checkpoints import exporting
-from weft.checkpoints.gguf_file import open_file
+from weft.checkpoints.export import export as exporting
+from weft.checkpoints.formats.gguf_file import open_file
 from weft.cli.main import app
-from weft.data.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, SentencePiece
-from weft.data.texts import CHAT_TOKENS
-from weft.data.tokenisers import Tokeniser, train_tokeniser
-from weft.data.vocabulary_files import from_sentencepiece
+from weft.data.readers.texts import CHAT_TOKENS
+from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, SentencePiece
+from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+from weft.data.tokenizers.vocabulary_files import from_sentencepiece
 from weft.foundation.errors import WeftError
 
 TEXTS = ["the cat sat on the mat; it's 1984 and 12345.", "a dog ran after the cat, twice  over\nand over  again"] * 3

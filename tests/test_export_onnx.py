@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import weft
 from runs_on_disk import gpt2, llama, write_run
-from weft.checkpoints import exporting
+from weft.checkpoints.export import export as exporting
 from weft.cli.main import app
-from weft.data.tokenisers import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokeniser
 from weft.foundation.errors import WeftError
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -36,7 +36,7 @@ def exported(request, tmp_path_factory):
 
 
 def begin(made):
-    from weft.checkpoints.export_onnx import open_session
+    from weft.checkpoints.export.onnx import open_session
 
     return open_session(made.path / "model.onnx")
 
@@ -132,7 +132,7 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path, monkeypatch):
 
 
 def test_answers_that_differ_are_refused(tmp_path, monkeypatch):
-    from weft.checkpoints import export_onnx
+    from weft.checkpoints.export import onnx as export_onnx
 
     run = write_run(tmp_path / "run", gpt2(C), tokeniser=train_tokeniser("characters", ["abc"]))
     monkeypatch.setattr(export_onnx, "write_onnx", lambda run, out: ["model.onnx"])

@@ -7,9 +7,9 @@ import torch
 
 import weft
 from runs_on_disk import write_run
-from weft.checkpoints.export_onnx import module_of, open_session
-from weft.checkpoints.outgoing import open_run
-from weft.data.tokenisers import train_tokeniser
+from weft.checkpoints.export.export_source import open_run
+from weft.checkpoints.export.onnx import module_of, open_session
+from weft.data.tokenizers.tokenizer import train_tokeniser
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 C = 31

@@ -7,8 +7,8 @@ import torch
 
 import weft
 from runs_on_disk import write_run
-from weft.checkpoints.export_onnx import module_of, open_session
-from weft.checkpoints.outgoing import open_run
+from weft.checkpoints.export.export_source import open_run
+from weft.checkpoints.export.onnx import module_of, open_session
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 

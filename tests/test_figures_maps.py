@@ -9,10 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from weft.figures.attention import Attention
-from weft.figures.maps import BLOCK, Largest, Whole, fitting_heads, gather, shrink
-from weft.figures.packing import EXACT, pack, script_text, unpack
-from weft.figures.panel import Axis, expect_shape, visible_token
+from weft.figures.panels.attention import Attention
+from weft.figures.panels.maps import BLOCK, Largest, Whole, fitting_heads, gather, shrink
+from weft.figures.panels.panel import Axis, expect_shape, visible_token
+from weft.figures.web.packing import EXACT, pack, script_text, unpack
 from weft.foundation.errors import WeftError
 
 
@@ -66,8 +66,8 @@ def test_heads_alone_and_means_alone():
 
 
 def test_long_inputs_keep_the_largest_weights_of_each_row(monkeypatch):
-    monkeypatch.setattr("weft.figures.maps.WHOLE", 1000)
-    monkeypatch.setattr("weft.figures.maps.PARTS", 2 * 4 * (BLOCK + 13) * 11)
+    monkeypatch.setattr("weft.figures.panels.maps.WHOLE", 1000)
+    monkeypatch.setattr("weft.figures.panels.maps.PARTS", 2 * 4 * (BLOCK + 13) * 11)
     values = weights(2, 3, BLOCK + 13, BLOCK + 13)
     asked = []
 

@@ -11,12 +11,12 @@ import pytest
 
 from browser import Browser, find_browser
 from panels import TOKENS, attention, every_panel, shares
-from weft.figures.attention import Attention
-from weft.figures.interactive import POLICY, SCRIPTS
-from weft.figures.maps import Largest, Whole, gather
-from weft.figures.packing import unpack
-from weft.figures.panel import Axis
+from weft.figures.panels.attention import Attention
+from weft.figures.panels.maps import Largest, Whole, gather
+from weft.figures.panels.panel import Axis
 from weft.figures.picture import Picture
+from weft.figures.web.interactive import POLICY, SCRIPTS
+from weft.figures.web.packing import unpack
 
 PANELS = every_panel()
 NASTY = (
@@ -44,7 +44,7 @@ def test_no_outside_reference():
 def test_every_script_is_in_the_page_once():
     from importlib.resources import files
 
-    folder = files("weft.figures") / "browser"
+    folder = files("weft.figures.web") / "browser"
     assert sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".js")) == sorted(SCRIPTS)
 
 

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from panels import TOKENS, H, L, T, attention, every_panel, numbers, shares
-from weft.figures.grids import draw_grid
-from weft.figures.maps import MEAN
-from weft.figures.motion import Motion, flatten, nearest_bones
-from weft.figures.overlays import lit, tint
-from weft.figures.panel import Axis
+from weft.figures.charts.grids import draw_grid
+from weft.figures.panels.maps import MEAN
+from weft.figures.panels.motion import Motion, flatten, nearest_bones
+from weft.figures.panels.overlays import lit, tint
+from weft.figures.panels.panel import Axis
+from weft.figures.panels.unfolding import Step, as_text
 from weft.figures.picture import Picture
-from weft.figures.unfolding import Step, as_text
 from weft.foundation.errors import WeftError
 
 PANELS = every_panel()
@@ -52,8 +52,8 @@ def test_the_matrix_of_a_still_is_the_chosen_map():
 
 
 def test_small_maps_of_many_layers_hold_the_chosen_one_and_say_which_are_left_out():
-    from weft.figures.attention import MOST_SMALL, Attention
-    from weft.figures.maps import Whole
+    from weft.figures.panels.attention import MOST_SMALL, Attention
+    from weft.figures.panels.maps import Whole
 
     tokens = ("a", "b", "c")
 
@@ -96,8 +96,8 @@ def test_bars_and_their_mark():
 def test_long_texts_show_a_window_of_lines_and_numbered_ticks(tmp_path):
     tokens = tuple(f"t{number}" for number in range(131))
     values = shares(1, 1, 131, 131)
-    from weft.figures.attention import Attention
-    from weft.figures.maps import Whole
+    from weft.figures.panels.attention import Attention
+    from weft.figures.panels.maps import Whole
 
     panel = Attention("", tokens, tokens, Axis("layer", ("0",)), Axis("head", ("0",)), Whole(values), focus=100)
     figure = Picture("", (panel,)).figure()

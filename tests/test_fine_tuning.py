@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 import foreign_folders
 import weft
 from weft.checkpoints.run_folder import RunFolder
-from weft.data.tokenisers import load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import load_tokeniser, train_tokeniser
 from weft.foundation.errors import WeftError
-from weft.models.teaching import IGNORED
-from weft.tasks.frames import Frame
-from weft.tasks.tag_readings import PieceTags
+from weft.models.teacher_forcing import IGNORED
+from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.tag_encoders import PieceTags
 from weft.training.reporting import Reporter
 
 R = 3

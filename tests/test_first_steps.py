@@ -14,10 +14,10 @@ from weft.cli.settings import list_defaults
 from weft.data.samples import samples
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.presets import preset
-from weft.tasks.base import LADDER, Decoding, Size
 from weft.tasks.names import TASKS
-from weft.training.options import TrainingSpec
+from weft.tasks.task import LADDER, Decoding, Size
 from weft.training.reporting import Reporter
+from weft.training.training_spec import TrainingSpec
 
 TEXT = "she sells sea shells by the sea shore; the shells she sells are sea shells.\n" * 40
 SMALL = {

@@ -17,10 +17,10 @@ from weft.models.image_text import ImageTextSpec
 from weft.models.shrink import shrink
 from weft.models.vision import VisionSpec
 from weft.parts.attention import SelfAttention, set_backend
+from weft.parts.attention_context import Sight
 from weft.parts.embeddings import ConvolutionStem, PatchEmbedding, SegmentEmbedding
 from weft.parts.masks import Causal, Documents, Graph, Padding, Real, Window
-from weft.parts.places import Places
-from weft.parts.sight import Sight
+from weft.parts.token_positions import Places
 
 TOKENS = torch.randint(0, 31, (2, 10), generator=torch.Generator().manual_seed(0))
 CPU = torch.device("cpu")

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 import weft
 from foreign_folders import FOLDERS, LABELS, bart, bert, decoder, gpt2, roberta, t5, vision
 from weft.checkpoints.certificate import draw_inputs, widened
+from weft.checkpoints.convert import bring_in
 from weft.checkpoints.families import FAMILIES, describe
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.huggingface import open_folder
-from weft.checkpoints.importing import bring_in
+from weft.checkpoints.formats.huggingface import open_folder
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli.main import app
 
@@ -131,7 +131,7 @@ def test_what_maps_to_no_other_library_says_why():
 
 def test_a_wrong_table_shows_in_the_certificate(tmp_path, monkeypatch):
     """The comparison can fail: keys and values are mixed up, so nothing is imported."""
-    from weft.checkpoints.tables import Rows
+    from weft.checkpoints.families.weight_maps import Rows
 
     decoder(tmp_path / "folder", "Llama", num_key_value_heads=6)
     good = Rows.read
@@ -343,11 +343,11 @@ def test_a_chat_model_keeps_its_template(tmp_path, place, run):
     assert code == 0 and "hello" not in out
     plain = found.task.restore(found.task.options, {}, found.tokeniser)
     with pytest.raises(weft.WeftError, match="not taught to chat"):
-        plain.predict(found.module, ["hello"], weft.tasks.base.Decoding(chat=True))
+        plain.predict(found.module, ["hello"], weft.tasks.task.Decoding(chat=True))
 
 
 def test_hostile_templates_are_shut_in():
-    from weft.tasks.frames import ChatTemplate
+    from weft.tasks.support.prompt_format import ChatTemplate
 
     for text in ("{{ messages.__class__.__mro__ }}", "{% for x in range(10**9) %}{% endfor %}", "{{ nothing.at.all }}"):
         with pytest.raises(weft.WeftError, match="chat template refuses"):

@@ -15,12 +15,12 @@ import torch
 import weft
 from foreign_folders import decoder, gpt2, llama3
 from test_tokenisers import sentencepiece
-from weft.checkpoints.gguf import pair_up, part_pairs, to_gguf
-from weft.checkpoints.gguf_file import open_file
-from weft.checkpoints.gguf_vocabulary import read_gguf_vocabulary
-from weft.checkpoints.importing import bring_in, open_checkpoint
-from weft.data.tokenisers import load_tokeniser, train_tokeniser
-from weft.models.positions import Llama3ScalingSpec
+from weft.checkpoints.convert import bring_in, open_checkpoint
+from weft.checkpoints.formats.gguf import pair_up, part_pairs, to_gguf
+from weft.checkpoints.formats.gguf_file import open_file
+from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
+from weft.data.tokenizers.tokenizer import load_tokeniser, train_tokeniser
+from weft.models.position_specs import Llama3ScalingSpec
 
 SHARED = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared" / "data")) / "tokenizers"
 Kind = gguf.GGMLQuantizationType

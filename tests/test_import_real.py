@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import weft
-from weft.checkpoints.importing import bring_in
+from weft.checkpoints.convert import bring_in
 
 pytestmark = pytest.mark.real
 SENTENCES = [

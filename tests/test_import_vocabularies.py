@@ -9,10 +9,10 @@ import pytest
 import weft
 from foreign_folders import bart, decoder
 from test_tokenisers import sentencepiece
+from weft.checkpoints.convert import bring_in
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.importing import bring_in
-from weft.checkpoints.vocabulary import read_vocabulary
-from weft.data.tokenisers import load_tokeniser, train_tokeniser
+from weft.checkpoints.formats.vocabulary import read_vocabulary
+from weft.data.tokenizers.tokenizer import load_tokeniser, train_tokeniser
 
 UNIGRAM, BPE = 1, 2
 LLAMA = [("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3), ("▁a", -1, 1), ("▁", -2, 1), ("a", -3, 1), ("b", -4, 1)]

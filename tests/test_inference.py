@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import weft
-from weft.inference.generate import generate, next_distribution, stream
-from weft.inference.sampling import GREEDY, Sampling
-from weft.inference.steppers import Plan
+from weft.inference.decoding.generate import generate, next_distribution, stream
+from weft.inference.decoding.sampling import GREEDY, Sampling
+from weft.inference.decoding.sessions import Plan
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
 STOP = [2, 11, 23, 29, 37, 43]

@@ -9,11 +9,10 @@ from torch import nn
 import subjects
 import weft
 from weft.foundation.errors import WeftError
-from weft.inference.generate import generate
-from weft.inspection import taps
-from weft.inspection.effects import head_effects, logit_difference, patch_effects
-from weft.inspection.explain import explain, explain_vectors
-from weft.inspection.interventions import (
+from weft.inference.decoding.generate import generate
+from weft.inspection.analysis.explain import explain, explain_vectors
+from weft.inspection.interventions.effects import head_effects, logit_difference, patch_effects
+from weft.inspection.interventions.interventions import (
     Attention,
     FeedForward,
     Head,
@@ -28,12 +27,13 @@ from weft.inspection.interventions import (
     switched_off,
     zero,
 )
-from weft.inspection.watch import watch
+from weft.inspection.recording import function_overrides as taps
+from weft.inspection.recording.watch import watch
 from weft.parts.attention import SelfAttention
+from weft.parts.attention_context import Sight
 from weft.parts.masks import Causal
 from weft.parts.relative import Alibi
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot
-from weft.parts.sight import Sight
 
 TOKENS = torch.tensor([[3, 7, 11, 2, 5, 9, 8], [4, 1, 6, 10, 12, 2, 3]])
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import weft
-from weft.inspection import taps
-from weft.inspection.effects import head_effects, logit_difference
-from weft.inspection.lens import logit_lens, streams
-from weft.inspection.watch import watch
+from weft.inspection.analysis.lens import logit_lens, streams
+from weft.inspection.interventions.effects import head_effects, logit_difference
+from weft.inspection.recording import function_overrides as taps
+from weft.inspection.recording.watch import watch
 from weft.parts.scores import ScaledDot
 
 transformers = pytest.importorskip("transformers")

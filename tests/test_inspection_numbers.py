@@ -12,20 +12,20 @@ from torch import nn
 import subjects
 import weft
 from weft.foundation.errors import WeftError
-from weft.inference.generate import generate
-from weft.inspection import statistics as statistics_module
-from weft.inspection.alignment import align, aligning, alignment_error_rate, best_head, gold_of_tokens
-from weft.inspection.filters import patch_filters, position_similarity
-from weft.inspection.flow import flow, layered_flow
-from weft.inspection.lens import logit_lens, loss_by_position, next_tokens, residual_norms, streams
-from weft.inspection.reach import gradient_reach
-from weft.inspection.rollout import roll_out, rollout
-from weft.inspection.routing import routed
-from weft.inspection.statistics import initial_sharpness, sharpness, unit_sharpness
-from weft.inspection.watch import watch
+from weft.inference.decoding.generate import generate
+from weft.inspection.analysis import statistics as statistics_module
+from weft.inspection.analysis.alignment import align, aligning, alignment_error_rate, best_head, gold_of_tokens
+from weft.inspection.analysis.filters import patch_filters, position_similarity
+from weft.inspection.analysis.flow import flow, layered_flow
+from weft.inspection.analysis.lens import logit_lens, loss_by_position, next_tokens, residual_norms, streams
+from weft.inspection.analysis.reach import gradient_reach
+from weft.inspection.analysis.rollout import roll_out, rollout
+from weft.inspection.analysis.routing import routed
+from weft.inspection.analysis.statistics import initial_sharpness, sharpness, unit_sharpness
+from weft.inspection.recording.watch import watch
 from weft.parts.embeddings import PatchEmbedding
 from weft.parts.masks import Padding
-from weft.parts.places import Places
+from weft.parts.token_positions import Places
 
 TOKENS = torch.tensor([[3, 7, 11, 2, 5, 9, 8], [4, 1, 6, 10, 12, 2, 3]])
 

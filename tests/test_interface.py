@@ -16,22 +16,20 @@ import pytest
 import weft
 
 FROZEN = Path(__file__).parent / "frozen"
-ROOMS = (
-    *("foundation", "figures", "parts", "models", "foreign", "laws"),
-    *("data", "checkpoints", "inference", "tasks", "training"),
-)
+UNFROZEN = ("weft.cli", "weft.__main__")
 
 
 def public_names() -> dict[str, list[str]]:
     names = {"weft": sorted(weft.__all__)}
-    for room in ROOMS:
-        package = importlib.import_module(f"weft.{room}")
-        for info in pkgutil.iter_modules(package.__path__):
-            module = importlib.import_module(f"weft.{room}.{info.name}")
-            own = [
-                name for name, value in vars(module).items()
-                if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-            ]  # fmt: skip
+    for info in pkgutil.walk_packages(weft.__path__, "weft."):
+        if info.name.startswith(UNFROZEN):
+            continue
+        module = importlib.import_module(info.name)
+        own = [
+            name for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        ]  # fmt: skip
+        if own or not info.ispkg:
             names[module.__name__] = sorted(own)
     return names
 

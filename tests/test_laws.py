@@ -14,7 +14,7 @@ from torch import nn
 
 import faulty as f
 import weft
-from weft.foreign.recognise import subject_of
+from weft.foreign.recognize import subject_of
 from weft.foreign.subject import Subject, Unable, stir
 from weft.laws import LAWS, check
 from weft.laws.finding import Verdict

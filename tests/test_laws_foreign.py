@@ -30,7 +30,7 @@ from foreign_models import (
     torch_module,
     x_transformers,
 )
-from weft.foreign.recognise import subject_of
+from weft.foreign.recognize import subject_of
 from weft.foreign.subject import Call, Subject
 from weft.laws import Report, check
 

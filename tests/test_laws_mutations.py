@@ -12,11 +12,11 @@ import faulty as f
 import weft
 from weft.laws import BrokenLawError, check
 from weft.models.shrink import shrink
+from weft.parts.attention_context import Sight
 from weft.parts.convolution import Convolution
 from weft.parts.masks import Causal, Window
-from weft.parts.places import Places
 from weft.parts.recurrence import Recurrence
-from weft.parts.sight import Sight
+from weft.parts.token_positions import Places
 
 ATTENTION, MLP, NORM = "blocks.1.attention", "blocks.1.mlp", "blocks.1.norm1"
 

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 
 import weft
 from weft.parts.attention import SelfAttention, parameter_free_attention
+from weft.parts.attention_context import Sight
 from weft.parts.block import PostNorm, PreNorm
 from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, patchify
 from weft.parts.feedforward import FeedForward
 from weft.parts.kernels import explicit, weigh
 from weft.parts.masks import Causal
 from weft.parts.norms import LayerNorm
-from weft.parts.places import Places
 from weft.parts.relative import AttentionPosition
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, scaled_dot
-from weft.parts.sight import Sight
+from weft.parts.token_positions import Places
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -15,19 +15,19 @@ import torch
 import weft
 from weft.cli.main import app
 from weft.data import samples
-from weft.figures.attention import Attention
-from weft.figures.maps import Largest, Whole
-from weft.figures.overlays import Overlay
-from weft.figures.packing import unpack
-from weft.figures.pairs import Pair
-from weft.figures.panel import Axis
-from weft.figures.tables import Table
+from weft.figures.panels.attention import Attention
+from weft.figures.panels.maps import Largest, Whole
+from weft.figures.panels.overlays import Overlay
+from weft.figures.panels.pairs import Pair
+from weft.figures.panels.panel import Axis
+from weft.figures.panels.tables import Table
+from weft.figures.web.packing import unpack
 from weft.foundation.errors import WeftError
-from weft.inspection.look import look, picture_of, views_of
-from weft.inspection.pictures import Asked, closest_pair, find_token, telling_head, telling_place
-from weft.inspection.pictures_kinds import gold_links
-from weft.inspection.scenes import fitted, scene_of
-from weft.inspection.watch import watch
+from weft.inspection.pictures.flows import gold_links
+from weft.inspection.pictures.look import look, picture_of, views_of
+from weft.inspection.pictures.observations import fitted, scene_of
+from weft.inspection.pictures.panels import Asked, closest_pair, find_token, telling_head, telling_place
+from weft.inspection.recording.watch import watch
 from weft.models.build import build
 
 TINY = {"training.threads": 1, "training.guard": False, "training.batch": 64}
@@ -523,7 +523,7 @@ def test_labels_fit_the_maps():
 
 
 def test_a_head_that_looks_at_the_token_before_is_chosen_last():
-    from weft.inspection.pictures import looks_elsewhere
+    from weft.inspection.pictures.panels import looks_elsewhere
 
     before, far, sink = np.eye(5, dtype=np.float32)[[3, 1, 0]]
     assert looks_elsewhere(far, 4) > looks_elsewhere(before, 4) > looks_elsewhere(sink, 4)

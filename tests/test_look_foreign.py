@@ -8,11 +8,11 @@ from PIL import Image
 
 import foreign_folders
 import weft
-from weft.data.images import Fitting, read_image
-from weft.inspection.look import picture_of
-from weft.inspection.pictures import Asked, by_whom
-from weft.inspection.scenes import scene_of
-from weft.inspection.showing import seen_scene
+from weft.data.readers.images import Fitting, read_image
+from weft.inspection.pictures.look import picture_of
+from weft.inspection.pictures.observations import scene_of
+from weft.inspection.pictures.panels import Asked, by_whom
+from weft.inspection.pictures.show import seen_scene
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from weft.foundation.errors import WeftError
 from weft.parts.lora import AdaptedLinear, adapt, adapters, merge, merged, merged_state
 from weft.parts.quantized import quantize
 from weft.tasks.registry import task_named
-from weft.training.optimisers import build_optimisers
+from weft.training.optimizers import build_optimisers
 from weft.training.reporting import Reporter
 
 R, ALPHA = 3, 7.0

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
+from weft.parts.attention_context import Sight
 from weft.parts.masks import (
     Causal,
     Dilated,
@@ -19,8 +20,7 @@ from weft.parts.masks import (
     strided,
     visible_pairs,
 )
-from weft.parts.places import Places
-from weft.parts.sight import Sight
+from weft.parts.token_positions import Places
 
 CPU = torch.device("cpu")
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import weft
-from weft.inference.generate import generate
-from weft.inference.native import NativeStack, library
-from weft.inference.prepared import prepared
-from weft.inference.weights import quantize_model
-from weft.parts.lean import LeanStack
-from weft.parts.packed import product
+from weft.inference.decoding.generate import generate
+from weft.inference.fast.native import NativeStack, library
+from weft.inference.fast.optimized import prepared
+from weft.inference.fast.packed_weights import product
+from weft.inference.fast.quantize import quantize_model
+from weft.inference.fast.single_token import LeanStack
 from weft.parts.quantized import Int8Linear
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler on this machine")
@@ -91,7 +91,7 @@ def test_a_row_is_bit_for_bit_the_same_in_any_company_and_chunk(weights):
 
 @needs_compiler
 def test_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr("weft.inference.native.stack.ALONE", 0)
+    monkeypatch.setattr("weft.inference.fast.native.stack.ALONE", 0)
     twin, text = prepared(model_of()), tokens_of(2, 9)
     found = []
     before = torch.get_num_threads()
@@ -187,7 +187,7 @@ def test_a_packed_product_is_the_product():
 
 
 def test_without_a_compiler_there_is_none(tmp_path):
-    code = "from weft.inference.native import library; print(library())"
+    code = "from weft.inference.fast.native import library; print(library())"
     for setting in ({"WEFT_NATIVE": "0"}, {"PATH": "", "CC": ""}, {"PATH": "", "CC": "/bin/false"}):
         environment = {"HOME": str(tmp_path), "WEFT_CACHE": str(tmp_path), "PATH": "/usr/bin", **setting}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -9,19 +9,19 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from peers import cross_attention, load, norm, prefixed, randomise, self_attention, torch_block
 from weft.models.encoder_decoder import EncoderDecoderSpec
-from weft.models.positions import NoPositionsSpec
-from weft.models.specs import AttentionSpec, ClassicSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec
+from weft.models.position_specs import NoPositionsSpec
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
+from weft.parts.attention_context import Sight
 from weft.parts.block import PostNorm, PreNorm, Source
 from weft.parts.embeddings import PatchEmbedding
 from weft.parts.feedforward import FeedForward
 from weft.parts.kernels import BLOCK
 from weft.parts.masks import Causal, Dilated, Graph, Mask, Padding, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm
-from weft.parts.places import Places
 from weft.parts.recurrence import Recurrence, Recurrent, gru_step, lstm_step, rnn_step
 from weft.parts.relative import Alibi
-from weft.parts.sight import Sight
+from weft.parts.token_positions import Places
 
 B, T, S, H, K, F, M = 2, 5, 11, 3, 7, 29, 13  # M: the memory's width
 D = H * K

@@ -32,15 +32,7 @@ import weft
 from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
-from weft.models.positions import (
-    BucketedSpec,
-    LearnedSpec,
-    LinearScalingSpec,
-    Llama3ScalingSpec,
-    NTKScalingSpec,
-    RotarySpec,
-)
-from weft.models.specs import (
+from weft.models.part_specs import (
     AttentionSpec,
     ClassicSpec,
     ExpertsSpec,
@@ -49,6 +41,14 @@ from weft.models.specs import (
     LinearHeadSpec,
     RMSNormSpec,
     TiedHeadSpec,
+)
+from weft.models.position_specs import (
+    BucketedSpec,
+    LearnedSpec,
+    LinearScalingSpec,
+    Llama3ScalingSpec,
+    NTKScalingSpec,
+    RotarySpec,
 )
 from weft.models.vision import VisionSpec
 from weft.parts.attention import set_backend

@@ -14,6 +14,8 @@ import weft
 from weft.foundation.seeds import generator
 from weft.parts import linear_attention as linear
 from weft.parts.attention import ResidualLinear, SelfAttention
+from weft.parts.attention_context import Sight
+from weft.parts.auxiliary import Notes
 from weft.parts.block import PreNorm, stochastic_depth
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.embeddings import (
@@ -27,17 +29,15 @@ from weft.parts.embeddings import (
 )
 from weft.parts.experts import Experts, balance_loss, grouped_linear, route, z_loss
 from weft.parts.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, activation, gated_width
-from weft.parts.initialisation import FanIn, Normal, Scheme, Xavier, initialise
+from weft.parts.initialization import FanIn, Normal, Scheme, Xavier, initialise
 from weft.parts.masks import Everything
 from weft.parts.norms import LayerNorm, RMSNorm
-from weft.parts.notes import Notes
 from weft.parts.outputs import ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead, pool_tokens
-from weft.parts.places import Places
 from weft.parts.quantized import Int8Linear, quantize, quantize_rows
 from weft.parts.recurrence import Recurrent
-from weft.parts.sight import Sight
 from weft.parts.stack import Stack
 from weft.parts.state import TensorState
+from weft.parts.token_positions import Places
 
 pytestmark = pytest.mark.usefixtures("double")
 CPU = torch.device("cpu")

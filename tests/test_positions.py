@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import weft
-from weft.parts.grids import GridAxes, GridSinusoids, GridTable, resize_axis, resize_grid
-from weft.parts.places import Places, first_real, last_real, real_counts
+from weft.parts.grid_positions import GridAxes, GridSinusoids, GridTable, resize_axis, resize_grid
 from weft.parts.positions import LearnedPositions, SinusoidalPositions, sinusoids
 from weft.parts.relative import (
     NTK,
@@ -21,6 +20,7 @@ from weft.parts.relative import (
     rotate,
     t5_buckets,
 )
+from weft.parts.token_positions import Places, first_real, last_real, real_counts
 
 pytestmark = pytest.mark.usefixtures("double")
 CPU = torch.device("cpu")

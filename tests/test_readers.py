@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from weft.data import images as images_module
-from weft.data.captions import read_captions
-from weft.data.files import DataError, read_blocks, read_lines, read_table, read_text
-from weft.data.images import PixelFiles, read_image, read_images
-from weft.data.sequences import read_sequences
-from weft.data.series import read_series
-from weft.data.texts import read_labelled, read_pairs, read_tagged
+from weft.data.readers import images as images_module
+from weft.data.readers.captions import read_captions
+from weft.data.readers.files import DataError, read_blocks, read_lines, read_table, read_text
+from weft.data.readers.images import PixelFiles, read_image, read_images
+from weft.data.readers.sequences import read_sequences
+from weft.data.readers.series import read_series
+from weft.data.readers.texts import read_labelled, read_pairs, read_tagged
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

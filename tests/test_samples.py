@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.data.samples import BONES, JOINTS, RATE, Best, brownian_best, sample, samples, write_wavs
 from weft.data.samples.classification import BAD, GOOD, MINE
 from weft.data.samples.forecast import HORIZON, STEP

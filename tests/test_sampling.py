@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.inference.sampling import BLOCK, Draws, Sampling, choose, distribution, draw, penalise
+from weft.inference.decoding.sampling import BLOCK, Draws, Sampling, choose, distribution, draw, penalise
 
 P = torch.tensor([[0.1, 0.4, 0.05, 0.25, 0.2]], dtype=torch.float64)
 

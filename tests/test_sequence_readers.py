@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.files import DataError
-from weft.data.sequences import read_sequences
-from weft.data.sounds import log_mel, read_sound
+from weft.data.readers.files import DataError
+from weft.data.readers.sequences import read_sequences
+from weft.data.readers.sounds import log_mel, read_sound
 
 HEAD = "#note\n@problemName p\n@timeStamps false\n@univariate false\n@dimensions 2\n@classLabel true a b\n@data\n"
 

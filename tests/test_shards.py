@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, normalizers, pre_tokenizers
 
-from weft.data import encoding, pieces, shard_files
-from weft.data.encoding import bulk_encoder, joins_spaces
-from weft.data.files import DataError, read_blocks, read_lines
-from weft.data.pieces import Piece, cut_text, has_chats, letters_of, read_pieces, sample_texts
-from weft.data.shards import CHAT_TOKENS, TokenStore, token_store
-from weft.data.tokenisers import KINDS, STOP, Tokeniser, train_tokeniser
+from weft.data.readers.files import DataError, read_blocks, read_lines
+from weft.data.stores import store_files as shard_files
+from weft.data.stores import text_pieces as pieces
+from weft.data.stores.text_pieces import Piece, cut_text, has_chats, letters_of, read_pieces, sample_texts
+from weft.data.stores.token_store import CHAT_TOKENS, TokenStore, token_store
+from weft.data.tokenizers import encoding
+from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
+from weft.data.tokenizers.tokenizer import KINDS, STOP, Tokeniser, train_tokeniser
 
 SEED_TEXT = "The cat sat on the mat.\nIt's 1,234 o'clock — l'été déjà !\n\n  indented  twice\tand tabs é😀\n" * 3
 TOKENISERS = {kind: train_tokeniser(kind, [SEED_TEXT], 400, specials=CHAT_TOKENS) for kind in KINDS}
@@ -406,8 +408,8 @@ def start(code, *arguments):
 BUILD = """
     import sys
     from pathlib import Path
-    from weft.data.shards import token_store
-    from weft.data.tokenisers import train_tokeniser
+    from weft.data.stores.token_store import token_store
+    from weft.data.tokenizers.tokenizer import train_tokeniser
     steps = []
     store = token_store([sys.argv[1]], train_tokeniser("bytes", []), Path(sys.argv[2]), steps.append)
     print(bool(steps), store.folder, len(store))
@@ -415,8 +417,8 @@ BUILD = """
 HANG = """
     import sys, time
     from pathlib import Path
-    from weft.data.shards import token_store
-    from weft.data.tokenisers import train_tokeniser
+    from weft.data.stores.token_store import token_store
+    from weft.data.tokenizers.tokenizer import train_tokeniser
     def wait(done):
         print("begun", flush=True)
         time.sleep(600)
@@ -442,8 +444,8 @@ MEMORY = """
     import sys
     from pathlib import Path
     import numpy as np
-    from weft.data.shards import sample_texts, token_store
-    from weft.data.tokenisers import train_tokeniser
+    from weft.data.stores.token_store import sample_texts, token_store
+    from weft.data.tokenizers.tokenizer import train_tokeniser
 
     def peak():
         lines = Path("/proc/self/status").read_text().splitlines()

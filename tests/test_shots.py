@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 import weft
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.cli.main import app
-from weft.data.tokenisers import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokeniser
 from weft.foundation.errors import WeftError
-from weft.tasks import shots as room
-from weft.tasks.shots import Question, draw_examples, judge_shots, name_labels, score_labels
+from weft.tasks.support import few_shot as room
+from weft.tasks.support.few_shot import Question, draw_examples, judge_shots, name_labels, score_labels
 from weft.tasks.text import TextOptions, TextTask
 
 ROWS = [("good fun", "1"), ("so bad", "0"), ("a joy", "1"), ("dull, dull, dull", "0"), ("fine", "1"), ("awful", "0")]

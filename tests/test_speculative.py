@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import weft
-from weft.inference.generate import generate
-from weft.inference.sampling import Sampling
-from weft.inference.speculative import DraftModel, Guess, PromptLookup, speculate
+from weft.inference.decoding.generate import generate
+from weft.inference.decoding.sampling import Sampling
+from weft.inference.decoding.speculative import DraftModel, Guess, PromptLookup, speculate
 from weft.parts.state import RING_SLACK
 from writers import WRITERS, full_logits, given, tiny, writer
 

@@ -10,10 +10,10 @@ from weft.parts.attention import SelfAttention
 from weft.parts.block import PreNorm
 from weft.parts.masks import Causal, Documents, Padding, Window
 from weft.parts.norms import LayerNorm
-from weft.parts.places import Places
 from weft.parts.relative import Rotary
 from weft.parts.stack import Stack
 from weft.parts.state import FIRST_CAPACITY, RING_SLACK, Clock, Track
+from weft.parts.token_positions import Places
 
 pytestmark = pytest.mark.usefixtures("double")
 CPU = torch.device("cpu")

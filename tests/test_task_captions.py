@@ -8,14 +8,14 @@ import torch
 from PIL import Image
 
 import weft
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.models.presets import preset
-from weft.models.teaching import IGNORED
-from weft.tasks.base import Decoding, Size, mean_loss
+from weft.models.teacher_forcing import IGNORED
+from weft.runs.run import load
 from weft.tasks.captions import CaptionsOptions, CaptionsTask, hold_images_out, suitable_patch, suitable_stem
-from weft.tasks.pictures import Gallery, as_images, open_gallery
-from weft.tasks.run import load
+from weft.tasks.support.galleries import Gallery, as_images, open_gallery
+from weft.tasks.task import Decoding, Size, mean_loss
 
 COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 TINY = {"width": 32, "layers": 1, "mixer.heads": 2, "stem": (8,), "training.batch": 600, "training.guard": False}
@@ -105,7 +105,7 @@ def test_every_format(form, photos, tmp_path, cache):
 
 
 def test_each_image_is_decoded_once(photos, lines, monkeypatch):
-    from weft.data import images
+    from weft.data.readers import images
 
     read = []
     real = images.read_image

@@ -11,18 +11,18 @@ import torch
 
 import weft
 from weft.data import samples
-from weft.data.files import DataError
-from weft.data.graphs import parse_graph, read_graphs
-from weft.data.lexicon import Lexicon, shortened, split_words
+from weft.data.readers.files import DataError
+from weft.data.readers.graphs import parse_graph, read_graphs
+from weft.data.tokenizers.lexicon import Lexicon, shortened, split_words
 from weft.foundation.errors import WeftError
 from weft.models.presets import preset
-from weft.models.teaching import IGNORED
+from weft.models.teacher_forcing import IGNORED
 from weft.tasks import classification
-from weft.tasks.base import Size
 from weft.tasks.classification import ClassificationOptions, ClassificationTask
-from weft.tasks.graphs import NodeReading
-from weft.tasks.readings import READ_AT_ONCE, WordReading, learn_reading
-from weft.tasks.sentences import probabilities
+from weft.tasks.support.graph_nodes import NodeReading
+from weft.tasks.support.input_encoders import READ_AT_ONCE, WordReading, learn_reading
+from weft.tasks.support.sentences import probabilities
+from weft.tasks.task import Size
 from weft.training.reporting import Reporter
 from weft.training.train import Order, carry_out
 

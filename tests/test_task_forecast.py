@@ -14,15 +14,15 @@ from torch.distributions import StudentT
 
 import weft
 from weft.data import samples
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.presets import preset
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
-from weft.tasks.base import Decoding, Size, mean_loss
-from weft.tasks.baselines import naive_forecast
 from weft.tasks.forecast import ForecastOptions, ForecastTask, _half_band
-from weft.tasks.windows import LEAST_SPREAD, WindowPart, simple_errors, window_scale
+from weft.tasks.support.baselines import naive_forecast
+from weft.tasks.support.windows import LEAST_SPREAD, WindowPart, simple_errors, window_scale
+from weft.tasks.task import Decoding, Size, mean_loss
 from weft.training.reporting import Reporter
 from weft.training.train import Order, carry_out
 

@@ -14,15 +14,15 @@ import torch
 from PIL import Image
 
 import weft
-from weft.data import images as readers
 from weft.data import samples
-from weft.data.files import DataError
+from weft.data.readers import images as readers
+from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.models.presets import preset
-from weft.tasks.augment import change_images
-from weft.tasks.base import Size
 from weft.tasks.images import ImagesOptions, ImagesPart, ImagesTask, Scale, _stem
-from weft.tasks.labelled import hold_out, in_terms_of
+from weft.tasks.support.augmentation import change_images
+from weft.tasks.support.labels import hold_out, in_terms_of
+from weft.tasks.task import Size
 from weft.training.reporting import Reporter
 from weft.training.train import Order, carry_out
 

@@ -13,13 +13,21 @@ from hypothesis import strategies as st
 
 import weft
 from weft.data import samples
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.presets import preset
-from weft.tasks.augment import own_random, resample, shake, turn_joints, warp_time
-from weft.tasks.base import Size
 from weft.tasks.sequences import SequencesOptions, SequencesTask
-from weft.tasks.steps import Preparation, StepsPart, averaged, fill_gaps, middle, padded, step_changes
+from weft.tasks.support.augmentation import own_random, resample, shake, turn_joints, warp_time
+from weft.tasks.support.vector_sequences import (
+    Preparation,
+    StepsPart,
+    averaged,
+    fill_gaps,
+    middle,
+    padded,
+    step_changes,
+)
+from weft.tasks.task import Size
 from weft.training.reporting import Reporter
 from weft.training.train import Order, carry_out
 
@@ -138,7 +146,7 @@ def test_files_to_predict_need_no_labels(tmp_path, kind):
 
 
 def how():
-    from weft.tasks.base import Decoding
+    from weft.tasks.task import Decoding
 
     return Decoding(batch=5)
 

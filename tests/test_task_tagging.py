@@ -10,16 +10,16 @@ import torch
 
 import weft
 from weft.data import samples
-from weft.data.files import DataError
-from weft.data.lexicon import Lexicon, split_tokens
+from weft.data.readers.files import DataError
+from weft.data.tokenizers.lexicon import Lexicon, split_tokens
 from weft.foundation.errors import ShapeError, WeftError
 from weft.models.encoder import WordsSpec
 from weft.models.presets import preset
-from weft.models.teaching import IGNORED
-from weft.parts.words import WordEmbedding, convolve_characters
-from weft.tasks.base import Size
-from weft.tasks.sentences import probabilities
+from weft.models.teacher_forcing import IGNORED
+from weft.parts.word_embedding import WordEmbedding, convolve_characters
+from weft.tasks.support.sentences import probabilities
 from weft.tasks.tagging import TaggingOptions, TaggingTask
+from weft.tasks.task import Size
 from weft.training.reporting import Reporter
 from weft.training.train import Order, carry_out
 

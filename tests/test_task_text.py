@@ -13,8 +13,8 @@ import weft
 from weft.data.samples import sample
 from weft.foundation.errors import WeftError
 from weft.models.build import build
-from weft.models.teaching import IGNORED
-from weft.tasks.base import Decoding, mean_loss
+from weft.models.teacher_forcing import IGNORED
+from weft.tasks.task import Decoding, mean_loss
 from weft.tasks.text import TextOptions, TextTask
 
 TINY = {"width": 16, "layers": 1, "mixer.heads": 2, "length": 32, "training.batch": 256, "training.threads": 1}
@@ -59,7 +59,7 @@ def test_documents_do_not_see_each_other(tmp_path):
     found = prepared(tmp_path, "\n".join(map(json.dumps, rows)), "a.jsonl")
     part = found.train.cut(29)
     batch = part.batch([0])
-    model = build(found.task.default_model(weft.tasks.base.Size(16, 1, 29))).double()
+    model = build(found.task.default_model(weft.tasks.task.Size(16, 1, 29))).double()
     loss = found.task.loss(model, batch).total
     documents = batch.inputs["documents"][0]
     alone = 0.0
@@ -146,7 +146,7 @@ def test_what_cannot_be_done_is_said(tmp_path):
 
 def test_loss_over_a_part_is_the_mean_over_tokens_however_batched(tmp_path):
     found = prepared(tmp_path)
-    model = build(found.task.default_model(weft.tasks.base.Size(16, 1, 13))).double()
+    model = build(found.task.default_model(weft.tasks.task.Size(16, 1, 13))).double()
     part = found.validation.cut(13)
     values = [mean_loss(found.task, model, part, size) for size in (13, 61, 9999)]
     assert max(values) - min(values) < 1e-12

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import weft
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.foundation.errors import LengthError, WeftError
 from weft.models.presets import preset
-from weft.models.teaching import IGNORED
-from weft.tasks.base import Decoding, Size, mean_loss
-from weft.tasks.pairs import Ends, PairsPart, hold_out, learn_tokeniser
-from weft.tasks.run import load
+from weft.models.teacher_forcing import IGNORED
+from weft.runs.run import load
+from weft.tasks.support.pairs import Ends, PairsPart, hold_out, learn_tokeniser
+from weft.tasks.task import Decoding, Size, mean_loss
 from weft.tasks.translation import TranslationOptions, TranslationTask
 
 WORDS = ("red", "blue", "green", "small", "old", "cat", "dog", "bird", "house", "tree", "river", "sings", "runs")

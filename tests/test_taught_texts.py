@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import weft
-from weft.data.files import DataError
-from weft.data.shards import token_store
-from weft.data.tokenisers import train_tokeniser
+from weft.data.readers.files import DataError
+from weft.data.stores.token_store import token_store
+from weft.data.tokenizers.tokenizer import train_tokeniser
 from weft.foundation.errors import WeftError
-from weft.models.teaching import IGNORED
-from weft.tasks.frames import ChatTemplate, Habits
+from weft.models.teacher_forcing import IGNORED
+from weft.tasks.support.prompt_format import ChatTemplate, Habits
 from weft.tasks.text import TextOptions, TextTask
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -205,7 +205,7 @@ def test_a_fresh_model_has_windows_of_its_own_length_unless_told(tmp_path):
         run = weft.train("text", tmp_path / "b.txt", tmp_path / name, steps=1, set=changes)
         assert measured(run.folder)["context"] == context and run.module.spec.length == 601
     prepared = TextTask.prepare([str(tmp_path / "b.txt")], TextOptions(context=307), 0, tmp_path / "cache")
-    assert prepared.task.default_model(weft.tasks.base.Size(16, 1, 64)).length == 307
+    assert prepared.task.default_model(weft.tasks.task.Size(16, 1, 64)).length == 307
 
 
 def test_a_model_with_a_template_learns_from_chats(tmp_path, imported):

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.files import DataError, find_files, name_suffix, open_bytes, read_lines, read_table, read_text
-from weft.data.texts import Chat, expect_classes, read_documents, read_labelled, read_pairs, read_tagged
+from weft.data.readers.files import DataError, find_files, name_suffix, open_bytes, read_lines, read_table, read_text
+from weft.data.readers.texts import Chat, expect_classes, read_documents, read_labelled, read_pairs, read_tagged
 
 
 def refuses(sentence, call, *arguments, **named):

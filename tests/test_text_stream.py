@@ -9,10 +9,10 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models
 
 import weft
-from weft.data.tokenisers import Tokeniser, train_tokeniser
-from weft.inference.generate import generate, stream
-from weft.inference.sampling import Sampling
-from weft.inference.text import BROKEN, Text, TextStream
+from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+from weft.inference.decoding.generate import generate, stream
+from weft.inference.decoding.sampling import Sampling
+from weft.inference.decoding.text_stream import BROKEN, Text, TextStream
 from writers import PROMPTS, writer
 
 WORDS = "Grüße, 世界! naïve café 👩‍👩‍👧 → x²  two  spaces\n\nnew line"

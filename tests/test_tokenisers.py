@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.data.tokenisers import KINDS, Tokeniser, load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import KINDS, Tokeniser, load_tokeniser, train_tokeniser
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
 TEXT = "The cat sat on the mat. Don't stop!\n naïve 日本 🙂"
@@ -122,9 +122,9 @@ def test_golden_pairs(name, folder):
 
 def test_what_goes_on_after_a_text_keeps_its_space():
     """SentencePiece writes a space as a part of the word after it, and leaves out a text's first one."""
-    from weft.data.sentencepiece import BPE, NORMAL, UNKNOWN, SentencePiece
-    from weft.data.vocabulary_files import from_sentencepiece
-    from weft.inference.text import Text
+    from weft.data.tokenizers.sentencepiece import BPE, NORMAL, UNKNOWN, SentencePiece
+    from weft.data.tokenizers.vocabulary_files import from_sentencepiece
+    from weft.inference.decoding.text_stream import Text
 
     letters = [("<unk>", 0.0, UNKNOWN), *((sign, 0.0, NORMAL) for sign in "▁abc"), ("▁a", -1.0, NORMAL)]
     tokeniser = Tokeniser(from_sentencepiece(SentencePiece(letters, BPE, True)))

@@ -23,20 +23,20 @@ from weft.checkpoints.run_folder import RunFolder
 from weft.foundation.errors import WeftError
 from weft.models.build import build
 from weft.models.presets import preset
-from weft.models.teaching import IGNORED
-from weft.parts.combining import Everything
-from weft.tasks import losses
-from weft.tasks.base import LADDER, Batch, Loss, Part, spread
-from weft.tasks.losses import class_loss, language_loss
+from weft.models.teacher_forcing import IGNORED
+from weft.parts.mask_algebra import Everything
 from weft.tasks.registry import task_named
+from weft.tasks.support import losses
+from weft.tasks.support.losses import class_loss, language_loss
+from weft.tasks.task import LADDER, Batch, Loss, Part, spread
 from weft.training import train as room
+from weft.training.averaging import Average, recompute_blocks
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop
-from weft.training.options import TrainingSpec
 from weft.training.plan import Plan
 from weft.training.planner import Pace, Planner, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
-from weft.training.weights import Average, recompute_blocks
+from weft.training.training_spec import TrainingSpec
 
 TEXT = "the quick brown fox jumps over the lazy dog; the dog sleeps on.\n" * 60
 SMALL = {

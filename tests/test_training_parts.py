@@ -17,7 +17,7 @@ import torch
 import weft
 from weft.checkpoints import atomic
 from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
-from weft.training.optimisers import Muon, build_optimisers, orthogonalise, split_weights
+from weft.training.optimizers import Muon, build_optimisers, orthogonalise, split_weights
 from weft.training.schedules import Cosine, InverseRoot, Trapezoid
 
 
@@ -65,7 +65,7 @@ def test_orthogonalised_matrices_keep_their_directions_with_singular_values_near
 
 
 def test_no_bf16_where_it_is_slow(monkeypatch):
-    monkeypatch.setattr("weft.training.optimisers.bf16_is_fast", lambda device: False)
+    monkeypatch.setattr("weft.training.optimizers.bf16_is_fast", lambda device: False)
     seen = []
     original = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append(a.dtype) or original(a, b))

@@ -14,19 +14,19 @@ from torch.overrides import TorchFunctionMode
 import subjects
 import weft
 from weft.foundation.errors import WeftError
-from weft.inference.beam import Beam, beam_search
-from weft.inference.generate import generate
-from weft.inference.sampling import Sampling
-from weft.inference.speculative import DraftModel, speculate
-from weft.inference.steppers import Plan
-from weft.inspection import taps
-from weft.inspection.watch import watch
+from weft.inference.decoding.beam import Beam, beam_search
+from weft.inference.decoding.generate import generate
+from weft.inference.decoding.sampling import Sampling
+from weft.inference.decoding.sessions import Plan
+from weft.inference.decoding.speculative import DraftModel, speculate
+from weft.inspection.recording import function_overrides as taps
+from weft.inspection.recording.watch import watch
 from weft.parts import attention as attention_part
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
+from weft.parts.attention_context import Sight
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Window
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot
-from weft.parts.sight import Sight
 
 
 def model(name: str = "nano-gpt", **changes) -> nn.Module:
@@ -147,7 +147,7 @@ def test_every_mask_position_and_score(mask, position, score):
         assert (query.shape, keys.shape) == ((heads, T, 6), (heads, T, 6))
 
 
-def whole(module: nn.Module, tokens: list[int], **more) -> weft.inspection.watch.Seen:
+def whole(module: nn.Module, tokens: list[int], **more) -> weft.inspection.recording.watch.Seen:
     with watch(module) as seen:
         module(torch.tensor([tokens]), **more)
     return seen

@@ -21,28 +21,28 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from weft import figures, foreign, foundation, inspection, laws, models, parts
     from weft.foundation.errors import WeftError
-    from weft.inspection.compare import compare
-    from weft.inspection.watch import watch
+    from weft.inspection.comparison.compare import compare
+    from weft.inspection.recording.watch import watch
     from weft.models.build import build, read_spec
     from weft.models.presets import preset, presets
-    from weft.tasks.exporting import export
-    from weft.tasks.importing import import_checkpoint
-    from weft.tasks.run import Run, load
+    from weft.runs.export_run import export
+    from weft.runs.import_run import import_checkpoint
+    from weft.runs.run import Run, load
     from weft.training.train import train
 
 _HOMES = {
-    "Run": "weft.tasks.run",
+    "Run": "weft.runs.run",
     "WeftError": "weft.foundation.errors",
     "build": "weft.models.build",
-    "compare": "weft.inspection.compare",
-    "export": "weft.tasks.exporting",
-    "import_checkpoint": "weft.tasks.importing",
-    "load": "weft.tasks.run",
+    "compare": "weft.inspection.comparison.compare",
+    "export": "weft.runs.export_run",
+    "import_checkpoint": "weft.runs.import_run",
+    "load": "weft.runs.run",
     "preset": "weft.models.presets",
     "presets": "weft.models.presets",
     "read_spec": "weft.models.build",
     "train": "weft.training.train",
-    "watch": "weft.inspection.watch",
+    "watch": "weft.inspection.recording.watch",
 }
 _ROOMS = ("figures", "foreign", "foundation", "inspection", "laws", "models", "parts")
 
@@ -74,16 +74,17 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _ROOMS:
-        room = importlib.import_module(f"weft.{name}")
-        room.__dict__.setdefault("__getattr__", partial(_open, room.__name__))
-        return room
+        return _open("weft", name)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 
 def _open(room: str, name: str) -> Any:
-    """A file of a room, loaded when it is first asked for: `weft.parts.masks`."""
+    """A folder or file of a room, loaded when it is first asked for: `weft.parts.masks`."""
     if not name.startswith("_") and importlib.util.find_spec(f"{room}.{name}") is not None:
-        return importlib.import_module(f"{room}.{name}")
+        found = importlib.import_module(f"{room}.{name}")
+        if hasattr(found, "__path__"):
+            found.__dict__.setdefault("__getattr__", partial(_open, found.__name__))
+        return found
     raise AttributeError(f"module {room!r} has no attribute {name!r}")
 
 

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.checkpoints.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.huggingface import model_folder
+from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
+from weft.checkpoints.formats.huggingface import model_folder
 from weft.checkpoints.run_folder import RunFolder
 from weft.models.build import AnySpec, build
 from weft.models.encoder import EncoderSpec

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
-from weft.data.tokenisers import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokeniser
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
 

@@ -15,10 +15,10 @@ from weft.cli.reporter import TerminalReporter
 from weft.cli.terminal import bars, console, print_json
 from weft.cli.train import draw_training
 from weft.data.samples import sample
-from weft.figures.alignments import alignment_figure
 from weft.figures.canvas import save_figure
+from weft.figures.charts.alignments import alignment_figure
 from weft.foundation.errors import WeftError
-from weft.tasks.base import Answer
+from weft.tasks.task import Answer
 from weft.training.train import Order, Trained, carry_out
 
 TEXT, DATES, TRANSLATOR = "sample:stdlib", "sample:dates", "nano-gru-additive"

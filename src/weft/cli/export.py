@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from weft.checkpoints.exporting import Exported
+from weft.checkpoints.export.export import Exported
 from weft.cli.terminal import console, print_json, progress
-from weft.tasks.exporting import export
+from weft.runs.export_run import export
 
 DECODERS = ("ForCausalLM", "LMHeadModel")
 NEXT = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from weft.checkpoints.importing import Imported, bring_in
+from weft.checkpoints.convert import Imported, bring_in
 from weft.cli.terminal import console, print_json, progress
 
 EXAMPLES = {

@@ -19,7 +19,7 @@ from weft.laws.page import write_page
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.models.shrink import shrink
-from weft.tasks.run import load
+from weft.runs.run import load
 
 WHOLE = 20_000_000
 COLOURS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}

@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.markup import escape
 
 from weft.cli.terminal import console, in_bytes, print_json
+from weft.figures.panels.unfolding import Unfolding, as_text
 from weft.figures.picture import Picture
-from weft.figures.unfolding import Unfolding, as_text
 from weft.foundation.errors import WeftError
-from weft.inspection.look import picture_of, views_of
-from weft.inspection.pictures import Asked
-from weft.inspection.scenes import Scene, scene_of
-from weft.tasks.run import load
+from weft.inspection.pictures.look import picture_of, views_of
+from weft.inspection.pictures.observations import Scene, scene_of
+from weft.inspection.pictures.panels import Asked
+from weft.runs.run import load
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from weft.cli import runs
+from weft.cli import run_commands as runs
 from weft.cli.app import FAILED, INTERRUPTED, AsJson, app
 
 __all__ = ["app", "run", "runs"]

@@ -57,7 +57,7 @@ def list_defaults(task: str) -> str:
     """Every option of a task's data and of training, with its default, as lines of help."""
     from weft.data.samples import samples
     from weft.tasks.registry import task_named
-    from weft.training.options import TrainingSpec
+    from weft.training.training_spec import TrainingSpec
 
     kind = task_named(task)
     lines = []

@@ -13,7 +13,7 @@ from rich.markup import escape
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli.reporter import TensorBoardReporter, TerminalReporter
 from weft.cli.terminal import console, print_json
-from weft.figures.curves import draw_curves
+from weft.figures.charts.curves import draw_curves
 from weft.foundation.errors import WeftError
 from weft.training.reporting import Reporter
 from weft.training.train import Order, Trained, carry_out

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.figures.canvas import FORMATS, GREY, canvas_style, legible, save_figure
-from weft.figures.interactive import page_text
-from weft.figures.panel import WIDTH, Panel, Sheet
+from weft.figures.panels.panel import WIDTH, Panel, Sheet
+from weft.figures.web.interactive import page_text
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Picture:
 
     def plots(self) -> list[Any]:
         """The panels as plotly figures, for a notebook."""
-        from weft.figures.notebook import plot
+        from weft.figures.web.notebook import plot
 
         return [plot(panel) for panel in self.panels]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.models.positions import Nature
+from weft.models.position_specs import Nature
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 ROTARY = ("rope_parameters", "rope_theta", "rotary_dim", "rotary_pct")

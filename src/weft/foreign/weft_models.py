@@ -18,8 +18,8 @@ from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
 from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
+from weft.parts.attention_context import Sight
 from weft.parts.masks import Documents, Mask, Real
-from weft.parts.sight import Sight
 
 KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
 

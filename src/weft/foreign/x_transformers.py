@@ -12,7 +12,7 @@ from weft.foreign.exact import Exact
 from weft.foreign.plain import first_tensor, per_token
 from weft.foreign.subject import Call, Subject, Unable
 from weft.models.output import Declaration
-from weft.models.positions import Nature
+from weft.models.position_specs import Nature
 
 
 class XTransformersSubject(Subject):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.foreign.recognise import subject_of
+from weft.foreign.recognize import subject_of
 from weft.foreign.subject import Subject, Unable
 from weft.foundation.errors import WeftError
 from weft.laws import dependence, sameness, sanity

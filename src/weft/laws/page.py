@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.figures.page import Page, svg_matrix
+from weft.figures.web.page import Page, svg_matrix
 from weft.laws.finding import Report
 
 COLOURS = {"holds": "good", "broken": "bad", "not declared": "dull", "not testable": "dull"}

@@ -20,7 +20,7 @@ from weft.models.presets import preset
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.models.series import SeriesSpec
 from weft.models.vision import VisionSpec
-from weft.parts.initialisation import initialise
+from weft.parts.initialization import initialise
 
 AnySpec = (
     DecoderSpec | EncoderSpec | EncoderDecoderSpec | VisionSpec | ImageTextSpec | SeriesSpec | RecurrentSeq2SeqSpec

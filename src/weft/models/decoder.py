@@ -13,11 +13,11 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from weft.models.output import Declaration, Output
-from weft.models.specs import HeadSpec, TiedHeadSpec
-from weft.models.stacks import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.models.part_specs import HeadSpec, TiedHeadSpec
+from weft.models.stack_spec import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.parts.auxiliary import Notes
 from weft.parts.embeddings import SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask
-from weft.parts.notes import Notes
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.stack import Stack
 from weft.parts.state import State

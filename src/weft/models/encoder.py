@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.spec import Spec
 from weft.models.output import Declaration, Output
-from weft.models.specs import ActivationName
-from weft.models.stacks import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.models.part_specs import ActivationName
+from weft.models.stack_spec import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.parts.auxiliary import Notes
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
 from weft.parts.masks import Graph, Mask, Prefix
-from weft.parts.notes import Notes
 from weft.parts.outputs import Pool, PooledHead, TokenHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
-from weft.parts.words import WordEmbedding
+from weft.parts.word_embedding import WordEmbedding
 
 
 class TokensSpec(Spec):

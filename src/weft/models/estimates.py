@@ -28,7 +28,7 @@ from weft.models.part_tree import Part, active_parameters, parameters_by_role, p
 from weft.models.products import Product, Products, View, position_products, products, score_products
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
-from weft.models.stacks import BodySpec
+from weft.models.stack_spec import BodySpec
 from weft.models.vision import VisionSpec, VisionTransformer
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block import Block

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.models.output import Declaration, Output
-from weft.models.specs import AttentionSpec, HeadSpec, TiedHeadSpec
-from weft.models.stacks import BodySpec, arrange_call, as_mask, expect_tokens
+from weft.models.part_specs import AttentionSpec, HeadSpec, TiedHeadSpec
+from weft.models.stack_spec import BodySpec, arrange_call, as_mask, expect_tokens
 from weft.models.vision import build_patches, patch_side
+from weft.parts.auxiliary import Notes
 from weft.parts.embeddings import PatchEmbedding, SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask, Prefix
-from weft.parts.notes import Notes
 from weft.parts.outputs import LanguageHead, TiedHead
-from weft.parts.places import Places
 from weft.parts.stack import Stack
 from weft.parts.state import Clock, State
+from weft.parts.token_positions import Places
 
 
 class ImageTextSpec(BodySpec):

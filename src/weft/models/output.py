@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from weft.foundation.lazy import lazy
-from weft.models.positions import Nature
-from weft.parts.places import Places
+from weft.models.position_specs import Nature
 from weft.parts.state import State
+from weft.parts.token_positions import Places
 
 
 @dataclass

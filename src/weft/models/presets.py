@@ -11,18 +11,7 @@ from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, VectorsSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.image_text import ImageTextSpec
-from weft.models.positions import (
-    BucketedSpec,
-    GridTableSpec,
-    LearnedSpec,
-    Llama3ScalingSpec,
-    NoPositionsSpec,
-    RotarySpec,
-    SinusoidalSpec,
-)
-from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
-from weft.models.series import SeriesSpec
-from weft.models.specs import (
+from weft.models.part_specs import (
     AttentionSpec,
     ClassicSpec,
     ConvolutionSpec,
@@ -35,6 +24,17 @@ from weft.models.specs import (
     RMSNormSpec,
     TiedHeadSpec,
 )
+from weft.models.position_specs import (
+    BucketedSpec,
+    GridTableSpec,
+    LearnedSpec,
+    Llama3ScalingSpec,
+    NoPositionsSpec,
+    RotarySpec,
+    SinusoidalSpec,
+)
+from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
+from weft.models.series import SeriesSpec
 from weft.models.vision import VisionSpec
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from weft.parts.outputs import DistilledHead, ForecastHead, LanguageHead, Pooled
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition, RelativeVectors
 from weft.parts.scores import Additive, Bilinear, Concatenated, Score
-from weft.parts.words import WordEmbedding
+from weft.parts.word_embedding import WordEmbedding
 
 
 @dataclass(frozen=True)

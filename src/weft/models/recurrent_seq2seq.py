@@ -20,16 +20,16 @@ from torch import Tensor, nn
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import VersionedSpec
 from weft.models.output import Declaration, Memory, Output
-from weft.models.specs import InitialisationSpec, Share, build_score
-from weft.models.stacks import arrange_call, as_mask, expect_tokens
+from weft.models.part_specs import InitialisationSpec, Share, build_score
+from weft.models.stack_spec import arrange_call, as_mask, expect_tokens
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.kernels import weigh
 from weft.parts.masks import Mask
 from weft.parts.outputs import LanguageHead
-from weft.parts.places import Places
 from weft.parts.recurrence import Hidden, Recurrent
 from weft.parts.scores import Score
 from weft.parts.state import Clock, State, TensorState
+from weft.parts.token_positions import Places
 
 
 class RecurrentSeq2SeqSpec(VersionedSpec):

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.models.output import Declaration, Output
-from weft.models.stacks import BodySpec, arrange_call, as_mask, seen_by
+from weft.models.stack_spec import BodySpec, arrange_call, as_mask, seen_by
+from weft.parts.auxiliary import Notes
 from weft.parts.embeddings import SequenceInput, VectorEmbedding
 from weft.parts.masks import Mask
-from weft.parts.notes import Notes
 from weft.parts.outputs import DistributionName, ForecastHead
 from weft.parts.stack import Stack
 from weft.parts.state import State

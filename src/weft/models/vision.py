@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.models.output import Declaration, Output
-from weft.models.positions import GridSpec, GridTableSpec, NoPositionsSpec, PositionSpec
-from weft.models.specs import ActivationName
-from weft.models.stacks import BodySpec, as_mask, seen_by
+from weft.models.part_specs import ActivationName
+from weft.models.position_specs import GridSpec, GridTableSpec, NoPositionsSpec, PositionSpec
+from weft.models.stack_spec import BodySpec, as_mask, seen_by
+from weft.parts.auxiliary import Notes
 from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding, Registers
 from weft.parts.masks import Mask
-from weft.parts.notes import Notes
 from weft.parts.outputs import DistilledHead, PooledHead
-from weft.parts.places import Places
 from weft.parts.stack import Stack
 from weft.parts.state import State
+from weft.parts.token_positions import Places
 
 
 def patch_side(image: int, stem: tuple[int, ...], patch: int) -> int:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.parts.attention import CrossAttention
+from weft.parts.attention_context import Sight
+from weft.parts.auxiliary import Notes
 from weft.parts.norms import Norm
-from weft.parts.notes import Notes
-from weft.parts.sight import Sight
 from weft.parts.state import LayerState, TensorState
 
 

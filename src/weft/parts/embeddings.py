@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.parts.norms import Norm
-from weft.parts.places import Places
-from weft.parts.weights import drawn
+from weft.parts.parameters import drawn
+from weft.parts.token_positions import Places
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
+from weft.parts.auxiliary import Notes
 from weft.parts.feedforward import activation
-from weft.parts.notes import Notes
-from weft.parts.weights import drawn
+from weft.parts.parameters import drawn
 
 
 def route(logits: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor]:

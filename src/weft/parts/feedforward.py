@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.parts.attention import ResidualLinear
-from weft.parts.notes import Notes
+from weft.parts.auxiliary import Notes
 
 Activation = Callable[[Tensor], Tensor]
 

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
+from weft.parts.attention_context import Extent, Sight
 from weft.parts.scores import Score
-from weft.parts.sight import Extent, Sight
 
 Backend = Literal["auto", "explicit", "fused", "blocked"]
 BLOCK = 128

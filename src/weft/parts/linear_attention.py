@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.foundation.shapes import expect_width
 from weft.parts.attention import ResidualLinear
-from weft.parts.places import Places
+from weft.parts.attention_context import Sight
 from weft.parts.segments import Segments, continues, last_document
-from weft.parts.sight import Sight
 from weft.parts.state import TensorState
+from weft.parts.token_positions import Places
 
 FeatureName = Literal["identity", "elu", "relu"]
 Sums = tuple[Tensor, Tensor]

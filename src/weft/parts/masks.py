@@ -1,7 +1,7 @@
 """Masks: who may look at whom. Boolean, True = may look; pure functions of positions and documents.
 
 M_ij says whether query i may look at key j before the softmax (the lectures write -inf where it may not). Masks
-compose with `&`, `|`, `~` (see `weft.parts.combining`) and print as a picture.
+compose with `&`, `|`, `~` (see `weft.parts.mask_algebra`) and print as a picture.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import ShapeError, WeftError
-from weft.parts.combining import Band, Everything, Mask, Span, arrange, both, rules_of, visible_pairs
-from weft.parts.places import Places, distances
+from weft.parts.mask_algebra import Band, Everything, Mask, Span, arrange, both, rules_of, visible_pairs
+from weft.parts.token_positions import Places, distances
 
 __all__ = [
     "Causal",

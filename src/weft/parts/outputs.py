@@ -12,8 +12,8 @@ from torch.distributions import Distribution, Normal, StudentT
 from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
-from weft.parts.places import Places, first_real, last_real
 from weft.parts.quantized import Int8Linear
+from weft.parts.token_positions import Places, first_real, last_real
 
 Pool = Literal["first", "mean", "last"]
 DistributionName = Literal["point", "gaussian", "student"]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import LengthError
 from weft.foundation.numerics import wide
-from weft.parts.places import Places
-from weft.parts.weights import drawn
+from weft.parts.parameters import drawn
+from weft.parts.token_positions import Places
 
 Join = Literal["add", "concatenate"]
 Layout = Literal["interleaved", "halves"]

@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from weft.foundation.shapes import expect_width
 from weft.parts.attention import ResidualLinear
-from weft.parts.places import Places
+from weft.parts.attention_context import Sight
 from weft.parts.segments import Segments, continues, last_document
-from weft.parts.sight import Sight
 from weft.parts.state import TensorState
+from weft.parts.token_positions import Places
 
 Cell = Literal["rnn", "gru", "lstm"]
 Hidden = tuple[Tensor, ...]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import wide
-from weft.parts.places import Places, distances
-from weft.parts.weights import drawn
+from weft.parts.parameters import drawn
+from weft.parts.token_positions import Places, distances
 
 Turn = tuple[Tensor, Tensor]
 

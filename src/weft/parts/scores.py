@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
-from weft.parts.weights import drawn
+from weft.parts.parameters import drawn
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.parts.places import Places
+from weft.parts.token_positions import Places
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
 from weft.parts.attention import SelfAttention
+from weft.parts.attention_context import Sight
+from weft.parts.auxiliary import Notes
 from weft.parts.block import Block, Source
 from weft.parts.masks import Everything, Graph, Mask, both, rules_of
 from weft.parts.norms import Norm
-from weft.parts.notes import Notes
-from weft.parts.places import Places
 from weft.parts.relative import AttentionPosition
-from weft.parts.sight import Sight
 from weft.parts.state import Clock, LayerState, State, TensorState, Track
+from weft.parts.token_positions import Places
 
 
 class Stack(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.foundation.errors import LengthError, ShapeError, WeftError
 from weft.parts.masks import Mask, arrange
-from weft.parts.places import Pads, Places, document_begins, real_counts
+from weft.parts.token_positions import Pads, Places, document_begins, real_counts
 
 FIRST_CAPACITY = 64
 RING_SLACK = 64

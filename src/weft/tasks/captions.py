@@ -18,21 +18,25 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from weft.data.batching import order_of
-from weft.data.captions import read_captions
-from weft.data.files import DataError
-from weft.data.images import read_image
+from weft.data.readers.captions import read_captions
+from weft.data.readers.files import DataError
+from weft.data.readers.images import read_image
 from weft.data.samples import Captioned
-from weft.data.tokenisers import KINDS, Tokeniser, load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import KINDS, Tokeniser, load_tokeniser, train_tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
-from weft.inference.beam import Beam, beam_search
-from weft.inference.generate import Generated, generate
+from weft.inference.decoding.beam import Beam, beam_search
+from weft.inference.decoding.generate import Generated, generate
 from weft.models.build import AnySpec
 from weft.models.image_text import ImageTextSpec
-from weft.models.positions import LearnedSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
-from weft.tasks.augment import image_changes
-from weft.tasks.base import (
+from weft.models.part_specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.models.position_specs import LearnedSpec
+from weft.tasks.support.augmentation import image_changes
+from weft.tasks.support.galleries import CaptionsPart, Gallery, as_images, open_gallery
+from weft.tasks.support.losses import language_loss
+from weft.tasks.support.metrics import bleu, exact_match
+from weft.tasks.support.pairs import Ends, evenly
+from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
@@ -47,10 +51,6 @@ from weft.tasks.base import (
     find_sample,
     mean_loss,
 )
-from weft.tasks.losses import language_loss
-from weft.tasks.metrics import bleu, exact_match
-from weft.tasks.pairs import Ends, evenly
-from weft.tasks.pictures import CaptionsPart, Gallery, as_images, open_gallery
 
 SIDE = 96  # pixels, where none are asked for
 NARROWEST = 16  # channels of the first convolution; each further one has twice as many

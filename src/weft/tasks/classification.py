@@ -14,19 +14,28 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
-from weft.data.classes import number_labels
-from weft.data.files import DataError
-from weft.data.graphs import are_graphs, read_graphs
-from weft.data.lexicon import Lexicon
+from weft.data.readers.classes import number_labels
+from weft.data.readers.files import DataError
+from weft.data.readers.graphs import are_graphs, read_graphs
+from weft.data.readers.texts import read_labelled
 from weft.data.samples import Graph
-from weft.data.texts import read_labelled
-from weft.data.tokenisers import Tokeniser
+from weft.data.tokenizers.lexicon import Lexicon
+from weft.data.tokenizers.tokenizer import Tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
-from weft.models.specs import Share
-from weft.tasks.base import (
+from weft.models.part_specs import Share
+from weft.tasks.embedding import EmbeddingTask
+from weft.tasks.support.baselines import BagOfBigrams
+from weft.tasks.support.graph_nodes import NodeReading
+from weft.tasks.support.input_encoders import Reading, TokenReading, WordReading, learn_reading, pooled_answer
+from weft.tasks.support.labels import classes_after, hold_out, in_terms_of
+from weft.tasks.support.losses import class_loss
+from weft.tasks.support.metrics import accuracy, macro_f1
+from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.sentences import Hiding, Sentences, ask, judge
+from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
@@ -40,15 +49,6 @@ from weft.tasks.base import (
     Task,
     find_sample,
 )
-from weft.tasks.baselines import BagOfBigrams
-from weft.tasks.embedding import EmbeddingTask
-from weft.tasks.frames import Frame
-from weft.tasks.graphs import NodeReading
-from weft.tasks.labelled import classes_after, hold_out, in_terms_of
-from weft.tasks.losses import class_loss
-from weft.tasks.metrics import accuracy, macro_f1
-from weft.tasks.readings import Reading, TokenReading, WordReading, learn_reading, pooled_answer
-from weft.tasks.sentences import Hiding, Sentences, ask, judge
 
 Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with a label a node
 

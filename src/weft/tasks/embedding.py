@@ -17,18 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.data.batching import pad_rows
-from weft.data.files import DataError, find_files, read_table
-from weft.data.texts import TABLE_SUFFIXES
-from weft.data.tokenisers import Tokeniser
+from weft.data.readers.files import DataError, find_files, read_table
+from weft.data.readers.texts import TABLE_SUFFIXES
+from weft.data.tokenizers.tokenizer import Tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.parts.masks import Real
 from weft.parts.outputs import Pool, pool_tokens
-from weft.parts.places import Places
-from weft.tasks.base import Answer, Batch, DataSpec, Decoding, Loss, Names, Part, Prepared, Size, Task
-from weft.tasks.frames import Frame
+from weft.parts.token_positions import Places
+from weft.tasks.support.prompt_format import Frame
+from weft.tasks.task import Answer, Batch, DataSpec, Decoding, Loss, Names, Part, Prepared, Size, Task
 
 UNTRAINED = "embedding models are imported, not trained here: weft import FOLDER --out RUN"
 

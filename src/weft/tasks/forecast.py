@@ -18,18 +18,31 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
+from weft.data.readers.series import Series, read_series
 from weft.data.samples import Best, Sample, brownian_best
-from weft.data.series import Series, read_series
-from weft.data.tokenisers import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokeniser
 from weft.foundation.numerics import widen
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.positions import NoPositionsSpec, RotarySpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, NoNormSpec
+from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, NoNormSpec
 from weft.parts.outputs import ForecastHead
-from weft.tasks.base import (
+from weft.tasks.support.losses import auxiliary_loss
+from weft.tasks.support.windows import (
+    Array,
+    Channels,
+    SeriesFacts,
+    Split,
+    WindowPart,
+    borders_of,
+    digest,
+    joined,
+    simple_errors,
+    window_scale,
+)
+from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
@@ -43,19 +56,6 @@ from weft.tasks.base import (
     Task,
     find_sample,
     mean_loss,
-)
-from weft.tasks.losses import auxiliary_loss
-from weft.tasks.windows import (
-    Array,
-    Channels,
-    SeriesFacts,
-    Split,
-    WindowPart,
-    borders_of,
-    digest,
-    joined,
-    simple_errors,
-    window_scale,
 )
 
 CONTEXT, PATCH = 336, 24

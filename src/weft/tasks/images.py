@@ -18,29 +18,15 @@ from pydantic import PositiveInt
 from torch import nn
 
 from weft.data.batching import order_of
-from weft.data.files import DataError, find_files
-from weft.data.images import IMAGE_SUFFIXES, Fitting, Images, PixelFiles, Pixels, read_image, read_images
+from weft.data.readers.files import DataError, find_files
+from weft.data.readers.images import IMAGE_SUFFIXES, Fitting, Images, PixelFiles, Pixels, read_image, read_images
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitialisationSpec, LayerNormSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitialisationSpec, LayerNormSpec
 from weft.models.vision import VisionSpec, patch_side
-from weft.tasks.augment import Change, change_images, image_changes
-from weft.tasks.base import (
-    Answer,
-    Batch,
-    DataSpec,
-    Decoding,
-    Loss,
-    Names,
-    Part,
-    Prepared,
-    Recipe,
-    Size,
-    Task,
-    find_sample,
-)
-from weft.tasks.labelled import (
+from weft.tasks.support.augmentation import Change, change_images, image_changes
+from weft.tasks.support.labels import (
     ASKED,
     COMPARED,
     class_answers,
@@ -54,7 +40,21 @@ from weft.tasks.labelled import (
     mixed,
     nearest_neighbour,
 )
-from weft.tasks.losses import class_loss
+from weft.tasks.support.losses import class_loss
+from weft.tasks.task import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+)
 
 LARGEST_GRID = 8  # patches a side
 WIDEST_STEM = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 
 from weft.foundation.errors import WeftError
-from weft.tasks.base import Task
 from weft.tasks.names import IMPORTED, TASKS
+from weft.tasks.task import Task
 
 
 def tasks() -> tuple[str, ...]:

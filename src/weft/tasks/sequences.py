@@ -16,31 +16,17 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
+from weft.data.readers.sequences import Sequences, Values, read_sequences
+from weft.data.readers.skeletons import SKELETON
+from weft.data.readers.sounds import log_mel
 from weft.data.samples import RATE
-from weft.data.sequences import Sequences, Values, read_sequences
-from weft.data.skeletons import SKELETON
-from weft.data.sounds import log_mel
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, LayerNormSpec
-from weft.tasks.augment import Axis, resample
-from weft.tasks.base import (
-    Answer,
-    Batch,
-    DataSpec,
-    Decoding,
-    Loss,
-    Names,
-    Part,
-    Prepared,
-    Recipe,
-    Size,
-    Task,
-    find_sample,
-)
-from weft.tasks.labelled import (
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, LayerNormSpec
+from weft.tasks.support.augmentation import Axis, resample
+from weft.tasks.support.labels import (
     ASKED,
     COMPARED,
     Labels,
@@ -55,8 +41,22 @@ from weft.tasks.labelled import (
     mixed,
     nearest_neighbour,
 )
-from weft.tasks.losses import class_loss
-from weft.tasks.steps import Preparation, StepsPart, padded, step_changes
+from weft.tasks.support.losses import class_loss
+from weft.tasks.support.vector_sequences import Preparation, StepsPart, padded, step_changes
+from weft.tasks.task import (
+    Answer,
+    Batch,
+    DataSpec,
+    Decoding,
+    Loss,
+    Names,
+    Part,
+    Prepared,
+    Recipe,
+    Size,
+    Task,
+    find_sample,
+)
 
 ROOM = 1.5  # a model takes sequences so many times as long as the longest it learned from
 FEW = 200_000  # steps; below, batches are small, so that an epoch has several

@@ -14,20 +14,28 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
-from weft.data.classes import number_labels
-from weft.data.files import DataError
-from weft.data.lexicon import Lexicon
-from weft.data.texts import read_tagged
-from weft.data.tokenisers import Tokeniser
+from weft.data.readers.classes import number_labels
+from weft.data.readers.files import DataError
+from weft.data.readers.texts import read_tagged
+from weft.data.tokenizers.lexicon import Lexicon
+from weft.data.tokenizers.tokenizer import Tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PerTokenSpec
-from weft.models.positions import RotarySpec
-from weft.models.specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
-from weft.models.teaching import IGNORED
-from weft.tasks.base import (
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
+from weft.models.position_specs import RotarySpec
+from weft.models.teacher_forcing import IGNORED
+from weft.tasks.embedding import EmbeddingTask
+from weft.tasks.support.baselines import FrequentTag
+from weft.tasks.support.labels import classes_after, in_terms_of
+from weft.tasks.support.losses import class_loss
+from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
+from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.sentences import Sentences, ask, judge, probabilities
+from weft.tasks.support.tag_encoders import PieceTags, TagReading, WordTags
+from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
@@ -40,14 +48,6 @@ from weft.tasks.base import (
     Task,
     find_sample,
 )
-from weft.tasks.baselines import FrequentTag
-from weft.tasks.embedding import EmbeddingTask
-from weft.tasks.frames import Frame
-from weft.tasks.labelled import classes_after, in_terms_of
-from weft.tasks.losses import class_loss
-from weft.tasks.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
-from weft.tasks.sentences import Sentences, ask, judge, probabilities
-from weft.tasks.tag_readings import PieceTags, TagReading, WordTags
 
 Tagged = tuple[Sequence[str], Sequence[str]]
 LONGEST_SENTENCE = 512

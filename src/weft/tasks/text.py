@@ -17,25 +17,27 @@ from pydantic import PositiveInt
 from torch import nn
 
 from weft.data.batching import order_of
-from weft.data.files import DataError
-from weft.data.pieces import has_chats, letters_of, read_pieces, sample_texts
-from weft.data.shards import TokenStore, token_store
-from weft.data.texts import CHAT_TOKENS
-from weft.data.tokenisers import Tokeniser, load_tokeniser, train_tokeniser
+from weft.data.readers.files import DataError
+from weft.data.readers.texts import CHAT_TOKENS
+from weft.data.stores.text_pieces import has_chats, letters_of, read_pieces, sample_texts
+from weft.data.stores.token_store import TokenStore, token_store
+from weft.data.tokenizers.tokenizer import Tokeniser, load_tokeniser, train_tokeniser
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
-from weft.inference.beam import Beam, beam_search
-from weft.inference.generate import Generated, generate, next_distribution, stream
-from weft.inference.speculative import speculate
-from weft.inference.text import Text
+from weft.inference.decoding.beam import Beam, beam_search
+from weft.inference.decoding.generate import Generated, generate, next_distribution, stream
+from weft.inference.decoding.speculative import speculate
+from weft.inference.decoding.text_stream import Text
 from weft.models.build import AnySpec
 from weft.models.decoder import DecoderSpec
+from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
-from weft.models.specs import LayerNormSpec
-from weft.models.teaching import IGNORED
+from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
-from weft.tasks.base import (
+from weft.tasks.support.losses import language_loss
+from weft.tasks.support.prompt_format import Habits
+from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
@@ -49,8 +51,6 @@ from weft.tasks.base import (
     find_sample,
     mean_loss,
 )
-from weft.tasks.frames import Habits
-from weft.tasks.losses import language_loss
 
 SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is too little text for longer ones
 ALPHABET = 512

@@ -17,20 +17,23 @@ from typing import Any, cast
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
-from weft.data.texts import read_pairs
-from weft.data.tokenisers import Tokeniser
+from weft.data.readers.texts import read_pairs
+from weft.data.tokenizers.tokenizer import Tokeniser
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.spec import Tree
-from weft.inference.beam import Beam, beam_search
-from weft.inference.generate import Generated, generate, stream
-from weft.inference.text import Text
+from weft.inference.decoding.beam import Beam, beam_search
+from weft.inference.decoding.generate import Generated, generate, stream
+from weft.inference.decoding.text_stream import Text
 from weft.models.build import AnySpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
-from weft.models.positions import RotarySpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
 from weft.parts.outputs import MutedHead
-from weft.tasks.base import (
+from weft.tasks.support.losses import language_loss
+from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
+from weft.tasks.support.pairs import Ends, Pairs, PairsPart, evenly, hold_out, learn_tokeniser, real_mask
+from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
@@ -45,9 +48,6 @@ from weft.tasks.base import (
     find_sample,
     mean_loss,
 )
-from weft.tasks.losses import language_loss
-from weft.tasks.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
-from weft.tasks.pairs import Ends, Pairs, PairsPart, evenly, hold_out, learn_tokeniser, real_mask
 
 MANY = 300_000  # pairs, from which on they need no dropout
 ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again

@@ -17,8 +17,8 @@ from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build, read_spec
-from weft.tasks.base import Task
-from weft.tasks.run import task_of
+from weft.runs.run import task_of
+from weft.tasks.task import Task
 
 # What was learned once must not be forgotten at once: rates fall with the width, as those of published fine-tunings do
 # (2e-5 at 4,096, 1e-4 at 576); adapters, which begin at nothing, take ten times as much.

@@ -22,14 +22,14 @@ from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.foundation.numerics import bf16_is_fast
 from weft.foundation.seeds import derive
 from weft.parts.lora import merged, merged_state
-from weft.tasks.base import Batch, Part, Task, mean_loss
+from weft.tasks.task import Batch, Part, Task, mean_loss
+from weft.training.averaging import Average
 from weft.training.guards import expect_finite, expect_lawful
-from weft.training.optimisers import build_optimisers
-from weft.training.options import TrainingSpec
+from weft.training.optimizers import build_optimisers
 from weft.training.plan import Plan
 from weft.training.reporting import Progress, Reporter
-from weft.training.saving import pack, unpack
-from weft.training.weights import Average
+from weft.training.snapshots import pack, unpack
+from weft.training.training_spec import TrainingSpec
 
 EVERY = 0.25  # seconds between words of progress
 GLIMPSES = 4

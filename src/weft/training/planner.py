@@ -24,11 +24,11 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
 from weft.models.estimates import estimate
 from weft.parts.lora import adapt
-from weft.tasks.base import Part, Recipe, Size, Task
+from weft.tasks.task import Part, Recipe, Size, Task
 from weft.training.fine_tuning import whole_parts
-from weft.training.optimisers import build_optimisers
-from weft.training.options import TrainingSpec
+from weft.training.optimizers import build_optimisers
 from weft.training.plan import Plan
+from weft.training.training_spec import TrainingSpec
 
 A, ALPHA, B, BETA, AGAIN = 406.4, 0.34, 410.7, 0.28, 15.4
 SHARE = 0.88  # of the time is for steps; evaluations and the end have the rest

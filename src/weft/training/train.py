@@ -23,18 +23,18 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build, read_spec
 from weft.models.presets import preset as preset_named
 from weft.parts.lora import adapt
-from weft.tasks.base import Part, Prepared, Task
+from weft.runs.run import Run, load, task_of
 from weft.tasks.registry import task_named
-from weft.tasks.run import Run, load, task_of
+from weft.tasks.task import Part, Prepared, Task
+from weft.training.averaging import recompute_blocks
 from weft.training.fine_tuning import Base, open_base, tuning_of, whole_parts
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
-from weft.training.options import TrainingSpec
 from weft.training.plan import Plan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
-from weft.training.resuming import expect_same
-from weft.training.weights import recompute_blocks
+from weft.training.resume_check import expect_same
+from weft.training.training_spec import TrainingSpec
 
 MINUTES = 5.0
 JUDGING = 0.03  # of the time that was given, about, for metrics that are slow

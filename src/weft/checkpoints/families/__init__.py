@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.checkpoints.families import bart, bert, gpt2, llama, t5, vit
 from weft.checkpoints.families.family import Config, Family
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec

@@ -8,12 +8,12 @@ from __future__ import annotations
 from functools import partial
 
 from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.tables import Row, Shaped, Without, linear, norm
-from weft.data.files import DataError
+from weft.checkpoints.families.weight_maps import Row, Shaped, Without, linear, norm
+from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder_decoder import EncoderDecoderSpec
-from weft.models.positions import LearnedSpec, SinusoidalSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, LayerNormSpec, TiedHeadSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec, TiedHeadSpec
+from weft.models.position_specs import LearnedSpec, SinusoidalSpec
 
 UNUSED_POSITIONS = 2
 

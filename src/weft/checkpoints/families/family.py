@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from weft.checkpoints.tables import Canonical, Row
-from weft.data.files import DataError
+from weft.checkpoints.families.weight_maps import Canonical, Row
+from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 

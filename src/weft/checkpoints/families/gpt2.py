@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.tables import Row, Turned, linear, norm
+from weft.checkpoints.families.weight_maps import Row, Turned, linear, norm
 from weft.foundation.spec import Tree
 from weft.models.decoder import DecoderSpec
-from weft.models.positions import LearnedSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, LayerNormSpec, LinearHeadSpec, TiedHeadSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec, LinearHeadSpec, TiedHeadSpec
+from weft.models.position_specs import LearnedSpec
 
 
 def read(config: Config, known: Known) -> DecoderSpec:

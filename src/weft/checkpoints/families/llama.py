@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.tables import Row, Rows, Same, Stacked, linear, norm
-from weft.data.files import DataError
+from weft.checkpoints.families.weight_maps import Row, Rows, Same, Stacked, linear, norm
+from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.decoder import DecoderSpec
-from weft.models.positions import LinearScalingSpec, Llama3ScalingSpec, RotarySpec
-from weft.models.specs import (
+from weft.models.part_specs import (
     AttentionSpec,
     ExpertsSpec,
     GatedSpec,
@@ -18,6 +17,7 @@ from weft.models.specs import (
     RMSNormSpec,
     TiedHeadSpec,
 )
+from weft.models.position_specs import LinearScalingSpec, Llama3ScalingSpec, RotarySpec
 
 CLASSES = {
     "llama": "LlamaForCausalLM",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.tables import Row, linear, norm
-from weft.data.files import DataError
+from weft.checkpoints.families.weight_maps import Row, linear, norm
+from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder_decoder import EncoderDecoderSpec
-from weft.models.positions import BucketedSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, GatedSpec, LinearHeadSpec, RMSNormSpec, TiedHeadSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, GatedSpec, LinearHeadSpec, RMSNormSpec, TiedHeadSpec
+from weft.models.position_specs import BucketedSpec
 
 LENGTH = 512  # T5 was trained on so many tokens; its positions know no end
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.tables import Row, Shaped, linear, norm
-from weft.data.files import DataError
+from weft.checkpoints.families.weight_maps import Row, Shaped, linear, norm
+from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
-from weft.models.positions import GridTableSpec
-from weft.models.specs import AttentionSpec, ClassicSpec, LayerNormSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec
+from weft.models.position_specs import GridTableSpec
 from weft.models.vision import VisionSpec
 
 BARE = "Model"

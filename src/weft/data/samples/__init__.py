@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.data.samples.captions import Captioned, scenes
 from weft.data.samples.classification import Graph, nodes, sentiment
 from weft.data.samples.forecast import Series, brownian, brownian3d, brownian_best, seasonal

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.foundation.seeds import derive
 
 Part = TypeVar("Part")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.files import DataError
+from weft.data.readers.files import DataError
 from weft.data.samples.known import Best, Sample, held_out, numbers, words
 
 VOWELS, CONSONANTS, SPACE = "aeiou", "lmnrst", " "

@@ -1,0 +1,105 @@
+"""From a foreign checkpoint to a run folder: streamed tensor by tensor, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from weft.checkpoints.atomic import write_text
+from weft.checkpoints.certificate import Certificate, certify
+from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
+from weft.checkpoints.formats.huggingface import open_folder
+from weft.checkpoints.formats.streamed_writing import write_streamed
+from weft.checkpoints.fresh_folder import fresh_folder
+from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.data.readers.files import DataError
+from weft.foundation.spec import Tree
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was made: the run's folder, and what is known of it; `certificate` is None where none could be given."""
+
+    run: Path
+    source: str
+    family: str
+    architecture: str
+    task: str
+    parameters: int
+    left_out: tuple[str, ...]
+    certificate: Certificate | None
+    uncertified: str | None = None
+
+    def to_tree(self) -> Tree:
+        """Plain JSON; `parity` is the largest difference of logits, or null."""
+        parity = None if self.certificate is None else self.certificate.difference
+        return {**asdict(self), "run": str(self.run), "left_out": list(self.left_out), "parity": parity}
+
+
+def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
+    """Look through a Hugging Face folder or a GGUF file; nothing large is read."""
+    path = Path(source)
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        from weft.checkpoints.formats.gguf import open_gguf
+
+        return open_gguf(path)
+    if path.is_file():
+        raise DataError(
+            f"{path} is a single file: give the folder that it lies in with its config.json, or a .gguf file"
+        )
+    return open_folder(path)
+
+
+def bring_in(source: str | Path, out: str | Path, certified: bool = True, progress: Progress | None = None) -> Imported:
+    """Make a run of a foreign checkpoint; on any error nothing remains in `out`.
+
+    Where the library transformers is installed, both models answer the same inputs first; if their logits differ, the
+    checkpoint is refused.
+    """
+    found = open_checkpoint(source)
+    with fresh_folder(Path(out), "importing") as folder:
+        _write(found, RunFolder(folder), progress)
+        certificate, why = certify(found, folder) if certified else (None, "it was not asked for")
+        if certificate is not None and not certificate.holds:
+            raise DataError(
+                f"the logits differ from those of transformers by {certificate.difference:.2g} (they reach "
+                f"{certificate.largest:.2g}), so {source} was not imported: --no-certificate takes it all the same"
+            )
+        made = Imported(
+            Path(out),
+            str(source),
+            found.family.name,
+            found.architecture,
+            found.task,
+            found.parameters,
+            found.left,
+            certificate,
+            why,
+        )
+        write_text(folder / "import.json", json.dumps(made.to_tree(), indent=2) + "\n")
+    return made
+
+
+def _write(found: ForeignCheckpoint, folder: RunFolder, progress: Progress | None) -> None:
+    slots = found.slots
+    whole = max(1, sum(slot.bytes for slot in slots.values()))
+    done = 0
+
+    def make(name: str) -> torch.Tensor:
+        nonlocal done
+        if progress is not None:
+            progress(done / whole, name)
+        done += slots[name].bytes
+        return found.matched[name].read(found.tensors)
+
+    write_streamed(folder.path / "model.safetensors", slots, make)
+    if found.tokeniser is not None:
+        folder.write_tokeniser(found.tokeniser)
+    source = str(found.source)
+    folder.write_spec(RunSpec(task=found.task, sources=(source,), facts=found.facts, model=found.spec.to_tree()))

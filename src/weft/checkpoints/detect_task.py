@@ -1,0 +1,185 @@
+"""What a foreign checkpoint is good for here: its task, and the facts that the task needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.checkpoints.families.family import Config
+from weft.checkpoints.formats.safe_files import file_inside, read_json, read_json_if_there, read_modules
+from weft.checkpoints.formats.vocabulary import Vocabulary
+from weft.data.readers.files import DataError
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec
+from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.vision import VisionSpec
+
+LONGEST_ANSWER = 512
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
+
+
+def text_facts(vocabulary: Vocabulary, stops: Any) -> Tree:
+    """Ids before each text, ids at which a text stops, and how a chat is written."""
+    ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    known = [index for index in ids if isinstance(index, int) and 0 <= index < vocabulary.tokeniser.vocabulary]
+    stop = vocabulary.id_of("eos_token")
+    if not known and stop is not None:
+        known = [stop]
+    facts: Tree = {"before": list(vocabulary.before), "stops": known}
+    if vocabulary.template is not None:
+        facts["chat"] = {"template": vocabulary.template, "names": dict(vocabulary.names)}
+    return facts
+
+
+def translation_facts(spec: EncoderDecoderSpec, config: Config, vocabulary: Vocabulary) -> Tree:
+    """The ids around sources and targets; what Marian must never write, and what BART must write first."""
+    stop, pad = (config.get(f"{name}_token_id") for name in ("eos", "pad"))
+    start = config.get("decoder_start_token_id", pad if config.get("model_type") == "t5" else stop)
+    for name, index in (("eos_token_id", stop), ("pad_token_id", pad), ("decoder_start_token_id", start)):
+        if not isinstance(index, int) or not 0 <= index < spec.vocabulary:
+            raise config.wrong(name, f"a token from 0 to {spec.vocabulary - 1}")
+    first = config.get("forced_bos_token_id")
+    return {
+        "longest": [min(spec.length, LONGEST_ANSWER)] * 2,
+        "pairs": 0,
+        "ends": {"start": start, "stop": stop, "pad": pad},
+        "before": {"source": list(vocabulary.before), "target": [first] if isinstance(first, int) else []},
+        "forbidden": [pad] if config.get("model_type") == "marian" else [],
+    }
+
+
+def labels_of(config: Config, count: int) -> list[str]:
+    """Names of classes, from id2label; a name that comes twice gets its number."""
+    table = config.get("id2label") or {}
+    if not isinstance(table, dict):
+        raise config.wrong("id2label", "a table of numbers and names")
+    names = [str(table.get(str(number), f"LABEL_{number}")) for number in range(count)]
+    often = Counter(names)
+    return [name if often[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+
+
+def label_facts(output: PooledSpec | PerTokenSpec, config: Config, vocabulary: Vocabulary) -> Tree:
+    """Names of classes or tags, and the ids around each text."""
+    names = labels_of(config, output.classes or 0)
+    own: Tree = {"tags": names} if isinstance(output, PerTokenSpec) else {"classes": names, "reading": "tokens"}
+    return {**own, "before": list(vocabulary.before), "after": list(vocabulary.after)}
+
+
+def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> Tree:
+    """How tokens become one vector: as modules.json of sentence-transformers says, else by their mean."""
+    facts: Tree = {
+        "pool": "mean",
+        "normalise": False,
+        "length": spec.length,
+        "before": list(vocabulary.before),
+        "after": list(vocabulary.after),
+    }
+    most = read_json_if_there(folder, "sentence_bert_config.json").get("max_seq_length")
+    if isinstance(most, int) and 0 < most <= spec.length:
+        facts["length"] = most
+    for kind, place in read_modules(folder):
+        if kind == "Pooling":
+            facts["pool"] = _pool(place)
+        elif kind == "Normalize":
+            facts["normalise"] = True
+        elif kind not in ("Transformer", "Dropout"):
+            raise DataError(
+                f"modules.json has a module {kind!r:.40}, which Weft does not have: only Pooling and Normalize"
+            )
+    return facts
+
+
+def _pool(folder: Path) -> str:
+    config = read_json(file_inside(folder, "config.json"))
+    named = config.get("pooling_mode")
+    modes = (
+        [named]
+        if isinstance(named, str)
+        else [
+            key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+            for key, value in config.items()
+            if key.startswith("pooling_mode_") and value is True
+        ]
+    )
+    if len(modes) != 1 or modes[0] not in POOLS:
+        raise DataError(
+            f"{folder.name} pools by {' and '.join(map(str, modes)) or 'nothing'}: Weft has cls, mean and lasttoken"
+        )
+    return POOLS[modes[0]]
+
+
+def images_facts(folder: Path, spec: VisionSpec, config: Config) -> Tree:
+    """Names of classes; mean and deviation of the channels and how pictures become squares, by the preprocessor."""
+    table = Config(read_json_if_there(folder, "preprocessor_config.json"), "preprocessor_config.json")
+    mean, deviation = (
+        _each(table, key, 0.5, spec.channels)
+        if table.flag("do_normalize", True)
+        else [float(key == "image_std")] * spec.channels
+        for key in ("image_mean", "image_std")
+    )
+    # Bytes are first multiplied by a factor, 1/255; here they always count from 0 to 1.
+    unit = 255 * (table.number("rescale_factor", 1 / 255) if table.flag("do_rescale", True) else 1.0)
+    facts: Tree = {
+        "classes": labels_of(config, spec.classes or 0),
+        "side": spec.image,
+        "mean": [value / unit for value in mean],
+        "deviation": [value / unit for value in deviation],
+        "augmentation": [],
+    }
+    if table.tree:
+        facts["fitting"] = _fitting(table, spec.image)
+    return facts
+
+
+def _each(table: Config, key: str, default: float, channels: int) -> list[float]:
+    value = table.get(key, default)
+    values = value if isinstance(value, list) else [value] * channels
+    if len(values) != channels or not all(isinstance(one, (int, float)) for one in values):
+        raise table.wrong(key, f"a number for each of {channels} channels")
+    return [float(one) for one in values]
+
+
+def _fitting(table: Config, side: int) -> Tree:
+    """How a picture of any size becomes a square: scaled to a height and width, or by its shorter edge; then cut."""
+    name = FILTERS.get(table.get("resample", 2))
+    if name is None:
+        raise table.wrong("resample", f"one of {', '.join(map(str, FILTERS))}")
+    scaled = _edges(table, "size", side) if table.flag("do_resize", True) else [side, side]
+    if table.flag("do_center_crop", False):
+        cut = _edges(table, "crop_size", side)
+        if cut != [side, side]:
+            raise DataError(f"{table.name} cuts pictures to {cut}, but the model takes {side} x {side}")
+    elif scaled not in ([side, side],):
+        raise DataError(f"{table.name} scales pictures to {scaled}, but the model takes {side} x {side}")
+    return {"scaled": scaled, "filter": name}
+
+
+def _edges(table: Config, key: str, side: int) -> list[int]:
+    """[height, width], or [the shorter edge]."""
+    value: Any = table.get(key, side)
+    if isinstance(value, Mapping):
+        value = [value["shortest_edge"]] if "shortest_edge" in value else [value.get("height"), value.get("width")]
+    elif isinstance(value, int):
+        value = [value, value]
+    if not isinstance(value, list) or not value or not all(isinstance(one, int) and 0 < one < 1 << 16 for one in value):
+        raise table.wrong(key, "a height and width in pixels")
+    return value
+
+
+def use_of(folder: Path, spec: AnySpec, config: Config, vocabulary: Vocabulary | None, stops: Any) -> tuple[str, Tree]:
+    """(task, facts) for a model."""
+    if isinstance(spec, VisionSpec):
+        return "images", images_facts(folder, spec, config)
+    assert vocabulary is not None
+    if isinstance(spec, EncoderDecoderSpec):
+        return "translation", translation_facts(spec, config, vocabulary)
+    if isinstance(spec, EncoderSpec):
+        if spec.output.classes is None:
+            return "embedding", embedding_facts(folder, spec, vocabulary)
+        task = "tagging" if isinstance(spec.output, PerTokenSpec) else "classification"
+        return task, label_facts(spec.output, config, vocabulary)
+    return "text", text_facts(vocabulary, stops)

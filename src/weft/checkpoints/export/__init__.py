@@ -1,0 +1,1 @@
+"""Export: runs written as Hugging Face folders, GGUF and ONNX files."""

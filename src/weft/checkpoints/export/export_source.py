@@ -1,0 +1,144 @@
+"""A run on its way out: its spec, weights and tokeniser, and what its task knows, for any format."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.data.readers.texts import CHAT_TOKENS, ROLES
+from weft.data.tokenizers.tokenizer import Tokeniser, load_tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec, read_spec
+from weft.parts.lora import merged_state
+
+NAMES = {
+    "unk_token": ("<unknown>", "<unk>", "[UNK]"),
+    "pad_token": ("<pad>", "[PAD]", "<|padding|>"),
+    "cls_token": ("[CLS]",),
+    "sep_token": ("[SEP]",),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids that frame a text and end an answer; `start` begins what an encoder-decoder writes."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
+    start: int | None = None
+    pad: int | None = None
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """Everything of a run that a format may need; weights are mapped from the disk until they are read."""
+
+    folder: RunFolder
+    run: RunSpec
+    model: AnySpec
+    weights: dict[str, Tensor]
+    tokeniser: Tokeniser | None
+    family: str | None = None
+    changed: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers there are."""
+        return sum(tensor.numel() for tensor in self.weights.values())
+
+    @property
+    def facts(self) -> Tree:
+        """What the task knows besides the tokeniser."""
+        return self.run.facts
+
+    @property
+    def ids(self) -> Ids:
+        """Ids around each text, as this run's task puts them."""
+        facts, tokeniser = self.facts, self.tokeniser
+        if tokeniser is None:
+            return Ids()
+        pad = next((index for name in NAMES["pad_token"] if (index := tokeniser.id_of(name)) is not None), None)
+        if self.run.task == "translation":
+            ends = facts.get("ends") or {"start": tokeniser.start, "stop": tokeniser.stop, "pad": tokeniser.pad}
+            start = ends["stop"] if ends["start"] is None else ends["start"]
+            before = tuple(facts.get("before", {}).get("source", ()))
+            return Ids(before, (ends["stop"],), (ends["stop"],), start, ends["pad"])
+        before, after = tuple(facts.get("before", ())), tuple(facts.get("after", ()))
+        stops = tuple(facts.get("stops", ())) or (() if tokeniser.stop is None else (tokeniser.stop,))
+        return Ids(before, after, stops, None, pad)
+
+    def special_tokens(self) -> dict[str, str]:
+        """Special tokens by the names that other libraries have for them."""
+        tokeniser, ids = self.tokeniser, self.ids
+        chat = self.facts.get("chat")
+        if tokeniser is None:
+            return {}
+        if chat is not None and chat.get("names"):
+            return dict(chat["names"])
+        found = {
+            name: token
+            for name, tokens in NAMES.items()
+            if (token := next((t for t in tokens if tokeniser.id_of(t) is not None), None)) is not None
+        }
+        first = ids.before[0] if ids.before else tokeniser.start
+        for name, index in (("bos_token", first), ("eos_token", ids.stops[0] if ids.stops else None)):
+            token = None if index is None else tokeniser.engine.id_to_token(index)
+            if token is not None:
+                found[name] = token
+        return found
+
+    def chat_template(self) -> str | None:
+        """The run's own template, or one for the role tokens of a model that was trained here on chats."""
+        chat, tokeniser = self.facts.get("chat"), self.tokeniser
+        if chat is not None:
+            return str(chat["template"])
+        if self.run.task != "text" or tokeniser is None or tokeniser.id_of(CHAT_TOKENS[-1]) is None:
+            return None
+        stop = tokeniser.engine.id_to_token(self.ids.stops[0]) if self.ids.stops else ""
+        marks = json.dumps(dict(zip(ROLES, CHAT_TOKENS, strict=True)))
+        return (
+            f"{{% set marks = {marks} %}}{{% for message in messages %}}{{{{ marks[message['role']] }}}}"
+            f"{{{{ message['content'] }}}}{{% if message['role'] == '{ROLES[-1]}' %}}{stop}{{% endif %}}{{% endfor %}}"
+            f"{{% if add_generation_prompt %}}{CHAT_TOKENS[-1]}{{% endif %}}"
+        )
+
+
+def open_run(path: Path, module: nn.Module | None = None) -> Outgoing:
+    """The run in a folder; with a `module`, whose weights may have changed since, those count."""
+    folder = RunFolder(path)
+    run = folder.read_spec()
+    stored = folder.read_model()
+    weights, changed = (stored, False) if module is None else _newest(stored, module)
+    tokeniser = load_tokeniser(folder.tokeniser) if folder.tokeniser is not None else None
+    return Outgoing(folder, run, read_spec(run.model), weights, tokeniser, _origin(path, run.base), changed)
+
+
+def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], bool]:
+    """A module's weights, adapters merged; those that equal the stored ones stay as they are stored."""
+    own = {name: tensor.detach().cpu() for name, tensor in merged_state(module).items()}
+    if set(own) != set(stored):
+        raise WeftError("the weights of this run were rounded or replaced: load it again without quantize")
+    newest = {
+        name: stored[name] if torch.equal(tensor, stored[name].to(tensor.dtype)) else tensor
+        for name, tensor in own.items()
+    }
+    return newest, any(newest[name] is not stored[name] for name in stored)
+
+
+def _origin(path: Path, base: str | None) -> str | None:
+    """The family that an imported run came from, or the run that it was trained on from."""
+    for place in (path, *([] if base is None else [Path(base)])):
+        try:
+            tree = json.loads((place / "import.json").read_text(encoding="utf-8"))
+            return str(tree["family"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None

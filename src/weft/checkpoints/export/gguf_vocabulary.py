@@ -1,0 +1,143 @@
+"""A run's tokeniser as GGUF files keep it; which of llama.cpp's ways fits is found by trying them on hard texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
+from weft.data.tokenizers.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
+from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.vocabulary_files import SPACE
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+
+PREFIX = "tokenizer.ggml."
+WAYS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+STOPS = ("eos", "eot", "eom")
+NAMED = ((), ("eot", "end_of_turn"), ("eom",))
+HEX = re.compile(r"<0x[0-9A-F]{2}>")
+# Texts on which the known ways to take a text apart differ.
+PROBES = (
+    "Hello world",
+    " two  spaces,   three\tand a tab",
+    "it's we'll THEY'RE don't",
+    "in 1984 or 12345678 and 3.14",
+    "one\ntwo\n\nthree \n four\r\n",
+    "naïve cafe\u0301 — 数学, пример, 😀!?",
+    "(a)[b]{c} ...--==>>",
+    "",
+)
+
+
+def vocabulary_settings(run: Outgoing, rows: int) -> Tree:
+    """Tokens, their kinds, merges or scores, special ids and the chat template, for an embedding of so many rows."""
+    tokeniser = run.tokeniser
+    if tokeniser is None:
+        raise WeftError("this run has no tokeniser, but a GGUF file needs one: train or import a text run")
+    if tokeniser.vocabulary > rows:
+        raise WeftError(f"{tokeniser.vocabulary} tokens, but the embedding has {rows} rows: they do not fit")
+    tree = json.loads(tokeniser.engine.to_str())
+    special = _special(run, tokeniser)
+    for trial in _trials(tree, tokeniser, rows):
+        settings = {f"{PREFIX}{name}": value for name, value in (trial | special).items()}
+        if _agrees(tokeniser, settings):
+            template = run.chat_template()
+            return settings | ({} if template is None else {"tokenizer.chat_template": template})
+    raise WeftError(
+        f"llama.cpp knows no way to take texts apart as this {tree['model']['type']} tokeniser does: "
+        "train with --set data.tokeniser=bpe or characters"
+    )
+
+
+def _agrees(tokeniser: Tokeniser, settings: Tree) -> bool:
+    """Whether what is read back gives the same tokens."""
+    back = read_gguf_vocabulary("the file", settings).tokeniser
+    known = {token for token in tokeniser.engine.get_vocab(with_added_tokens=False) if len(token) == 1}
+    letters = json.loads(tokeniser.engine.to_str())["model"]["type"] == "WordLevel"
+    texts = ["".join(c for c in text if c in known) for text in PROBES] if letters else list(PROBES)
+    texts += ["".join(sorted(known - {SPACE}))] if letters else []
+    alike = all(back.encode(text) == tokeniser.encode(text) for text in texts)
+    # Where the vocabulary is small, other ways to take texts apart may give the same tokens by chance.
+    return alike and (settings[f"{PREFIX}model"] != "gpt2" or all(_cut(back, t) == _cut(tokeniser, t) for t in PROBES))
+
+
+def _cut(tokeniser: Tokeniser, text: str) -> list[str]:
+    """The words within which pairs are merged."""
+    engine = tokeniser.engine
+    plain = text if engine.normalizer is None else engine.normalizer.normalize_str(text)
+    return [plain] if engine.pre_tokenizer is None else [w for w, _ in engine.pre_tokenizer.pre_tokenize_str(plain)]
+
+
+def _trials(tree: Tree, tokeniser: Tokeniser, rows: int) -> Iterator[Tree]:
+    """Ways to say this vocabulary in a GGUF file, to be tried one after the other."""
+    model, kind = tree["model"], tree["model"]["type"]
+    tokens, kinds = _tokens(tree, tokeniser, rows)
+    if kind == "BPE" and _mentions(tree.get("decoder"), "ByteLevel"):
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+        for way in WAYS:
+            yield {"model": "gpt2", "pre": way, "tokens": tokens, "token_type": kinds, "merges": merges}
+    elif kind == "BPE":
+        scores = _scores(tokens, model["merges"])
+        spm = {"model": "llama", "pre": "default", "tokens": tokens, "token_type": kinds, "scores": scores}
+        for prefix in (True, False):
+            yield spm | {"add_space_prefix": prefix}
+    elif kind == "WordLevel" and SPACE not in tokens:
+        # Letters: a unigram model, which knows what to do with a letter that it lacks; a space has its own sign.
+        signs = [SPACE if token == " " else token for token in tokens]
+        unigram = {"model": "t5", "pre": "default", "tokens": signs, "token_type": kinds, "scores": [0.0] * rows}
+        yield unigram | {"add_space_prefix": False, "remove_extra_whitespaces": False}
+
+
+def _tokens(tree: Tree, tokeniser: Tokeniser, rows: int) -> tuple[list[str], list[int]]:
+    """All tokens by id with their kinds; rows of the embedding without a token are unused."""
+    tokens, kinds = [f"[UNUSED{number}]" for number in range(rows)], [UNUSED] * rows
+    fallback = bool(tree["model"].get("byte_fallback"))
+    for token, index in tokeniser.engine.get_vocab(with_added_tokens=True).items():
+        tokens[index], kinds[index] = token, BYTE if fallback and HEX.fullmatch(token) else NORMAL
+    unknown = tree["model"].get("unk_token")
+    for added in tree.get("added_tokens", ()):
+        kinds[added["id"]] = CONTROL if added["special"] else USER
+    if unknown is not None and tokeniser.id_of(unknown) is not None:
+        kinds[tokeniser.id_of(unknown) or 0] = UNKNOWN
+    return tokens, kinds
+
+
+def _scores(tokens: list[str], merges: list[Any]) -> list[float]:
+    """SentencePiece joins the pair of the highest score: what is merged earlier scores higher."""
+    rank: dict[str, int] = {}
+    for number, merge in enumerate(merges):
+        rank.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), number)
+    return [-1.0 - rank[token] if token in rank else 0.0 for token in tokens]
+
+
+def _mentions(tree: Any, kind: str) -> bool:
+    return tree is not None and f'"type": "{kind}"' in json.dumps(tree)
+
+
+def _by_role(stops: tuple[int, ...], tokeniser: Tokeniser) -> list[int]:
+    """The ids at which a text stops: of the whole, of a turn, of a message; by their names where these tell."""
+
+    def role(index: int) -> int:
+        name = str(tokeniser.engine.id_to_token(index))
+        return next((number for number, words in enumerate(NAMED) if any(word in name for word in words)), 0)
+
+    return sorted(stops, key=role)
+
+
+def _special(run: Outgoing, tokeniser: Tokeniser) -> Tree:
+    """Special ids by the names of GGUF; only a start token can stand before each text."""
+    ids, names = run.ids, run.special_tokens()
+    start = tokeniser.id_of(names["bos_token"]) if "bos_token" in names else None
+    if ids.before:
+        start = ids.before[0]
+    if len(ids.before) > 1:
+        raise WeftError(f"{len(ids.before)} tokens stand before each text, but a GGUF file has room for one")
+    found: Tree = {"bos_token_id": start, "add_bos_token": bool(ids.before), "add_eos_token": False}
+    found |= {f"{role}_token_id": index for role, index in zip(STOPS, _by_role(ids.stops, tokeniser), strict=False)}
+    for name, theirs in (("unknown", "unk_token"), ("padding", "pad_token")):
+        found[f"{name}_token_id"] = tokeniser.id_of(names[theirs]) if theirs in names else None
+    return {name: value for name, value in found.items() if value is not None}

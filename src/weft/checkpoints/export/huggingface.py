@@ -1,0 +1,156 @@
+"""Hugging Face folders from runs: the tables read backwards, so that `from_pretrained` gives the same logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from weft.checkpoints.atomic import write_text
+from weft.checkpoints.convert import Progress
+from weft.checkpoints.detect_task import FILTERS, POOLS
+from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.export.tokenizer import write_tokeniser
+from weft.checkpoints.families import describe, plain_spec
+from weft.checkpoints.families.family import Family
+from weft.checkpoints.families.weight_maps import Row
+from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+
+HEAD = "lm_head.weight"
+GENERATED = ("text", "translation")
+
+
+def write_huggingface(run: Outgoing, out: Path, progress: Progress | None = None) -> str:
+    """Write config.json, model.safetensors, the tokeniser, and what the task needs beside; gives the architecture."""
+    family, config = describe(run.model, run.family)
+    rows = family.table(plain_spec(run.model))
+    kinds = {tensor.dtype for tensor in run.weights.values()}
+    config["dtype"] = str(max(kinds, key=lambda kind: kind.itemsize)).removeprefix("torch.")
+    config |= _ids(run, str(config["model_type"]))
+    _write_json(out / "config.json", config | _classes(run))
+    if run.run.task in GENERATED:
+        _write_json(out / "generation_config.json", _generation(run))
+    if run.run.task == "images":
+        _write_json(out / "preprocessor_config.json", _preprocessor(run))
+    if run.run.task == "embedding":
+        _write_modules(run, out)
+    write_tokeniser(run, out)
+    if config.get("tie_word_embeddings") is False:
+        rows += _copied_head(rows, family)
+    _write_weights(rows, run.weights, out / "model.safetensors", progress)
+    return str(config["architectures"][0])
+
+
+def _copied_head(rows: list[Row], family: Family) -> list[Row]:
+    """A head that is the embedding but that a config cannot call tied (T5's without a scale) is written as a copy."""
+    original = family.copies.get(HEAD)
+    if original is None or any(HEAD in row.theirs for row in rows):
+        return []
+    return [Row(row.ours, (HEAD,)) for row in rows if row.theirs == (original,)]
+
+
+def _write_weights(rows: list[Row], weights: dict[str, Tensor], path: Path, progress: Progress | None) -> None:
+    """Their tensors, one at a time, each a view or a small copy of ours."""
+    slots: dict[str, Slot] = {}
+    origin: dict[str, tuple[Row, int]] = {}
+    for row in rows:
+        ours = weights[row.ours]
+        for place, (name, shape) in enumerate(zip(row.theirs, row.change.shapes(tuple(ours.shape)), strict=True)):
+            slots[name], origin[name] = Slot(ours.dtype, shape), (row, place)
+    whole, done = max(1, sum(slot.bytes for slot in slots.values())), 0
+
+    def make(name: str) -> Tensor:
+        nonlocal done
+        if progress is not None:
+            progress(done / whole, name)
+        done += slots[name].bytes
+        row, place = origin[name]
+        return row.change.write(weights[row.ours])[place]
+
+    write_streamed(path, slots, make, {"format": "pt"})
+
+
+def _ids(run: Outgoing, kind: str) -> Tree:
+    """Special ids as a config names them."""
+    ids, tokeniser = run.ids, run.tokeniser
+    if tokeniser is None:
+        return {}
+    found: Tree = {}
+    if kind == "bert" and ids.pad is not None:
+        found["pad_token_id"] = ids.pad
+    if run.run.task in GENERATED:
+        found |= _generation(run)
+        found.pop("forced_bos_token_id", None)
+    return found
+
+
+def _generation(run: Outgoing) -> Tree:
+    """Where texts begin and end when they are written."""
+    ids, tokeniser = run.ids, run.tokeniser
+    assert tokeniser is not None
+    found: Tree = {"eos_token_id": ids.stops[0] if len(ids.stops) == 1 else list(ids.stops) or None}
+    first = ids.before[0] if ids.before else tokeniser.start
+    found |= {"bos_token_id": first, "pad_token_id": ids.pad, "decoder_start_token_id": ids.start}
+    forced = run.facts.get("before", {}).get("target", ()) if run.run.task == "translation" else ()
+    if forced:
+        found["forced_bos_token_id"] = forced[0]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _classes(run: Outgoing) -> Tree:
+    """The names of classes."""
+    names = run.facts.get("classes", run.facts.get("tags"))
+    if not isinstance(names, list):
+        return {}
+    table = {str(number): name for number, name in enumerate(names)}
+    return {"id2label": table, "label2id": {name: number for number, name in enumerate(names)}}
+
+
+def _preprocessor(run: Outgoing) -> Tree:
+    """How pictures become what the model sees; a run without a way of its own covers the square and cuts its centre."""
+    facts, side = run.facts, int(run.facts["side"])
+    how: Any = facts.get("fitting") or {"scaled": [side], "filter": "bilinear"}
+    scaled = how["scaled"]
+    size = {"shortest_edge": scaled[0]} if len(scaled) == 1 else {"height": scaled[0], "width": scaled[1]}
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": size,
+        "resample": next(number for number, name in FILTERS.items() if name == how["filter"]),
+        "do_center_crop": scaled != [side, side],
+        "crop_size": {"height": side, "width": side},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(facts["mean"]),
+        "image_std": list(facts["deviation"]),
+    }
+
+
+def _write_modules(run: Outgoing, out: Path) -> None:
+    """How tokens become one vector, as the library sentence-transformers keeps it."""
+    facts = run.facts
+    name = next((name for name, pool in POOLS.items() if pool == facts["pool"]), None)
+    if name is None:
+        raise WeftError(f"the pool {facts['pool']!r} maps to none of sentence-transformers: use first, mean or last")
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if facts["normalise"] else [])]
+    rows = [
+        {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"sentence_transformers.models.{kind}"}
+        for n, kind in enumerate(kinds)
+    ]
+    write_text(out / "modules.json", json.dumps(rows, indent=2) + "\n")
+    for row in rows[1:]:
+        (out / str(row["path"])).mkdir()
+    flags = {f"pooling_mode_{known}_token{'s' if known == 'mean' else ''}": known == name for known in ("cls", "mean")}
+    flags["pooling_mode_lasttoken"] = name == "lasttoken"
+    width = {"word_embedding_dimension": run.model.width}
+    _write_json(out / "1_Pooling" / "config.json", width | flags)
+    _write_json(out / "sentence_bert_config.json", {"max_seq_length": facts["length"], "do_lower_case": False})
+
+
+def _write_json(path: Path, tree: Tree) -> None:
+    write_text(path, json.dumps(tree, indent=2, ensure_ascii=False) + "\n")

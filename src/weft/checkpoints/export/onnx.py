@@ -1,0 +1,256 @@
+"""ONNX files from runs: any batch and length; decoders with their memory as inputs and outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.checkpoints.atomic import write_text
+from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.export.onnx_graphs import (
+    DecoderGraph,
+    EncoderGraph,
+    PlainGraph,
+    SourceGraph,
+    TargetGraph,
+    expect_exportable,
+    make_exportable,
+)
+from weft.checkpoints.export.tokenizer import write_tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+from weft.models.build import build
+from weft.models.encoder import EncoderSpec
+from weft.models.vision import VisionSpec
+
+LARGEST = 1 << 30  # bytes of weights in the file itself; more lie beside it, because a file of ONNX ends at 2 GiB
+INSTALL = "pip install 'weft[onnx]'"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One file: a module, an example of its inputs by name with the axes that vary, and names of its outputs."""
+
+    file: str
+    module: nn.Module
+    inputs: dict[str, Tensor]
+    axes: dict[str, dict[int, str]]
+    outputs: list[str]
+
+
+def write_onnx(run: Outgoing, out: Path) -> list[str]:
+    """Write one file, or encoder.onnx and decoder.onnx, the tokeniser, and model.json, which tells names and sizes."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise WeftError(f"ONNX files need the package {error.name}: {INSTALL}") from None
+    expect_exportable(run.model)
+    graphs = _graphs(run, make_exportable(module_of(run)))
+    for graph in graphs:
+        _write(graph, out, sum(tensor.nbytes for tensor in run.weights.values()))
+    write_tokeniser(run, out)
+    write_text(out / "model.json", json.dumps(_tree(run, graphs), indent=2) + "\n")
+    return [graph.file for graph in graphs]
+
+
+def module_of(run: Outgoing) -> nn.Module:
+    """The model with the run's weights in float32."""
+    module = build(run.model, device="meta")
+    module.load_state_dict({name: tensor.float() for name, tensor in run.weights.items()}, assign=True)
+    return module.eval()
+
+
+def _tree(run: Outgoing, graphs: list[Graph]) -> Tree:
+    files = {graph.file: {"inputs": list(graph.inputs), "outputs": graph.outputs} for graph in graphs}
+    ids = run.ids
+    special = {"before": list(ids.before), "after": list(ids.after), "stops": list(ids.stops), "start": ids.start}
+    known: Tree = {name: run.facts[name] for name in ("classes", "mean", "deviation", "side") if name in run.facts}
+    return {"task": run.run.task, "files": files, "ids": special, **known, "model": run.model.to_tree()}
+
+
+# --- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def _graphs(run: Outgoing, model: Any) -> list[Graph]:
+    """The graphs of a model, each with example inputs of unlike sizes."""
+    spec: Any = run.model
+    B, T, S, N = 2, 5, 3, 7
+    if isinstance(spec, VisionSpec):
+        images = {"images": torch.randn(B, spec.channels, spec.image, spec.image)}
+        return [Graph("model.onnx", PlainGraph(model), images, {"images": {0: "batch"}}, ["logits"])]
+    if spec.family == "series":
+        values = {"values": torch.randn(B, T * spec.patch, spec.channels)}
+        return [Graph("model.onnx", PlainGraph(model), values, {"values": ROWS}, ["logits"])]
+    if isinstance(spec, EncoderSpec):
+        return [_encoder(run, model, B, T)]
+    past, past_axes, present = _memory(model.decoder if spec.family == "encoder-decoder" else model.stack, B, S)
+    tokens = torch.randint(0, spec.vocabulary, (B, T))
+    if spec.family == "decoder":
+        mask = torch.ones(B, S + T, dtype=torch.long)
+        inputs = {"tokens": tokens, "mask": mask, **past}
+        axes = {"tokens": ROWS, "mask": {0: "batch", 1: "past + length"}, **past_axes}
+        return [Graph("model.onnx", DecoderGraph(model), inputs, axes, ["logits", *present])]
+    source = {"source": torch.randint(0, spec.vocabulary, (B, N)), "source_mask": torch.ones(B, N, dtype=torch.long)}
+    seen = {0: "batch", 1: "source length"}
+    first = Graph("encoder.onnx", SourceGraph(model), source, dict.fromkeys(source, seen), ["memory"])
+    memory = {"memory": torch.randn(B, N, spec.width), "source_mask": source["source_mask"]}
+    inputs = {"target": tokens, **memory, **past}
+    axes = {"target": ROWS, **dict.fromkeys(memory, seen), **past_axes}
+    return [first, Graph("decoder.onnx", TargetGraph(model), inputs, axes, ["logits", *present])]
+
+
+ROWS = {0: "batch", 1: "length"}
+
+
+def _encoder(run: Outgoing, model: Any, B: int, T: int) -> Graph:
+    spec = run.model
+    assert isinstance(spec, EncoderSpec)
+    tokens = encoder_inputs(spec, B, T)
+    if any(mixer.kind == "convolution" for mixer in spec.mixer):
+        # A convolution over rows with padding is no fixed graph: rows of one call have one length.
+        return Graph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": ROWS}, ["logits"])
+    facts = run.facts if run.run.task == "embedding" else {}
+    graph = EncoderGraph(model, facts.get("pool"), bool(facts.get("normalise")))
+    inputs = {"tokens": tokens, "mask": torch.ones(B, T, dtype=torch.long)}
+    return Graph("model.onnx", graph, inputs, dict.fromkeys(inputs, ROWS), ["vectors" if facts else "logits"])
+
+
+def encoder_inputs(spec: EncoderSpec, B: int, T: int) -> Tensor:
+    """Random tokens [B, T], words with their characters [B, T, 1 + L], or vectors [B, T, C]."""
+    given: Any = spec.input
+    if given.kind == "vectors":
+        return torch.randn(B, T, given.channels)
+    if given.kind == "tokens":
+        return torch.randint(0, given.vocabulary, (B, T))
+    return torch.cat(
+        (
+            torch.randint(0, given.vocabulary, (B, T, 1)),
+            torch.randint(0, given.characters, (B, T, given.longest)),
+        ),
+        2,
+    )
+
+
+def _memory(stack: Any, B: int, S: int) -> tuple[dict[str, Tensor], dict[str, dict[int, str]], list[str]]:
+    """Keys and values of all layers that look: examples, axes, and the names under which they come out."""
+    past: dict[str, Tensor] = {}
+    for layer, block in enumerate(stack.blocks):
+        mixer = block.mixer
+        for name, size in (("keys", mixer.head_width), ("values", mixer.value_width)):
+            past[f"past.{layer}.{name}"] = torch.randn(B, mixer.key_heads, S, size)
+    axes = {name: {0: "batch", 2: "past"} for name in past}
+    return past, axes, [name.replace("past", "present", 1) for name in past]
+
+
+# --- writing and judging ---------------------------------------------------------------------------------------------
+
+
+def _write(graph: Graph, out: Path, size: int) -> None:
+    dynamic = [dict.fromkeys(graph.axes[name], torch.export.Dim.DYNAMIC) for name in graph.inputs]
+    past = sum(name.startswith("past.") for name in graph.inputs)
+    own = len(dynamic) - past
+    shapes: Any = (*dynamic[:own], tuple(dynamic[own:])) if past else tuple(dynamic)
+    with _quiet(), torch.no_grad():
+        try:
+            program = torch.onnx.export(
+                graph.module,
+                tuple(graph.inputs.values()),
+                input_names=list(graph.inputs),
+                output_names=graph.outputs,
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
+            assert program is not None
+            _name_axes(program, graph.axes)
+            program.save(out / graph.file, external_data=size > LARGEST)
+        except (torch.onnx.OnnxExporterError, RuntimeError) as error:
+            reason = str(error).strip().splitlines()[0][:160]
+            raise WeftError(
+                f"{graph.file} cannot be written as ONNX ({reason}): export to huggingface instead"
+            ) from None
+
+
+def _name_axes(program: Any, axes: dict[str, dict[int, str]]) -> None:
+    """Axes that vary have the names of what they count."""
+    for value in program.model.graph.inputs:
+        if value.shape is not None:
+            for axis, name in axes.get(str(value.name), {}).items():
+                value.shape[axis] = name
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter's own words are no news for users."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere:
+            warnings.simplefilter("ignore")
+            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+                yield
+    finally:
+        logger.setLevel(level)
+
+
+Session = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+def open_session(path: Path) -> Session:
+    """A file ready to run: tensors by name in, tensors by name out."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def ask(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = session.run(names, {name: tensor.numpy() for name, tensor in given.items()})
+        return {name: torch.from_numpy(array) for name, array in zip(names, found, strict=True)}
+
+    return ask
+
+
+def judge_onnx(run: Outgoing, out: Path) -> tuple[float, float] | None:
+    """(largest difference, largest number) of onnxruntime's answers and ours to other sizes than the example's; None
+    where it is not installed."""
+    try:
+        import onnxruntime  # noqa: F401
+    except ImportError:
+        return None
+    graphs = _graphs(run, make_exportable(module_of(run)))
+    worst = largest = 0.0
+    with torch.no_grad():
+        for graph in graphs:
+            given = _other_sizes(graph)
+            theirs, ours = open_session(out / graph.file)(given), graph.module(*given.values())
+            for name, tensor in zip(graph.outputs, ours if isinstance(ours, tuple) else (ours,), strict=True):
+                worst = max(worst, float((theirs[name] - tensor).abs().max()) if tensor.numel() else 0.0)
+                largest = max(largest, float(tensor.abs().max()) if tensor.numel() else 0.0)
+    return worst, largest
+
+
+def _other_sizes(graph: Graph) -> dict[str, Tensor]:
+    """The example's inputs in a batch of one more row, and without a past."""
+    given = {}
+    for name, tensor in graph.inputs.items():
+        tensor = torch.cat((tensor, tensor[:1]))
+        if name.startswith("past."):
+            tensor = tensor[:, :, :0]
+        elif name == "mask" and "tokens" in graph.inputs:
+            tensor = tensor[:, : graph.inputs["tokens"].shape[1]]
+        given[name] = tensor.contiguous()
+    return given

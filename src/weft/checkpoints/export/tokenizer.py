@@ -1,0 +1,47 @@
+"""A run's tokeniser as Hugging Face folders keep it: tokenizer.json, tokenizer_config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer as Engine
+from tokenizers import processors
+
+from weft.checkpoints.atomic import write_text
+from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.formats.vocabulary import frame_of
+from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.foundation.spec import Tree
+
+
+def write_tokeniser(run: Outgoing, out: Path) -> None:
+    """Write the tokeniser and its settings, if the run has one."""
+    if run.tokeniser is None:
+        return
+    write_text(out / "tokenizer.json", framed(run.tokeniser, run.ids.before, run.ids.after).to_str())
+    if run.tokeniser.other is not None:
+        write_text(out / "target_tokenizer.json", run.tokeniser.target.engine.to_str())
+    settings: Tree = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **run.special_tokens(),
+    }
+    length = run.facts.get("length", getattr(run.model, "length", None))
+    if length is not None:
+        settings["model_max_length"] = length
+    template = run.chat_template()
+    if template is not None:
+        settings["chat_template"] = template
+    write_text(out / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def framed(tokeniser: Tokeniser, before: tuple[int, ...], after: tuple[int, ...]) -> Engine:
+    """The tokeniser's engine, which puts these ids around each text by itself; as it is where it does so already."""
+    if frame_of(tokeniser) == (before, after):
+        return tokeniser.engine
+    engine = Engine.from_str(tokeniser.engine.to_str())
+    names = [[str(engine.id_to_token(index)) for index in ids] for ids in (before, after)]
+    used = sorted({(name, int(engine.token_to_id(name) or 0)) for side in names for name in side})
+    engine.post_processor = processors.TemplateProcessing(single=[*names[0], "$A", *names[1]], special_tokens=used)
+    return engine

@@ -1,0 +1,261 @@
+"""Name tables: which tensors of another library make up each of ours, readable in both directions.
+
+A row is one of our tensors, theirs that it is made from, and the change between: nothing, a transpose, rows put under
+each other, another shape, experts in a stack. `read` makes ours from theirs, `write` theirs from ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
+from weft.data.readers.files import DataError
+
+WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Change(Protocol):
+    """How theirs become ours, and back."""
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs."""
+        ...
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        """Theirs from ours."""
+        ...
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """The shapes of theirs that make up one of ours of this shape."""
+        ...
+
+
+@dataclass(frozen=True)
+class Same:
+    """One tensor, as it is."""
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs."""
+        return theirs[0]
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        """Theirs from ours."""
+        return [ours]
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """Ours."""
+        return [ours]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A matrix [in, out] where ours is [out, in]."""
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs."""
+        return theirs[0].T
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        """Theirs from ours."""
+        return [ours.T]
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """[in, out]."""
+        return [ours[::-1]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Several tensors whose rows, `sizes` of them, stand under each other in ours: queries, keys and values."""
+
+    sizes: tuple[int, ...]
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs."""
+        return torch.cat(list(theirs))
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        """Theirs from ours."""
+        return list(ours.split(list(self.sizes)))
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """One for each size."""
+        return [(size, *ours[1:]) for size in self.sizes]
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """The same numbers in another shape: a kernel [D, C, p, p] is our matrix [D, C p p]."""
+
+    theirs: Shape
+    ours: Shape
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs."""
+        return theirs[0].reshape(self.ours)
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        """Theirs from ours."""
+        return [ours.reshape(self.theirs)]
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """As given."""
+        return [self.theirs]
+
+
+@dataclass(frozen=True)
+class Without:
+    """Theirs has `first` rows more at its beginning, which are never used: positions that begin at 2."""
+
+    first: int
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs."""
+        return theirs[0][self.first :]
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        """Theirs from ours; the rows that are never used are zeros."""
+        return [torch.cat((ours.new_zeros(self.first, *ours.shape[1:]), ours))]
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """So many rows more."""
+        return [(ours[0] + self.first, *ours[1:])]
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """One matrix an expert: ours holds all in a stack [E, ...], each made by `inner` from its own tensors."""
+
+    experts: int
+    inner: Change
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        """Ours from theirs, expert by expert."""
+        each = len(theirs) // self.experts
+        return torch.stack([self.inner.read(theirs[n * each : (n + 1) * each]) for n in range(self.experts)])
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        """Theirs from ours."""
+        return [tensor for one in ours for tensor in self.inner.write(one)]
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        """Those of each expert."""
+        return [shape for _ in range(self.experts) for shape in self.inner.shapes(ours[1:])]
+
+
+class Row(NamedTuple):
+    """One of our tensors, and theirs that it is made from."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    change: Change = Same()
+
+
+def linear(
+    ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, change: Change | None = None
+) -> list[Row]:
+    """A linear map from one or several of theirs, whose rows stand under each other; with or without biases."""
+    joined: Change = Rows(sizes) if len(theirs) > 1 else Same()
+    rows = [Row(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), change or joined)]
+    return rows + ([Row(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), joined)] if bias else [])
+
+
+def norm(ours: str, theirs: str, bias: bool = True) -> list[Row]:
+    """gamma and, where there is one, beta."""
+    return [Row(f"{ours}.gamma", (f"{theirs}.weight",)), *([Row(f"{ours}.beta", (f"{theirs}.bias",))] if bias else [])]
+
+
+class Matched(NamedTuple):
+    """A row with the names that theirs have in the file at hand."""
+
+    row: Row
+    names: tuple[str, ...]
+
+    def read(self, tensors: Tensors) -> Tensor:
+        """Our tensor; types that differ become the widest of them."""
+        found = [tensors.read(name) for name in self.names]
+        widest = self.type(tensors)
+        return self.row.change.read([tensor.to(widest) for tensor in found])
+
+    def type(self, tensors: Tensors) -> torch.dtype:
+        """The type of our tensor."""
+        kinds = [tensors.type_of(name) for name in self.names]
+        widest = kinds[0]
+        for kind in kinds[1:]:
+            widest = torch.promote_types(widest, kind)
+        return widest
+
+
+Canonical = Callable[[str], str | None]
+
+
+def match(
+    rows: Sequence[Row],
+    ours: Mapping[str, Shape],
+    tensors: Tensors,
+    canonical: Canonical,
+    copies: Mapping[str, str],
+    unused: Sequence[str],
+) -> tuple[list[Matched], list[str]]:
+    """Each row with its tensors in the file, and the names of those left out; anything missing, over or of a wrong
+    shape is refused.
+
+    `canonical` brings the spellings of a name to one (None: no weight), `copies` may be there once more, `unused`
+    are the beginnings of names that this model has no use for.
+    """
+    known: dict[str, str] = {}
+    for name in tensors.shapes:
+        key = canonical(name)
+        if key is not None:
+            if key in known:
+                raise DataError(f"{tensors.files} holds {known[key]} and {name}, which are the same: remove one")
+            known[key] = name
+    if {row.ours for row in rows} != set(ours):
+        raise AssertionError(f"the name table and the model differ: {sorted({r.ours for r in rows} ^ set(ours))[:4]}")
+    wanted = [canonical(name) or name for row in rows for name in row.theirs]
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise DataError(
+            f"{tensors.files} lacks {len(missing)} of {len(wanted)} tensors, the first is {missing[0]}: "
+            "fetch the folder again, or check that config.json belongs to it"
+        )
+    over = sorted(set(known) - set(wanted))
+    left = [known[name] for name in over if any(name.startswith(start) for start in unused)]
+    for name in over:
+        if known[name] not in left:
+            _expect_copy(tensors, known, name, copies)
+    matched = [Matched(row, tuple(known[canonical(name) or name] for name in row.theirs)) for row in rows]
+    for one in matched:
+        _expect_shapes(one, ours[one.row.ours], tensors)
+    return matched, left
+
+
+def _expect_copy(tensors: Tensors, known: Mapping[str, str], name: str, copies: Mapping[str, str]) -> None:
+    original = copies.get(name)
+    if original is None or original not in known:
+        raise DataError(
+            f"{tensors.files} holds {known[name]}, for which this architecture has no place: "
+            "check that config.json belongs to it"
+        )
+    if not tensors.same(known[name], known[original]):
+        raise DataError(
+            f"{known[name]} and {known[original]} differ, but config.json says that they are one: "
+            "set tie_word_embeddings to false there"
+        )
+
+
+def _expect_shapes(one: Matched, shape: Shape, tensors: Tensors) -> None:
+    for name, expected in zip(one.names, one.row.change.shapes(shape), strict=True):
+        found = tensors.shapes[name]
+        if found != expected:
+            raise DataError(
+                f"{name} is {list(found)}, but config.json makes it {list(expected)}: they do not belong together"
+            )
+        if tensors.type_of(name) not in WEIGHTS:
+            kind = str(tensors.type_of(name)).removeprefix("torch.")
+            raise DataError(f"{name} holds {kind}, but weights are floating-point numbers of 16 bits or more")

@@ -1,0 +1,1 @@
+"""Formats: reading other programs' checkpoint files, without running anything in them."""

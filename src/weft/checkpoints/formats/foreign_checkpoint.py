@@ -1,0 +1,102 @@
+"""A foreign checkpoint that was looked through: what it is, and where each of our tensors comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from weft.checkpoints.detect_task import use_of
+from weft.checkpoints.families import family_of
+from weft.checkpoints.families.family import Config, Family
+from weft.checkpoints.families.weight_maps import Canonical, Matched, match
+from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
+from weft.checkpoints.formats.streamed_writing import Slot
+from weft.checkpoints.formats.vocabulary import Vocabulary
+from weft.data.readers.files import DataError
+from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.foundation.errors import SpecError
+from weft.foundation.spec import Tree
+from weft.models.build import AnySpec, build
+
+
+@dataclass(frozen=True)
+class ForeignCheckpoint:
+    """All that is needed to make a run of it; nothing was read yet but names, shapes and settings.
+
+    `left` are tensors that no task here asks for, such as the head of masked language models.
+    """
+
+    source: Path
+    family: Family
+    architecture: str
+    spec: AnySpec
+    tensors: Tensors
+    matched: dict[str, Matched]
+    left: tuple[str, ...]
+    task: str
+    facts: Tree
+    tokeniser: Tokeniser | None
+
+    @cached_property
+    def slots(self) -> dict[str, Slot]:
+        """Types and shapes of our tensors."""
+        shapes = shapes_of(self.spec)
+        return {name: Slot(one.type(self.tensors), shapes[name]) for name, one in self.matched.items()}
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers there are."""
+        return sum(slot.bytes // slot.type.itemsize for slot in self.slots.values())
+
+
+class _Known:
+    """What a config's reader may ask of the weights, by canonical names."""
+
+    def __init__(self, tensors: Tensors, canonical: Canonical) -> None:
+        self.tensors = tensors
+        self.names = {key: name for name in tensors.shapes if (key := canonical(name)) is not None}
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def same(self, name: str, other: str) -> bool:
+        return other in self.names and self.tensors.same(self.names[name], self.names[other])
+
+
+def shapes_of(spec: AnySpec) -> dict[str, Shape]:
+    """Names and shapes of a model's tensors; nothing is built but these."""
+    try:
+        module = build(spec, device="meta")
+    except (RuntimeError, OverflowError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")[:100]
+        raise DataError(f"config.json asks for sizes that no tensor can have ({reason}): fetch it again") from None
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def look_through(
+    source: Path, config: Config, tensors: Tensors, vocabulary: Vocabulary | None, stops: Any = None
+) -> ForeignCheckpoint:
+    """Find the adapter, read the config, and match every tensor; refuse what does not fit in one sentence."""
+    family = family_of(config)
+    try:
+        spec = family.read(config, _Known(tensors, family.canonical))
+    except SpecError as error:
+        raise DataError(f"{config.name} describes no model that can be built ({error})") from None
+    layers = sum(getattr(spec, name, None) or 0 for name in ("layers", "decoder_layers"))
+    experts = getattr(getattr(spec, "feedforward", None), "experts", 0)
+    for count, what in ((layers, "layers"), (experts, "experts")):
+        if count > len(tensors.shapes):
+            raise DataError(
+                f"{config.name} says {count:,} {what}, but {tensors.files} holds {len(tensors.shapes):,} tensors: "
+                "they do not belong together"
+            )
+    rows = family.table(spec)
+    found, left = match(rows, shapes_of(spec), tensors, family.canonical, family.copies, family.unused)
+    folder = source if source.is_dir() else source.parent
+    task, facts = use_of(folder, spec, config, vocabulary, stops)
+    names = config.get("architectures") or [family.architectures[0]]
+    tokeniser = None if vocabulary is None else vocabulary.tokeniser
+    matched = {one.row.ours: one for one in found}
+    return ForeignCheckpoint(source, family, str(names[0]), spec, tensors, matched, tuple(left), task, facts, tokeniser)

@@ -1,0 +1,135 @@
+"""The vocabulary of a foreign folder: its tokeniser, what it puts around each text, its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import processors
+
+from weft.checkpoints.families.family import Config
+from weft.checkpoints.formats.safe_files import LARGEST_JSON, file_inside, read_json_if_there
+from weft.data.readers.files import DataError
+from weft.data.tokenizers.tokenizer import FILES, Tokeniser, load_tokeniser
+from weft.data.tokenizers.vocabulary_files import from_wordpiece, part_words
+
+LARGEST_TEMPLATE = 1 << 20  # characters
+NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+BESIDE = ("merges.txt", "target.spm")  # that belong to one of the files of vocabularies
+SENTINELS = 100  # T5's marks for what was left out
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokeniser, the ids that it puts before and after each text, its special tokens by name, its chat template."""
+
+    tokeniser: Tokeniser
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    template: str | None = None
+
+    def id_of(self, name: str) -> int | None:
+        """The id of a special token by its name, such as eos_token."""
+        token = self.names.get(name)
+        return None if token is None else self.tokeniser.id_of(token)
+
+
+def read_vocabulary(folder: Path, config: Config) -> Vocabulary:
+    """The vocabulary of a folder, from tokenizer.json or the family's own files."""
+    settings = read_json_if_there(folder, "tokenizer_config.json")
+    extra = read_json_if_there(folder, "special_tokens_map.json")
+    for name in (*FILES, *BESIDE):
+        file = file_inside(folder, name)
+        if file.is_file() and file.stat().st_size > LARGEST_JSON:
+            raise DataError(f"{name} has {file.stat().st_size:,} bytes, which no vocabulary has: do not trust it")
+    tokeniser = _tokeniser(folder, config, settings)
+    names = {name: token for name in NAMES if (token := _token(settings.get(name) or extra.get(name))) is not None}
+    before, after = frame_of(tokeniser)
+    found = Vocabulary(tokeniser, before, after, names, _template(folder, settings))
+    return _with_ends(found, settings)
+
+
+def _tokeniser(folder: Path, config: Config, settings: Mapping[str, Any]) -> Tokeniser:
+    if file_inside(folder, "tokenizer.json").is_file():
+        return load_tokeniser(folder / "tokenizer.json")
+    lower = settings.get("do_lower_case")
+    if file_inside(folder, "vocab.txt").is_file() and isinstance(lower, bool):
+        tokeniser = Tokeniser(from_wordpiece(folder / "vocab.txt", lower))
+    else:
+        tokeniser = load_tokeniser(folder)
+    kind, engine = config.get("model_type"), tokeniser.engine
+    if kind in ("qwen2", "qwen3"):
+        part_words(engine, "qwen")
+    if kind == "t5" and tokeniser.id_of("</s>") is not None:
+        engine.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(SENTINELS))])
+        engine.post_processor = _template_processing("$A </s>", tokeniser, "</s>")
+    elif kind in ("llama", "mistral", "mixtral") and tokeniser.id_of("<s>") is not None:
+        engine.post_processor = _template_processing("<s> $A", tokeniser, "<s>")
+    _add_tokens(tokeniser, settings.get("added_tokens_decoder"))
+    return tokeniser
+
+
+def _template_processing(single: str, tokeniser: Tokeniser, name: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(single=single, special_tokens=[(name, tokeniser.id_of(name) or 0)])
+
+
+def _add_tokens(tokeniser: Tokeniser, table: Any) -> None:
+    """Tokens that were added after training, in the order of their ids."""
+    if not isinstance(table, dict) or not all(str(number).isdigit() for number in table):
+        return
+    for number, entry in sorted(table.items(), key=lambda item: int(item[0])):
+        name = _token(entry)
+        if name is None or tokeniser.id_of(name) is not None:
+            continue
+        if int(number) != tokeniser.vocabulary:
+            raise DataError(
+                f"tokenizer_config.json adds {name!r:.40} as token {number}, but the next is {tokeniser.vocabulary}: "
+                "fetch the folder again"
+            )
+        special = isinstance(entry, dict) and bool(entry.get("special"))
+        (tokeniser.engine.add_special_tokens if special else tokeniser.engine.add_tokens)([name])
+
+
+def _token(value: Any) -> str | None:
+    """A special token, written as a text or as a table with its content."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) and content else None
+
+
+def frame_of(tokeniser: Tokeniser) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokeniser's own post-processor puts before and after a text."""
+    plain = tokeniser.encode("a") or tokeniser.encode("1")
+    framed = list(tokeniser.engine.encode("a" if tokeniser.encode("a") else "1", add_special_tokens=True).ids)
+    for first in range(len(framed) - len(plain) + 1):
+        if framed[first : first + len(plain)] == plain:
+            return tuple(framed[:first]), tuple(framed[first + len(plain) :])
+    return (), ()
+
+
+def _with_ends(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
+    """tokenizer_config.json may say itself whether a text begins with the start token and ends with the stop token."""
+    start, stop = found.id_of("bos_token"), found.id_of("eos_token")
+    for key, side, index in (("add_bos_token", "before", start), ("add_eos_token", "after", stop)):
+        wanted = settings.get(key)
+        if isinstance(wanted, bool) and (index is not None or not wanted):
+            found = replace(found, **{side: (index,) if wanted else ()})  # type: ignore[arg-type]
+    return found
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, or the template within tokenizer_config.json; of several the one named default."""
+    file = file_inside(folder, "chat_template.jinja")
+    given: Any = settings.get("chat_template")
+    if file.is_file():
+        if file.stat().st_size > LARGEST_TEMPLATE:
+            raise DataError(
+                f"{file.name} has {file.stat().st_size:,} bytes, which no chat template has: do not trust it"
+            )
+        given = file.read_text(encoding="utf-8", errors="replace")
+    if isinstance(given, list):
+        named = {one.get("name"): one.get("template") for one in given if isinstance(one, dict)}
+        given = named.get("default")
+    return given if isinstance(given, str) and 0 < len(given) <= LARGEST_TEMPLATE else None

@@ -1,0 +1,72 @@
+"""Classes: names of labels, in a fixed order, and the number of each example's label."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.data.readers.files import DataError
+from weft.data.readers.texts import expect_classes
+
+
+def number_labels(labels: Sequence[str], learn: bool = True) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """(number of each label, names): names in order, whole numbers by size ("2" before "10").
+
+    To learn from, there must be two classes or more, of two examples or more each; to evaluate on, any will do.
+    """
+    if learn:
+        expect_classes(labels)
+    names = sorted(set(labels), key=_by_size)
+    index = {name: number for number, name in enumerate(names)}
+    return np.array([index[label] for label in labels], dtype=np.int64), tuple(names)
+
+
+def _by_size(name: str) -> tuple[bool, int, str]:
+    whole = name.removeprefix("-").isdecimal()
+    return not whole, int(name) if whole else 0, name
+
+
+def label_names(path: Path, labels: NDArray[np.generic]) -> list[str]:
+    """The labels of an array file as names: 3 and 3.0 are "3", texts stay themselves."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or labels.dtype.kind not in "biufUS":
+        shape = "x".join(map(str, labels.shape))
+        raise DataError(f"{path.name}: labels of shape {shape} and type {labels.dtype}, but one a row is needed")
+    if labels.dtype.kind == "f":
+        whole = labels.astype(np.int64)
+        if not np.array_equal(whole, labels):
+            raise DataError(f"{path.name}: labels are fractions, but classes need whole numbers or names")
+        labels = whole
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in labels.tolist()]
+
+
+def read_arrays(
+    path: Path, optional: Sequence[str] = ("lengths",), /, **fields: Sequence[str]
+) -> dict[str, NDArray[np.generic]]:
+    """Arrays of an .npz file by field, each under the first of its names that is there; no pickles."""
+    found: dict[str, NDArray[np.generic]] = {}
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path.name} is no .npz file that can be read: write it with numpy.savez")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            for field, names in fields.items():
+                name = next((name for name in names if name in arrays.files), None)
+                if name is not None:
+                    found[field] = arrays[name]
+            kept = ", ".join(arrays.files)[:200]
+    except Exception as error:  # a damaged .npz fails as an error of zipfile, zlib, struct or numpy
+        if "allow_pickle" not in str(error):
+            raise DataError(f"{path.name} is no .npz file that can be read: {error}") from None
+        raise DataError(
+            f"{path.name} holds Python objects, which are never unpickled: "
+            "save plain arrays, padded and with `lengths` if need be"
+        ) from None
+    for field, names in fields.items():
+        if field not in found and field not in optional:
+            raise DataError(f"{path.name} has no array {' or '.join(names)}: it has {kept or 'none'}")
+    return found

@@ -1,0 +1,72 @@
+"""Graphs in files: nodes with a name each, edges as pairs of node numbers from 0, and a label a node to learn from.
+
+    {"nodes": ["red", "blue", "red"], "edges": [[0, 1], [1, 2]], "labels": ["blue", "red", "blue"]}
+
+A .json file holds one graph or a list of them, a .jsonl file one a line. Edges go both ways.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_text
+from weft.data.samples.classification import Graph
+
+GRAPH_SUFFIXES = (".json", ".jsonl")
+
+
+def are_graphs(paths: Sequence[str | Path]) -> bool:
+    """Whether these files hold graphs: .json, or .jsonl whose first line has nodes."""
+    first = Path(paths[0])
+    if not first.is_file():
+        return False
+    suffix = name_suffix(first)
+    return suffix == ".json" or (suffix == ".jsonl" and "nodes" in next(iter(read_jsonl(first)), (0, {}))[1])
+
+
+def read_graphs(paths: Sequence[str | Path], labelled: bool = True) -> list[Graph]:
+    """All graphs of some files; without `labelled` labels may be left out."""
+    found = [
+        parse_graph(tree, where, labelled) for path in find_files(paths, GRAPH_SUFFIXES) for where, tree in _trees(path)
+    ]
+    if not found:
+        raise DataError(f"{Path(paths[0]).name} holds no graph: give one with nodes and edges")
+    return found
+
+
+def _trees(path: Path) -> Iterator[tuple[str, Any]]:
+    if name_suffix(path) == ".jsonl":
+        yield from ((f"{path.name}, line {number}", row) for number, row in read_jsonl(path))
+        return
+    try:
+        tree = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path.name}, line {error.lineno}: not JSON ({error.msg})") from None
+    several = tree if isinstance(tree, list) else [tree]
+    yield from ((f"{path.name}, graph {number}", one) for number, one in enumerate(several, 1))
+
+
+def parse_graph(tree: Any, where: str, labelled: bool = True) -> Graph:
+    """A graph from plain JSON; `where` says in errors where it stands."""
+    nodes = tree.get("nodes") if isinstance(tree, dict) else None
+    if not isinstance(nodes, list) or not nodes or not all(isinstance(name, str | int) for name in nodes):
+        raise DataError(f'{where}: a graph has "nodes", a list of a name each, and "edges", a list of pairs')
+    adjacency = np.zeros((len(nodes), len(nodes)), dtype=np.bool_)
+    edges = tree.get("edges", [])
+    for edge in edges if isinstance(edges, list) else [edges]:
+        ends = edge if isinstance(edge, list) else []
+        if len(ends) != 2 or not all(isinstance(end, int) and 0 <= end < len(nodes) for end in ends):
+            raise DataError(f"{where}: edge {json.dumps(edge)[:40]} is no pair of nodes from 0 to {len(nodes) - 1}")
+        adjacency[ends[0], ends[1]] = adjacency[ends[1], ends[0]] = True
+    labels = tree.get("labels")
+    if labels is None and not labelled:
+        labels = []
+    elif not isinstance(labels, list) or len(labels) != len(nodes):
+        have = len(labels) if isinstance(labels, list) else "no"
+        raise DataError(f'{where}: {len(nodes)} nodes and {have} labels: give "labels", one a node')
+    return Graph(tuple(map(str, nodes)), adjacency, tuple(map(str, labels)))

@@ -1,0 +1,109 @@
+"""Sounds: .wav files as samples, and as log-mel frames (a vector of loudness by pitch every 10 ms)."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.data.readers.files import DataError
+
+MELS = 40
+WINDOW, HOP = 0.025, 0.010  # seconds
+LEAST_FFT = 512  # with fewer bins, filters of low pitch would hold none at low sampling rates
+QUIET = 1e-10
+PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+
+
+def read_sound(path: str | Path) -> tuple[int, NDArray[np.float32]]:
+    """(sampling rate, samples in -1 .. 1) of a .wav: 8, 16, 24 or 32 bits or floats; channels are averaged.
+
+    The library `wave` refuses the extensible header, which most 24-bit files have, before Python 3.12: read here.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot open {path}: {error.strerror or error}") from None
+    kind, channels, rate, bits, sound = _chunks(path, data)
+    samples = _samples(path, kind, bits, sound)
+    whole = len(samples) // channels * channels
+    if whole == 0:
+        raise DataError(f"{path} holds no sound: remove it")
+    return rate, samples[:whole].reshape(-1, channels).mean(axis=1).astype(np.float32)
+
+
+def _chunks(path: Path, data: bytes) -> tuple[int, int, int, int, bytes]:
+    """(kind, channels, rate, bits, sound) of a RIFF file: named chunks, each with its size before it."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        raise DataError(f"{path} is no .wav file: it does not begin with RIFF and WAVE; convert it to PCM .wav")
+    head: tuple[int, int, int, int] | None = None
+    place = 12
+    while place + 8 <= len(data):
+        name, size = struct.unpack("<4sI", data[place : place + 8])
+        body = data[place + 8 : place + 8 + size]
+        if name == b"fmt " and len(body) >= 16:
+            kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", body[:16])
+            # The extensible header keeps the kind at the start of its GUID.
+            kind = struct.unpack("<H", body[24:26])[0] if kind == EXTENSIBLE and len(body) >= 26 else kind
+            head = kind, channels, rate, bits
+        elif name == b"data":
+            if len(body) < size != 0xFFFFFFFF:  # written by programs that could not know the size
+                raise DataError(f"{path} is cut off: its head promises {size} bytes of sound, {len(body)} are there")
+            if head is not None and head[1] > 0 and head[2] > 0:
+                return *head, body
+            break
+        place += 8 + size + size % 2
+    raise DataError(f"{path} is no .wav file that can be read: it lacks its format or its sound; convert it again")
+
+
+def _samples(path: Path, kind: int, bits: int, sound: bytes) -> NDArray[np.float64]:
+    width = bits // 8
+    if (kind, bits) not in {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}:
+        raise DataError(f"{path} has {bits} bits of kind {kind}: convert it to PCM of 8, 16, 24 or 32 bits")
+    sound = sound[: len(sound) // width * width]
+    if kind == FLOAT:
+        return np.frombuffer(sound, dtype=f"<f{width}").astype(np.float64)
+    if bits == 8:  # the only unsigned width
+        return (np.frombuffer(sound, dtype=np.uint8).astype(np.float64) - 128) / 128
+    if bits == 24:
+        padded = np.zeros((len(sound) // 3, 4), dtype=np.uint8)
+        padded[:, 1:] = np.frombuffer(sound, dtype=np.uint8).reshape(-1, 3)
+        return padded.view("<i4")[:, 0] / 2.0**31
+    return np.frombuffer(sound, dtype=f"<i{width}") / 2.0 ** (bits - 1)
+
+
+def log_mel(samples: NDArray[np.float32], rate: int, mels: int = MELS) -> NDArray[np.float32]:
+    """Log-mel frames [T, mels]: ln(sum_f M[m, f] |X[t, f]|^2), X the Hann-windowed spectrum of 25 ms every 10 ms.
+
+    M holds triangles, equally wide on the mel scale m = 2595 log10(1 + f / 700), from 0 to half the rate, with peak 1
+    (Davis and Mermelstein 1980). X is divided by the window's sum; a sound shorter than one window is filled with 0.
+    """
+    window, hop = max(round(WINDOW * rate), 2), max(round(HOP * rate), 1)
+    if len(samples) < window:
+        samples = np.pad(samples, (0, window - len(samples)))
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
+    frames = np.lib.stride_tricks.sliding_window_view(samples, window)[::hop]
+    size = max(LEAST_FFT, 1 << (window - 1).bit_length())
+    filters = _mel_filters(rate, size, mels)
+    result = np.empty((len(frames), mels), dtype=np.float32)
+    for first in range(0, len(frames), 1024):  # an hour of sound would not fit at once
+        spectrum = np.fft.rfft(frames[first : first + 1024] * (hann / hann.sum()), size)
+        result[first : first + 1024] = np.log(np.maximum(np.abs(spectrum) ** 2 @ filters.T, QUIET))
+    return result
+
+
+@cache
+def _mel_filters(rate: int, size: int, mels: int) -> NDArray[np.float64]:
+    """Triangles [mels, size / 2 + 1], each rising from its left neighbour's centre and falling to its right one's."""
+    top = 2595 * np.log10(1 + rate / 2 / 700)
+    corners = 700 * (10 ** (np.linspace(0, top, mels + 2) / 2595) - 1)
+    bins = np.arange(size // 2 + 1) * rate / size
+    left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
+    filters: NDArray[np.float64] = np.maximum(
+        0, np.minimum((bins - left) / (centre - left), (right - bins) / (right - centre))
+    )
+    return filters

@@ -1,0 +1,296 @@
+"""Files of a token store: written once, whole or not at all, and found again by the content they were made from."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from weft.data.readers.files import DataError, find_files
+from weft.data.readers.texts import CHAT_TOKENS, ROLES, TEXT_SUFFIXES
+from weft.data.stores.prompt_protocol import Taught
+from weft.data.stores.text_pieces import PIECE, Piece, count_bytes, read_pieces
+from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
+from weft.data.tokenizers.tokenizer import Tokeniser
+
+FORMAT = 1
+HEADER = "store.json"
+BATCH = 1 << 20  # characters encoded at once: the library needs some hundred bytes for each token
+FINEST = 100  # characters in a piece of a small text; larger texts have about a thousand pieces, up to PIECE each
+Progress = Callable[[int], None]
+
+
+def store_name(paths: Sequence[str | Path], tokeniser: Tokeniser, taught: Taught | None = None) -> str:
+    """A name that changes with the content of any file, their order and kind, the tokeniser, or what was taught."""
+    known = {} if taught is None else taught.to_tree()
+    more = [json.dumps(known, sort_keys=True)] if known else []
+    whole = hashlib.sha256(json.dumps([FORMAT, tokeniser.engine.to_str(), *more]).encode())
+    for path in find_files(paths, TEXT_SUFFIXES):
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"cannot open {path}: {error.strerror or error}") from None
+        kind = "".join(path.suffixes[-2:]).lower()
+        whole.update(json.dumps([kind if kind.endswith(".gz") else path.suffix.lower(), digest]).encode())
+    return whole.hexdigest()[:32]
+
+
+def read_header(folder: Path) -> dict[str, Any] | None:
+    """What the store holds; None if it is not there, not whole or of another format."""
+    try:
+        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        whole = header["format"] == FORMAT and all(
+            (folder / name).stat().st_size == size for name, size in header["sizes"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return dict(header) if whole else None
+
+
+def make_store(
+    paths: Sequence[str | Path],
+    tokeniser: Tokeniser,
+    folder: Path,
+    progress: Progress | None = None,
+    taught: Taught | None = None,
+) -> dict[str, Any]:
+    """The header of the store in `folder`, made now unless it is there; a second process waits for the first."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder):
+            header = read_header(folder)
+            if header is None:
+                for left in (folder, *folder.parent.glob(f".{folder.name}.*.new")):
+                    shutil.rmtree(left, ignore_errors=True)
+                header = _make(paths, StoreWriter(_new(folder), tokeniser, taught), folder, progress)
+            return header
+    except OSError as error:
+        raise _explain(folder, error) from None
+
+
+def _new(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.{os.getpid()}.new")
+
+
+def _make(paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progress: Progress | None) -> dict[str, Any]:
+    fresh = writer.folder
+    fresh.mkdir()
+    try:
+        with writer:
+            size = sum(path.stat().st_size for path in find_files(paths, TEXT_SUFFIXES))
+            for batch in _batches(read_pieces(paths, min(max(size // 1000, FINEST), PIECE), writer.chat)):
+                writer.add(batch)
+                if progress is not None:
+                    progress(writer.read)
+            header = writer.finish()
+        _flush(fresh)
+        os.rename(fresh, folder)
+        _flush(folder.parent)
+        return header
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text) + 10
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class StoreWriter:
+    """Writes pieces as tokens; documents are parted by stop (or start), turns of a chat opened by their role.
+
+    Where a model was taught otherwise, each document stands between its start and its stop.
+    """
+
+    def __init__(self, folder: Path, tokeniser: Tokeniser, taught: Taught | None = None) -> None:
+        self.folder, self.tokeniser, self.taught = folder, tokeniser, taught
+        self.before = () if taught is None else taught.before
+        self.stops = () if taught is None else taught.stops
+        self.chat = None if taught is None else taught.chat
+        self.framed = bool(self.before or self.stops)
+        self.stop = self.stops[0] if self.stops else tokeniser.stop
+        self.encode, self.joins = bulk_encoder(tokeniser), joins_spaces(tokeniser)
+        self.kind = np.dtype(np.uint16 if tokeniser.vocabulary <= 1 << 16 else np.uint32)
+        self.between = self.stop if self.stop is not None or self.before else tokeniser.start
+        self.files: dict[str, BinaryIO] = {}
+        self.tokens = self.documents = self.bytes = self.read = 0
+        self.counted, self.closed = True, False  # of the piece before: in the loss; already ended by a stop
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self.files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def add(self, batch: Sequence[Piece]) -> None:
+        """Encode and write some pieces."""
+        flat, counts = self._ids(batch)
+        ids = flat.astype(self.kind)
+        tokens: list[Any] = []
+        answers: list[tuple[bool, int]] = []
+        rows: dict[str, list[int]] = {"starts": [], "places": [], "bytes": []}
+        chats = "answers" in self.files or bool(self.before) or any(p.role or p.answers is not None for p in batch)
+        if chats:
+            self._open_answers()
+        written = self._written([piece for piece in batch if piece.answers is not None])
+        end = 0
+        for piece, count in zip(batch, counts.tolist(), strict=True):
+            first, end = end, end + count
+            if piece.document == self.documents:
+                if self.documents and self.between is not None and not self.closed:
+                    tokens.append(np.array([self.between], self.kind))
+                    answers.append((self.counted, 1))
+                    self.tokens += 1
+                rows["starts"].append(self.tokens)
+                self.documents += 1
+            rows["places"].append(self.tokens)
+            rows["bytes"].append(self.bytes)
+            before, after = self._frame(piece)
+            own, runs = ids[first:end], [(piece.role in (None, ROLES[-1]), count)]
+            if piece.answers is not None:
+                own, runs = next(written)
+                after = self._end(own)
+            self.counted, self.closed = runs[-1][0], bool(after) or piece.answers is not None
+            tokens += [np.array(before, self.kind), own, np.array(after, self.kind)]
+            answers += [(False, len(before)), *runs, (self.counted, len(after))]
+            self.tokens += len(before) + len(own) + len(after)
+            self.read += count_bytes(piece.text)
+            self.bytes += _counted_bytes(piece)
+        self._write("tokens", np.concatenate(tokens))
+        if chats:
+            self._write("answers", np.repeat([flag for flag, _ in answers], [count for _, count in answers]))
+        for name, values in rows.items():
+            self._write(name, np.array(values, np.int64))
+
+    def _ids(self, batch: Sequence[Piece]) -> Any:
+        texts = [p.text[1:] if self.joins and not p.first and p.text[0] == " " else p.text for p in batch]
+        try:
+            return self.encode(["" if p.answers is not None else text for p, text in zip(batch, texts, strict=True)])
+        except (UnicodeEncodeError, TypeError):
+            raise _half_pair(batch[0]) from None
+
+    def _written(self, pieces: Sequence[Piece]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
+        """Ids of chats that are one text each, and how many in a row count or not; a token is where it ends."""
+        try:
+            found = self.tokeniser.engine.encode_batch([piece.text for piece in pieces], add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            raise _half_pair(pieces[0]) from None
+        for piece, one in zip(pieces, found, strict=True):
+            flags = (any(first < end <= last for first, last in piece.answers or ()) for _, end in one.offsets)
+            runs = [(flag, len(list(run))) for flag, run in groupby(flags)]
+            yield np.array(one.ids, self.kind), runs or [(False, 0)]
+
+    def _end(self, own: Any) -> list[int]:
+        """The stop after a chat that is one text; most templates write one, and maybe a line end after it."""
+        if self.stop is None or np.isin(own[-3:], [self.stop, *self.stops]).any():
+            return []
+        return [self.stop]
+
+    def _frame(self, piece: Piece) -> tuple[list[int], list[int]]:
+        """Ids before and after the piece's own: a turn's role at its start, stop at the end of an answer."""
+        if piece.answers is not None:
+            return [], []
+        if piece.role is None:
+            after = [self.stop] if self.framed and piece.last and self.stop is not None else []
+            return [*self.before] if piece.first else [], after
+        name = CHAT_TOKENS[ROLES.index(piece.role)]
+        role, stop = self.tokeniser.id_of(name), self.stop
+        if role is None or stop is None:
+            missing = name if role is None else "for stop"
+            if self.taught is not None:
+                raise DataError(
+                    "there are chats among the texts, but this model was not taught to chat: give texts, or take a "
+                    "model that has a chat template"
+                )
+            raise DataError(
+                f"the tokeniser has no token {missing}, which chats need: train one with {', '.join(CHAT_TOKENS)}"
+            )
+        return [role] if piece.first else [], [stop] if piece.last and piece.role == ROLES[-1] else []
+
+    def _open_answers(self) -> None:
+        """Before the first chat every token counts; without chats there is no such file."""
+        if "answers" not in self.files:
+            for first in range(0, self.tokens, BATCH):
+                self._write("answers", np.ones(min(BATCH, self.tokens - first), np.bool_))
+
+    def _write(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        if name not in self.files:
+            self.files[name] = (self.folder / f"{name}.bin").open("wb")
+        self.files[name].write(values.data)
+
+    def finish(self) -> dict[str, Any]:
+        """Write the header, all on the disk."""
+        if not self.tokens:
+            raise DataError("the texts hold no token: give files with text, or a tokeniser that knows its words")
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        header = {
+            "format": FORMAT,
+            "tokens": self.tokens,
+            "documents": self.documents,
+            "bytes": self.bytes,
+            "type": self.kind.name,
+            "sizes": {f"{name}.bin": (self.folder / f"{name}.bin").stat().st_size for name in self.files},
+        }
+        path = self.folder / HEADER
+        path.write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+        _flush(path)
+        return header
+
+
+def _counted_bytes(piece: Piece) -> int:
+    """UTF-8 bytes of what counts in the loss."""
+    if piece.answers is not None:
+        return sum(count_bytes(piece.text[first:last]) for first, last in piece.answers)
+    return count_bytes(piece.text) if piece.role in (None, ROLES[-1]) else 0
+
+
+def _half_pair(piece: Piece) -> DataError:
+    return DataError(
+        f"a text near document {piece.document + 1} holds half of a surrogate pair, which no tokeniser can read: "
+        "remove escapes from \\ud800 to \\udfff that stand alone"
+    )
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes this store; the system frees the lock at any end, a kill too."""
+    with folder.with_name(f".{folder.name}.lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _explain(folder: Path, error: OSError) -> DataError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DataError(f"the disk is full, so no tokens were stored in {folder.parent}: free some space there")
+    return DataError(f"cannot store tokens in {folder.parent}: {error.strerror or error}; choose another cache folder")

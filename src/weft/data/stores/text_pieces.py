@@ -1,0 +1,140 @@
+"""Texts of any size in pieces: cut where words meet, so that each piece has the tokens it has within the whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.data.readers.files import BLOCK, DataError, find_files, name_suffix, open_bytes, read_blocks
+from weft.data.readers.texts import TEXT_SUFFIXES, Chat, read_documents
+from weft.data.stores.prompt_protocol import ChatWriter, Spans, Written
+from weft.foundation.errors import WeftError
+
+PIECE = 1 << 14  # characters
+ROWS = (".jsonl", ".parquet")  # files of many documents, each of which fits in memory
+# Where a text may be cut, best first. A space between two words is the one place where all tokenisers in use cut too:
+# some join punctuation with the line ends after it, or treat the start of a text as a space.
+CUTS = (r"(?<=[^\W_]) (?=[^\W_])", r"(?<=[^\W_])\s", r"(?<=\S)\s", r"(?<=[^\W_])(?=[.,;!?。，、！？；])")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a document, or of a turn of a chat if it has a role; `first` and `last` of that document or turn.
+
+    `answers`: where the assistant speaks, in a chat that a writer made one text of.
+    """
+
+    document: int
+    text: str
+    role: str | None = None
+    first: bool = True
+    last: bool = True
+    answers: Spans | None = None
+
+
+def read_pieces(paths: Sequence[str | Path], size: int = PIECE, chat: ChatWriter | None = None) -> Iterator[Piece]:
+    """All texts in order, in pieces of at most `size` characters; empty documents are left out.
+
+    Chats come turn by turn, or as texts that `chat` writes, each in one piece.
+    """
+    number = 0
+    for path in find_files(paths, TEXT_SUFFIXES):
+        for document in read_documents([path]) if name_suffix(path) in ROWS else [read_blocks(path)]:
+            if isinstance(document, Chat) and chat is not None:
+                for text, answers in _written(chat, document, path):
+                    yield Piece(number, text, answers=answers)
+                    number += 1
+            elif isinstance(document, Chat):
+                for role, content in document.messages:
+                    yield from _pieces(number, [content], size, role)
+                number += 1
+            elif document:
+                yield from _pieces(number, [document] if isinstance(document, str) else document, size, None)
+                number += 1
+
+
+def _written(chat: ChatWriter, document: Chat, path: Path) -> list[Written]:
+    messages = [{"role": role, "content": content} for role, content in document.messages]
+    try:
+        return [found for found in chat.written(messages) if found.text]
+    except WeftError as error:
+        raise DataError(f"{path.name}, the chat that begins {messages[0]['content']!r:.40}: {error}") from None
+
+
+def _pieces(document: int, blocks: Iterable[str], size: int, role: str | None) -> Iterator[Piece]:
+    parts = cut_text(blocks, size)
+    text, first = next(parts, ""), True
+    for following in parts:
+        yield Piece(document, text, role, first, last=False)
+        text, first = following, False
+    yield Piece(document, text, role, first)
+
+
+def cut_text(blocks: Iterable[str], size: int) -> Iterator[str]:
+    """The text that the blocks make up, in parts of at most `size` characters."""
+    rest = ""
+    for block in blocks:
+        rest += block
+        first = 0
+        while len(rest) - first > size:
+            last = _cut(rest, first, first + size)
+            yield rest[first:last]
+            first = last
+        rest = rest[first:]
+    if rest:
+        yield rest
+
+
+def _cut(text: str, first: int, last: int) -> int:
+    """The last good place to cut after `first`, up to `last`; `last` itself where there is none."""
+    for pattern in CUTS:
+        search = re.compile(pattern)
+        for start in (max(first + 1, last - 200), first + 1):
+            # The end lies one further, because a cut looks at the character after it.
+            places = [found.start() for found in search.finditer(text, start, last + 1)]
+            if places:
+                return min(places[-1], last)
+    return last
+
+
+def has_chats(paths: Sequence[str | Path]) -> bool:
+    """Whether a .jsonl file speaks of messages; a look at the bytes, much faster than reading the rows."""
+    sign = b'"messages"'
+    for path in find_files(paths, TEXT_SUFFIXES):
+        if name_suffix(path) == ".jsonl":
+            with open_bytes(path) as file:
+                end = b""
+                while block := file.read(BLOCK):
+                    if sign in end + block:
+                        return True
+                    end = block[-len(sign) :]
+    return False
+
+
+def sample_texts(paths: Sequence[str | Path], most: int | None = 50_000_000, size: int = 4 * PIECE) -> Iterator[str]:
+    """An even sample of the texts, the same each time, of at most `most` characters; all of them where that is None."""
+    share = 1.0
+    if most is not None:
+        files = find_files(paths, TEXT_SUFFIXES)
+        packed = any(path.suffix.lower() in (".gz", ".parquet") for path in files)
+        # A character is a byte or more, so plain files need no counting.
+        total = sum(len(p.text) for p in read_pieces(files, size)) if packed else sum(p.stat().st_size for p in files)
+        share = min(1.0, most / max(total, 1))
+    due = 0.0
+    for piece in read_pieces(paths, size):
+        due += share * len(piece.text)
+        if due >= len(piece.text):
+            due -= len(piece.text)
+            yield piece.text
+
+
+def letters_of(paths: Sequence[str | Path], size: int = 4 * PIECE) -> Iterator[str]:
+    """Each piece's different characters once: a tokeniser of characters learns all there are, fast, from any text."""
+    return ("".join(sorted(set(piece.text))) for piece in read_pieces(paths, size))
+
+
+def count_bytes(text: str) -> int:
+    """UTF-8 bytes of a text."""
+    return len(text) if text.isascii() else len(text.encode())

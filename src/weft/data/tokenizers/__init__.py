@@ -1,0 +1,1 @@
+"""Tokenizers: learned, loaded, and the vocabulary files of other libraries."""

@@ -1,0 +1,176 @@
+"""Encoding in bulk: the ids that a tokeniser gives, as arrays, and by look-up where its kind allows it.
+
+Characters and bytes are looked up in a table. Byte-level BPE and words always part before the last space or line end in
+front of a word, so each unit between is encoded once and then looked up. All others are encoded by the library, in
+parallel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.data.stores.text_pieces import count_bytes
+from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+
+UNIT = re.compile(r"(?=[ \n][^\W_])")
+MOST_UNITS, LONGEST_UNITS = 300_000, 20_000_000  # what the look-up of units may hold: how many, how many characters
+
+
+class Ids(NamedTuple):
+    """Ids of many texts one after another, and how many each has."""
+
+    flat: NDArray[np.uint32]
+    counts: NDArray[np.int64]
+
+
+Encode = Callable[[Sequence[str]], Ids]
+
+
+def bulk_encoder(tokeniser: Tokeniser) -> Encode:
+    """The fastest way to the ids that `tokeniser.encode` gives."""
+    layout = json.loads(tokeniser.engine.to_str())
+    model, added = layout["model"], layout["added_tokens"]
+    plain = layout["normalizer"] is None and not any(
+        token[flag] for token in added for flag in ("single_word", "lstrip", "rstrip", "normalized")
+    )
+    kinds = [kind for kind in ("characters", "bytes", "words") if layout["pre_tokenizer"] == _steps(kind)]
+    if plain and kinds:
+        specials = {token["content"]: int(token["id"]) for token in added}
+        if kinds == ["characters"] and model["type"] == "WordLevel" and model["unk_token"] in model["vocab"]:
+            return _character_table(model["vocab"], model["unk_token"], specials)
+        if kinds == ["bytes"] and _settings(model) == _byte_settings() and set(_letters()) <= model["vocab"].keys():
+            return _Table([model["vocab"][letter] for letter in _letters()], "utf-8", np.uint8, specials)
+        parted = all(name and not name[0].isalnum() and not set(" \n") & set(name) for name in specials)
+        if kinds != ["characters"] and not model.get("dropout") and parted:
+            return _Units(tokeniser)
+    return lambda texts: _encode(tokeniser, texts)
+
+
+def joins_spaces(tokeniser: Tokeniser) -> bool:
+    """Whether the start of a text counts as a space (SentencePiece), so that a piece must not begin with one more."""
+    whole, parts = tokeniser.encode("a b"), tokeniser.encode_many(["a", " b", "b"])
+    return whole != parts[0] + parts[1] and whole == parts[0] + parts[2]
+
+
+def _encode(tokeniser: Tokeniser, texts: Sequence[str]) -> Ids:
+    found = [e.ids for e in tokeniser.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+    counts = np.fromiter(map(len, found), np.int64, len(found))
+    return Ids(np.fromiter(chain.from_iterable(found), np.uint32, int(counts.sum())), counts)
+
+
+@cache
+def _steps(kind: Any) -> Any:
+    """How a tokeniser of that kind takes a text apart."""
+    return json.loads(train_tokeniser(kind, ["a"]).engine.to_str())["pre_tokenizer"]
+
+
+@cache
+def _byte_settings() -> dict[str, Any]:
+    return _settings(json.loads(train_tokeniser("bytes", []).engine.to_str())["model"])
+
+
+def _settings(model: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in model.items() if name != "vocab"}
+
+
+def _letters() -> list[str]:
+    """GPT-2's letter for each byte: itself where it prints, else the next one from 256 on."""
+    prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in prints else next(hidden)) for byte in range(256)]
+
+
+def _character_table(vocabulary: dict[str, int], unknown: str, specials: dict[str, int]) -> _Table:
+    table = np.full(0x110000, vocabulary[unknown], np.uint32)
+    for token, index in vocabulary.items():
+        if len(token) == 1:
+            table[ord(token)] = index
+    return _Table(table, "utf-32-le", np.uint32, specials)
+
+
+class _Table:
+    """An id for each code unit; special tokens are found first, the longest at each place."""
+
+    def __init__(self, table: Any, codec: str, unit: type, specials: dict[str, int]) -> None:
+        self.table = np.asarray(table, np.uint32)
+        self.codec, self.unit, self.specials = codec, unit, specials
+        longest_first = sorted(specials, key=len, reverse=True)
+        self.pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if specials else None
+
+    def __call__(self, texts: Sequence[str]) -> Ids:
+        whole = "".join(texts)
+        if any(name in whole for name in self.specials):
+            parts = [self._with_specials(text) for text in texts]
+            return Ids(np.concatenate(parts), np.array([len(part) for part in parts], np.int64))
+        count = count_bytes if self.codec == "utf-8" else len
+        return Ids(self._look_up(whole), np.array([count(text) for text in texts], np.int64))
+
+    def _look_up(self, text: str) -> NDArray[np.uint32]:
+        return self.table[np.frombuffer(text.encode(self.codec), self.unit)]
+
+    def _with_specials(self, text: str) -> NDArray[np.uint32]:
+        assert self.pattern is not None
+        found = [
+            np.array([self.specials[part]], np.uint32) if place % 2 else self._look_up(part)
+            for place, part in enumerate(self.pattern.split(text))
+        ]
+        return np.concatenate(found)
+
+
+class _Numbers(dict[str, int]):
+    """Units numbered as they come; the new ones are listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fresh: list[str] = []
+
+    def __missing__(self, unit: str) -> int:
+        self[unit] = number = len(self)
+        self.fresh.append(unit)
+        return number
+
+
+@dataclass
+class _Units:
+    """Each unit (a word with the space before it and the marks after it) is encoded when it first comes."""
+
+    tokeniser: Tokeniser
+
+    def __post_init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self.numbers, self.characters = _Numbers(), 0
+        self.flat = np.zeros(0, np.uint32)
+        self.starts, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def __call__(self, texts: Sequence[str]) -> Ids:
+        if len(self.numbers) > MOST_UNITS or self.characters > LONGEST_UNITS:
+            self._forget()
+        units = [UNIT.split(text) for text in texts]
+        sizes = np.fromiter(map(len, units), np.int64, len(units))
+        numbers = np.fromiter(map(self.numbers.__getitem__, chain.from_iterable(units)), np.int64, int(sizes.sum()))
+        self._learn()
+        counts = self.counts[numbers]
+        ends = np.cumsum(counts)
+        places = np.repeat(self.starts[numbers] - (ends - counts), counts) + np.arange(counts.sum())
+        return Ids(self.flat[places], np.add.reduceat(counts, np.cumsum(sizes) - sizes))
+
+    def _learn(self) -> None:
+        fresh = self.numbers.fresh
+        if fresh:
+            new = _encode(self.tokeniser, fresh)
+            starts = len(self.flat) + np.cumsum(new.counts) - new.counts
+            self.flat = np.concatenate([self.flat, new.flat])
+            self.starts, self.counts = np.append(self.starts, starts), np.append(self.counts, new.counts)
+            self.characters += sum(map(len, fresh))
+            self.numbers.fresh = []

@@ -1,0 +1,214 @@
+"""Tokenisers: characters, bytes, words, byte-level BPE trained on the user's text; GPT-2's, BERT's, Llama's loaded.
+
+All are one kind underneath (the library `tokenizers`), saved as one tokenizer.json. Special tokens have roles: padding,
+start, stop, unknown; more can be given (`<User:>`, `<Assistant:>`) and are never split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Engine
+
+from weft.data.tokenizers.sentencepiece import read_sentencepiece
+from weft.data.tokenizers.vocabulary_files import (
+    SPACE,
+    byte_level,
+    from_marian,
+    from_merges,
+    from_sentencepiece,
+    from_wordpiece,
+)
+from weft.foundation.errors import WeftError
+
+Kind = Literal["characters", "bytes", "words", "bpe"]
+KINDS: tuple[Kind, ...] = ("characters", "bytes", "words", "bpe")
+PAD, START, STOP, UNKNOWN_TOKEN = "<pad>", "<start>", "<stop>", "<unknown>"
+SPECIALS = (PAD, START, STOP, UNKNOWN_TOKEN)
+# Names under which other libraries keep the same roles, best first.
+ROLES: dict[str, tuple[str, ...]] = {
+    "pad": (PAD, "[PAD]", "<|padding|>", "<unk>"),
+    "start": (START, "<s>", "[CLS]", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>"),
+    "stop": (STOP, "</s>", "[SEP]", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
+    "unknown": (UNKNOWN_TOKEN, "<unk>", "[UNK]", "<|endoftext|>"),
+}
+FILES = (
+    *("tokenizer.json", "source.spm", "encoder.json", "vocab.json", "vocab.txt"),
+    *("tokenizer.model", "spiece.model"),
+)
+SIDES = ("source", "target")
+
+
+@dataclass(frozen=True)
+class Tokeniser:
+    """Text to ids and back. `encode` adds no special tokens; `start`, `stop`, `pad` say which ids they have.
+
+    `other` is the engine of the language that is written, where it is not the one that is read (Marian).
+    """
+
+    engine: Engine
+    other: Engine | None = None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many different tokens there are."""
+        return int(self.engine.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text."""
+        return list(self.engine.encode(text, add_special_tokens=False).ids)
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of many texts, in parallel."""
+        return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
+        """The text of ids; special tokens are left out unless asked for."""
+        return str((self.other or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
+
+    @property
+    def target(self) -> Tokeniser:
+        """The tokeniser of the language that is written."""
+        return self if self.other is None else Tokeniser(self.other)
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Each token's own text, for pictures; with the space that SentencePiece leaves out at a beginning."""
+        engine = self.other or self.engine
+        found = []
+        for index in ids:
+            token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
+            found.append(f" {text}" if token.startswith(SPACE) and not text.startswith(" ") else text or token)
+        return found
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, if there is one."""
+        found = self.engine.token_to_id(token)
+        return None if found is None else int(found)
+
+    def role(self, name: str) -> int | None:
+        """The id that plays a role: pad, start, stop, unknown."""
+        return next((index for token in ROLES[name] if (index := self.id_of(token)) is not None), None)
+
+    @property
+    def pad(self) -> int:
+        """The id that fills rows up; 0 where none is named, because masks hide it anyway."""
+        return self.role("pad") or 0
+
+    @property
+    def start(self) -> int | None:
+        """The id before a text."""
+        return self.role("start")
+
+    @property
+    def stop(self) -> int | None:
+        """The id after a text."""
+        return self.role("stop")
+
+    def save(self, path: Path) -> None:
+        """Write tokenizer.json, of the language that is read."""
+        path.write_text(self.engine.to_str(), encoding="utf-8")
+
+
+def train_tokeniser(
+    kind: Kind, texts: Iterable[str], vocabulary: int = 8192, specials: Sequence[str] = (), least: int = 1
+) -> Tokeniser:
+    """A tokeniser learned from texts: at most `vocabulary` tokens, each seen at least `least` times."""
+    if kind not in KINDS:
+        raise WeftError(f"there is no tokeniser {kind!r}: choose one of {', '.join(KINDS)}")
+    names = [*SPECIALS, *specials]
+    if kind == "bytes":
+        return _bytes(names)
+    engine, trainer = _word_like(kind, vocabulary, names, least) if kind != "bpe" else _bpe(vocabulary, names, least)
+    engine.train_from_iterator(_not_empty(texts), trainer=trainer)
+    engine.add_special_tokens(names)
+    return Tokeniser(engine)
+
+
+def _not_empty(texts: Iterable[str]) -> Iterator[str]:
+    empty = True
+    for text in texts:
+        empty = empty and not text
+        yield text
+    if empty:
+        raise WeftError("there is no text to learn a tokeniser from: give a file that is not empty")
+
+
+def _word_like(kind: Kind, vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.WordLevelTrainer]:
+    engine = Engine(models.WordLevel(unk_token=UNKNOWN_TOKEN))
+    if kind == "characters":
+        engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        engine.decoder = decoders.Fuse()
+    else:
+        engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|[^\w\s]"), "removed", invert=True)
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocabulary, special_tokens=names, min_frequency=least, show_progress=False
+    )
+    return engine, trainer
+
+
+def _bpe(vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.BpeTrainer]:
+    trainer = trainers.BpeTrainer(
+        vocab_size=max(vocabulary, 256 + len(names)),
+        special_tokens=names,
+        min_frequency=max(least, 2),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    return byte_level(Engine(models.BPE())), trainer
+
+
+def _bytes(names: list[str]) -> Tokeniser:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*names, *alphabet])}
+    engine = byte_level(Engine(models.BPE(vocab=vocabulary, merges=[])))
+    engine.add_special_tokens(names)
+    return Tokeniser(engine)
+
+
+def load_tokeniser(path: str | Path) -> Tokeniser:
+    """From a file or folder: tokenizer.json, vocab.json and merges.txt (GPT-2), vocab.txt (BERT), tokenizer.model
+    (Llama), spiece.model (T5), source.spm and target.spm with vocab.json (Marian)."""
+    path = Path(path)
+    if not path.exists():
+        raise WeftError(f"there is no tokeniser at {path}: give a tokenizer.json, vocab.txt or tokenizer.model")
+    folder = path if path.is_dir() else path.parent
+    for name in (path.name,) if path.is_file() else FILES:
+        file = folder / name
+        if file.exists():
+            return _load_file(file)
+    raise WeftError(
+        f"{folder} holds no tokeniser: it needs tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model"
+    )
+
+
+def _load_file(file: Path) -> Tokeniser:
+    try:
+        if file.name == "source.spm":
+            sides = [from_marian(file.with_name(f"{side}.spm"), file.with_name("vocab.json")) for side in SIDES]
+            return Tokeniser(*sides)
+        if file.suffix == ".model":
+            return Tokeniser(from_sentencepiece(read_sentencepiece(file)))
+        if file.suffix == ".txt" and file.name.startswith("vocab"):
+            return Tokeniser(from_wordpiece(file))
+        if file.name in ("encoder.json", "vocab.json"):
+            return Tokeniser(from_merges(file))
+        other = file.with_name(f"target_{file.name}")
+        return Tokeniser(_read_engine(file), _read_engine(other) if other.is_file() else None)
+    except WeftError:
+        raise
+    except Exception as error:
+        raise WeftError(
+            f"{file.name} is no tokeniser that can be read ({str(error)[:120]})".replace("\n", " ")
+        ) from None
+
+
+def _read_engine(file: Path) -> Engine:
+    engine = Engine.from_file(str(file))
+    # Some files carry the settings of one use: padding and cutting are the batch's business here.
+    engine.no_padding()
+    engine.no_truncation()
+    return engine

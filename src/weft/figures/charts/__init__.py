@@ -1,0 +1,1 @@
+"""Charts: single matplotlib drawings (curves, forecasts, alignments, grids)."""

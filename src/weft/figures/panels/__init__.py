@@ -1,0 +1,1 @@
+"""Panels: one kind of drawing per file, as a still, in a page, or in a notebook."""

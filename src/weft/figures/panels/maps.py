@@ -1,0 +1,166 @@
+"""Attention maps by layer and head, kept small: whole where they fit into a page, else the largest weights of each row.
+
+A map of N x N numbers is never built for long inputs: rows come a block at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.figures.panels.panel import Array, Tree, as_array, expect_shape
+from weft.figures.web.packing import pack
+from weft.foundation.errors import WeftError
+
+# weights [H, last - first, S] of rows first .. last - 1 of one layer
+Rows = Callable[[int, int, int], Array]
+
+WHOLE = 6_000_000  # numbers of all maps together that a page holds whole (12 MB)
+PARTS = 3_000_000  # weights of all maps together that it holds otherwise (12 MB with their places)
+FEWEST, MOST = 8, 64  # weights a row
+BLOCK = 128  # rows at a time
+TILES = 160  # a side of the picture of a whole map
+MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All weights, [layers, heads, T, S]."""
+
+    values: Array
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(T, S)."""
+        return self.values.shape[2], self.values.shape[3]
+
+    def row(self, layer: int, head: int, row: int) -> Array:
+        """[S]."""
+        return self.values[layer, head, row]
+
+    def picture(self, layer: int, head: int) -> Array:
+        """[T, S], or means over blocks of it."""
+        return shrink(self.values[layer, head], TILES * 4)
+
+    def payload(self) -> Tree:
+        """For a page."""
+        return {"whole": pack(self.values)}
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest weights of each row [layers, heads, T, k] with their places, and small pictures of the whole maps.
+
+    `kept` is the share of all attention that these weights hold.
+    """
+
+    places: NDArray[np.uint16]
+    weights: Array
+    pictures: Array
+    columns: int
+    kept: float
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(T, S)."""
+        return self.weights.shape[2], self.columns
+
+    def row(self, layer: int, head: int, row: int) -> Array:
+        """[S], with 0 where a weight is not among the largest."""
+        found = np.zeros(self.columns, dtype=np.float32)
+        found[self.places[layer, head, row]] = self.weights[layer, head, row]
+        return found
+
+    def picture(self, layer: int, head: int) -> Array:
+        """Means over blocks of the whole map."""
+        return self.pictures[layer, head]
+
+    def payload(self) -> Tree:
+        """For a page; the pictures as shares of their largest value, in 8 bits."""
+        top = self.pictures.max(axis=(2, 3), keepdims=True)
+        levels = np.rint(255 * self.pictures / np.where(top > 0, top, 1))
+        return {
+            "places": pack(self.places, "u2"),
+            "weights": pack(self.weights, "f2"),
+            "pictures": pack(levels, "u1"),
+            "columns": self.columns,
+            "kept": round(self.kept, 4),
+        }
+
+
+Maps = Whole | Largest
+
+
+def gather(layers: int, heads: Sequence[str], size: tuple[int, int], rows: Rows, room: int = 1) -> Maps:
+    """Maps of all layers; `heads` may begin with "mean", which is computed from the others.
+
+    `room` is how many such sets of maps share one page.
+    """
+    T, S = size
+    count = layers * len(heads)
+    if not (T and S and count):
+        raise WeftError(f"{layers} layers of {len(heads)} heads, {T} x {S} tokens: there is nothing to draw")
+    if count * T * S <= WHOLE // room:
+        values = np.empty((layers, len(heads), T, S), dtype=np.float32)
+        for layer in range(layers):
+            for first in range(0, T, BLOCK):
+                last = min(T, first + BLOCK)
+                values[layer, :, first:last] = _with_mean(rows(layer, first, last), heads, (last - first, S))
+        return Whole(values)
+    return _largest(layers, heads, size, rows, min(S, MOST, max(FEWEST, PARTS // room // (count * T))))
+
+
+def fitting_heads(layers: int, heads: int, tokens: int, room: int = 1) -> bool:
+    """Whether a page holds the fewest weights of every head of a model; else the means of layers must do."""
+    return layers * (heads + 1) * tokens * FEWEST <= 2 * PARTS // room
+
+
+def shrink(values: Array, most: int) -> Array:
+    """Means over blocks, at most `most` a side."""
+    for axis, length in enumerate(values.shape):
+        if length > most:
+            edges = np.linspace(0, length, most + 1).astype(int)
+            sums = np.add.reduceat(values, edges[:-1], axis=axis)
+            counts = np.diff(edges).reshape((-1, 1) if axis == 0 else (1, -1))
+            values = sums / counts
+    return values
+
+
+def _with_mean(block: Array, heads: Sequence[str], size: tuple[int, int]) -> Array:
+    found = as_array(block)
+    mean = bool(heads) and heads[0] == MEAN
+    expect_shape("a block of maps", found, len(heads) - mean if len(heads) > 1 or not mean else None, *size)
+    if not mean:
+        return found
+    average = found.mean(0, keepdims=True)
+    return average if len(heads) == 1 else np.concatenate([average, found])
+
+
+def _largest(layers: int, heads: Sequence[str], size: tuple[int, int], rows: Rows, k: int) -> Largest:
+    T, S = size
+    if S > 1 << 16:
+        raise WeftError(f"{S:,} tokens, but a page shows at most {1 << 16:,}: look at a part of the input")
+    places = np.empty((layers, len(heads), T, k), dtype=np.uint16)
+    weights = np.empty(places.shape, dtype=np.float32)
+    tiles = (min(T, TILES), min(S, TILES))
+    pictures = np.zeros((layers, len(heads), *tiles), dtype=np.float64)
+    row_of = np.arange(T) * tiles[0] // T
+    edges = np.linspace(0, S, tiles[1] + 1).astype(int)
+    total = 0.0
+    for layer in range(layers):
+        for first in range(0, T, BLOCK):
+            last = min(T, first + BLOCK)
+            block = _with_mean(rows(layer, first, last), heads, (last - first, S))
+            found = np.argpartition(block, S - k, axis=-1)[..., S - k :]
+            places[layer, :, first:last] = found
+            weights[layer, :, first:last] = np.take_along_axis(block, found, -1)
+            total += float(block.sum(dtype=np.float64))
+            tiled, starts = np.unique(row_of[first:last], return_index=True)
+            sums = np.add.reduceat(np.add.reduceat(block, edges[:-1], axis=-1), starts, axis=1)
+            pictures[layer][:, tiled] += sums
+    areas = np.bincount(row_of)[:, None] * np.diff(edges)
+    kept = float(weights.sum(dtype=np.float64)) / total if total else 1.0
+    return Largest(places, weights, (pictures / areas).astype(np.float32), S, kept)

@@ -1,0 +1,62 @@
+"""Curves by name over one axis: norms of the residual stream by layer, loss by position, gradients by distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.figures.canvas import COLOURS, GREY, legible
+from weft.figures.panels.panel import WIDTH, Array, Panel, Sheet, Tree, expect_shape
+from weft.figures.web.packing import pack
+
+
+@dataclass(frozen=True)
+class Plot(Panel):
+    """Values [curves, n] at places [n]; values that are not finite leave gaps."""
+
+    title: str
+    places: Array
+    values: Array
+    names: tuple[str, ...]
+    x_label: str = ""
+    y_label: str = ""
+    note: str = ""
+
+    kind = "plot"
+
+    def __post_init__(self) -> None:
+        expect_shape("curves", self.values, len(self.names), len(self.places))
+
+    def payload(self) -> Tree:
+        """All points."""
+        return {
+            "places": pack(self.places),
+            "values": pack(self.values),
+            "names": list(self.names),
+            "x_label": self.x_label,
+            "y_label": self.y_label,
+        }
+
+    def height(self) -> float:
+        """One plot."""
+        return 3.3
+
+    def draw(self, sheet: Sheet) -> None:
+        """All curves in one plot."""
+        axes = sheet.axes(0.8, 0.1, WIDTH - 1.0, 2.6)
+        many = len(self.names) > len(COLOURS)
+        for number, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
+            colour = COLOURS[number % len(COLOURS)]
+            marker = "o" if len(self.places) < 30 and not many else None
+            line: Any = {"linewidth": 0.8, "alpha": 0.6} if many else {"linewidth": 1.5}
+            axes.plot(self.places, values, color=colour, marker=marker, markersize=3, label=legible(name, 24), **line)
+        if not many and len(self.names) > 1:
+            axes.legend(fontsize=8, ncols=min(4, len(self.names)))
+        axes.grid(axis="y")
+        axes.set_xlabel(legible(self.x_label), fontsize=8.5, color=GREY)
+        axes.set_ylabel(legible(self.y_label), fontsize=8.5, color=GREY)
+        axes.tick_params(labelsize=8, colors=GREY)
+        if len(self.places) < 20 and np.array_equal(self.places, np.rint(self.places)):
+            axes.set_xticks(self.places)

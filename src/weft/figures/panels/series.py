@@ -1,0 +1,190 @@
+"""Numbers in time with where attention looked: forecasts, channels of a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.figures.canvas import COLOURS, GREY, legible
+from weft.figures.palette import colour_map, coloured
+from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, stamp
+from weft.figures.panels.tables import value_range
+from weft.figures.web.packing import pack
+from weft.foundation.errors import WeftError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PLOT, STRIP, GAP = 2.0, 0.22, 0.62  # inches
+LEFT = 0.75
+MOST_COLUMNS = 6
+MOST_STRIPS = 14
+
+
+@dataclass(frozen=True)
+class Forecast(Panel):
+    """History [T, C], forecast [H, C] with its band, and attention over the history, [columns, choices ..., patches].
+
+    The attention of a column that shares its model's tokens with the others is the same for all: [1, ...]. Each patch
+    is `patch` steps, the last one ends now.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    history: Array
+    ahead: Array
+    low: Array | None
+    high: Array | None
+    attention: Array
+    choices: tuple[Axis, ...]
+    patch: int
+    band: str = "80 % band"
+    note: str = ""
+
+    kind = "forecast"
+
+    def __post_init__(self) -> None:
+        C = len(self.columns)
+        expect_shape("history", self.history, None, C)
+        expect_shape("forecast", self.ahead, None, C)
+        for name, values in (("low", self.low), ("high", self.high)):
+            if values is not None:
+                expect_shape(name, values, len(self.ahead), C)
+        if len(self.attention) not in (1, C):
+            raise WeftError(f"attention of {len(self.attention)} columns for {C}: give one each, or one for all")
+        expect_shape("attention over history", self.attention, None, *(len(a.options) for a in self.choices), None)
+
+    def axes(self) -> tuple[Axis, ...]:
+        """The column, layer and head."""
+        return (Axis("column", self.columns), *self.choices)
+
+    def shown(self) -> str:
+        """A still shows all columns."""
+        return ", ".join(axis.named(axis.chosen) for axis in self.choices if len(axis.options) > 1)
+
+    def payload(self) -> Tree:
+        """All numbers."""
+        ends = {name: None if x is None else pack(x) for name, x in (("low", self.low), ("high", self.high))}
+        return {
+            "history": pack(self.history),
+            "ahead": pack(self.ahead),
+            **ends,
+            "attention": pack(self.attention),
+            "patch": self.patch,
+            "band": self.band,
+        }
+
+    def height(self) -> float:
+        """A plot and a strip of attention a column."""
+        return min(len(self.columns), MOST_COLUMNS) * (PLOT + GAP) + 0.35
+
+    def draw(self, sheet: Sheet) -> None:
+        """For each column its numbers, and under them where the last patch looks."""
+        place = tuple(axis.chosen for axis in self.choices)
+        for number, name in enumerate(self.columns[:MOST_COLUMNS]):
+            top = number * (PLOT + GAP)
+            axes = sheet.axes(LEFT, top + 0.12, WIDTH - LEFT - 0.1, PLOT - STRIP - 0.15)
+            self._draw_column(axes, number)
+            axes.set_title(legible(name, 60), fontsize=9.5, loc="left", pad=3)
+            if number == 0:
+                axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.16), ncols=3)
+            strip = sheet.axes(LEFT, top + PLOT, WIDTH - LEFT - 0.1, STRIP)
+            weights = self.attention[min(number, len(self.attention) - 1)][place]
+            self._draw_strip(strip, weights, axes.get_xlim())
+            sheet.text(0, top + PLOT + 0.04, "looks at", fontsize=8, color=GREY)
+        bottom = min(len(self.columns), MOST_COLUMNS) * (PLOT + GAP)
+        sheet.text(LEFT + 3.5, bottom + 0.12, "steps from now", fontsize=8.5, color=GREY)
+
+    def _draw_column(self, axes: Axes, number: int) -> None:
+        past, ahead = self.history[:, number], self.ahead[:, number]
+        before, after = np.arange(1 - len(past), 1), np.arange(len(ahead) + 1)
+        if self.low is not None and self.high is not None:
+            low, high = (np.concatenate([past[-1:], end[:, number]]) for end in (self.low, self.high))
+            axes.fill_between(after, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label=self.band)
+        axes.plot(before, past, color=GREY, linewidth=1.1, label="history")
+        axes.plot(after, np.concatenate([past[-1:], ahead]), color=COLOURS[0], linewidth=1.5, label="forecast")
+        axes.axvline(0, color="0.75", linewidth=0.8, zorder=0)
+        axes.set_xlim(1 - len(past), len(ahead))
+        axes.tick_params(labelbottom=False, labelsize=8, colors=GREY)
+        axes.grid(axis="y")
+
+    def _draw_strip(self, axes: Axes, weights: Array, limits: tuple[float, float]) -> None:
+        ends = -self.patch * np.arange(len(weights), -1, -1) + 0.5
+        low, high = value_range(weights, "share")
+        axes.pcolormesh(ends, [0, 1], weights[None], cmap=colour_map("share"), vmin=low, vmax=high)
+        axes.set_xlim(*limits)
+        axes.set_yticks([])
+        axes.tick_params(labelsize=8, colors=GREY)
+        axes.spines[:].set_color("0.8")
+
+
+@dataclass(frozen=True)
+class Channels(Panel):
+    """A sequence [T, C] in time and how much is looked at each step, [choices ..., T']: T' may be T in strides."""
+
+    title: str
+    values: Array
+    names: tuple[str, ...]
+    attention: Array
+    choices: tuple[Axis, ...]
+    note: str = ""
+
+    kind = "channels"
+
+    def __post_init__(self) -> None:
+        expect_shape("the sequence", self.values, None, len(self.names))
+        expect_shape("attention in time", self.attention, *(len(axis.options) for axis in self.choices), None)
+
+    def axes(self) -> tuple[Axis, ...]:
+        """Layer and head."""
+        return self.choices
+
+    def payload(self) -> Tree:
+        """All numbers."""
+        return {"values": pack(self.values), "names": list(self.names), "attention": pack(self.attention)}
+
+    def height(self) -> float:
+        """The channels, and strips of attention."""
+        return 2.8 + 0.2 * self._strips() + 0.3
+
+    def _strips(self) -> int:
+        return min(MOST_STRIPS, int(np.prod(self.attention.shape[:-1])))
+
+    def draw(self, sheet: Sheet) -> None:
+        """Channels as a heat map (few of them as curves), a strip a head below."""
+        axes = sheet.axes(1.6, 0.1, WIDTH - 1.7, 2.4)
+        draw_channels(axes, self.values, self.names)
+        draw_strips(sheet, 2.8, self.attention, self.choices)
+
+
+def draw_channels(axes: Axes, values: Array, names: tuple[str, ...]) -> None:
+    """Up to eight channels as curves, more as a heat map in units of each channel's deviation."""
+    if len(names) <= 8:
+        for number, name in enumerate(names):
+            axes.plot(values[:, number], color=COLOURS[number % len(COLOURS)], linewidth=1.1, label=legible(name, 20))
+        axes.legend(fontsize=7.5, loc="upper right", ncols=min(4, len(names)))
+        axes.set_xlim(-0.5, len(values) - 0.5)
+    else:
+        axes.imshow(standardised(values).T, cmap=colour_map("signed"), vmin=-3, vmax=3, aspect="auto")
+        axes.set_ylabel("channel", fontsize=8.5, color=GREY)
+    axes.tick_params(labelsize=8, colors=GREY)
+
+
+def standardised(values: Array) -> Array:
+    """Each channel with mean 0 and deviation 1."""
+    spread = values.std(0)
+    return (values - values.mean(0)) / np.where(spread > 0, spread, 1)
+
+
+def draw_strips(sheet: Sheet, top: float, attention: Array, choices: tuple[Axis, ...]) -> None:
+    """One strip in time a choice, as many as fit."""
+    every = list(np.ndindex(*attention.shape[:-1]))[:MOST_STRIPS]
+    board = sheet.lower(top).board()
+    for line, choice in enumerate(every):
+        values = attention[choice][None]
+        pixels = coloured(values, value_range(values, "share"), "share")
+        stamp(board, pixels, (1.6, 0.2 * line, WIDTH - 1.7, 0.16), "0.85", 0.8)
+        words = ", ".join(axis.named(place) for axis, place in zip(choices, choice, strict=True))
+        board.text(0, 0.2 * line + 0.08, words or "attention", va="center", fontsize=8, color=GREY)

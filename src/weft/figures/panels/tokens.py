@@ -1,0 +1,121 @@
+"""Tokens coloured by how much is looked at them, as text that can be read, with what the model says of each below."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.figures.canvas import GREY
+from weft.figures.palette import Scale, colour_map, coloured
+from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell, stamp
+from weft.figures.panels.tables import is_dark, value_range
+from weft.figures.web.packing import pack
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LETTER = 0.098  # inches of a letter at 11 points, about
+LINE = 0.34
+BELOW = 0.2
+MOST_LINES = 40
+SMALL_LINES = 12  # choices whose shading a still shows besides the chosen one
+
+
+@dataclass(frozen=True)
+class Tokens(Panel):
+    """`weights` [choices ..., T] colour the tokens; `below` says something of each (a tag, a share)."""
+
+    title: str
+    tokens: tuple[str, ...]
+    weights: Array
+    choices: tuple[Axis, ...] = ()
+    below: tuple[str, ...] = ()
+    scale: Scale = "share"
+    note: str = ""
+
+    kind = "tokens"
+
+    def __post_init__(self) -> None:
+        sizes = (len(axis.options) for axis in self.choices)
+        expect_shape("weights of tokens", self.weights, *sizes, len(self.tokens))
+        if self.below:
+            expect_shape("words below tokens", np.array(self.below, dtype=object), len(self.tokens))
+
+    def axes(self) -> tuple[Axis, ...]:
+        """What there is to choose."""
+        return self.choices
+
+    def payload(self) -> Tree:
+        """Tokens, their weights and what stands below."""
+        return {
+            "tokens": list(self.tokens),
+            "weights": pack(self.weights),
+            "below": list(self.below),
+            "scale": self.scale,
+        }
+
+    # --- the still ---------------------------------------------------------------------------------------------------
+
+    def _lines(self) -> list[list[tuple[int, float, float]]]:
+        """Lines of (token, left, width) in inches, broken where they are full."""
+        lines: list[list[tuple[int, float, float]]] = [[]]
+        x = 0.0
+        for number, token in enumerate(self.tokens):
+            letters = float(len(spell(token)))
+            if self.below:
+                letters = max(letters, 0.8 * len(spell(self.below[number])))
+            width = 0.1 + LETTER * letters
+            if x + width > WIDTH and lines[-1]:
+                lines.append([])
+                x = 0.0
+            lines[-1].append((number, x, width))
+            x += width + 0.04
+        return lines[:MOST_LINES]
+
+    def _pitch(self) -> float:
+        return LINE + (BELOW if self.below else 0)
+
+    def _others(self) -> list[tuple[int, ...]]:
+        """Choices that are drawn small below; none for a long text."""
+        if len(self._lines()) > 2:
+            return []
+        every = list(product(*(range(len(axis.options)) for axis in self.choices)))
+        return every[:SMALL_LINES] if len(every) > 1 else []
+
+    def height(self) -> float:
+        """So many lines, and a strip for each other choice."""
+        strips = 0.19 * len(self._others())
+        return self._pitch() * len(self._lines()) + (strips + 0.3 if strips else 0) + 0.1
+
+    def draw(self, sheet: Sheet) -> None:
+        """Tokens in boxes of their colour; strips with all other choices' colours below."""
+        axes = sheet.board()
+        chosen = self.weights[tuple(axis.chosen for axis in self.choices)]
+        lines = self._lines()
+        for line, boxes in enumerate(lines):
+            for number, x, width in boxes:
+                self._box(axes, chosen, number, (x, line * self._pitch(), width))
+        top = self._pitch() * len(lines) + 0.25
+        for strip, choice in enumerate(self._others()):
+            names = (axis.named(place) for axis, place in zip(self.choices, choice, strict=True))
+            values = self.weights[choice][None]
+            pixels = coloured(values, value_range(values, self.scale), self.scale)
+            stamp(axes, pixels, (1.6, top + 0.19 * strip, WIDTH - 1.6, 0.15), "0.85", 0.8)
+            sheet.text(0, top + 0.19 * strip, ", ".join(names), fontsize=8, color=GREY)
+
+    def _box(self, axes: Axes, weights: Array, number: int, place: tuple[float, float, float]) -> None:
+        from matplotlib.patches import Rectangle
+
+        x, y, width = place
+        low, high = value_range(weights, self.scale)
+        share = (float(weights[number]) - low) / (high - low)
+        ink = "white" if is_dark(share, self.scale) else "black"
+        box = Rectangle((x, y + 0.02), width, 0.26, facecolor=colour_map(self.scale)(share), edgecolor="0.85", lw=0.6)
+        axes.add_patch(box)
+        axes.text(x + width / 2, y + 0.15, spell(self.tokens[number]), ha="center", va="center", fontsize=10, color=ink)
+        if self.below:
+            said = spell(self.below[number])
+            axes.text(x + width / 2, y + 0.38, said, ha="center", va="center", fontsize=7.5, color=GREY)

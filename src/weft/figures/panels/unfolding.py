@@ -1,0 +1,126 @@
+"""One attention output unfolded: each step with its formula, the actual numbers and the part that computed them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.figures.canvas import COLOURS, GREY, legible
+from weft.figures.panels.panel import Array, Panel, Sheet, Tree, spell
+from weft.figures.panels.tables import number
+from weft.figures.web.packing import pack
+from weft.foundation.errors import WeftError
+
+LINE = 0.2  # inches
+MOST_ROWS, MOST_COLUMNS = 12, 8
+LETTERS = 116
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its name, formula, the part that computed it, and its numbers [rows, columns] with their labels."""
+
+    name: str
+    formula: str
+    part: str
+    values: Array
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    words: str = ""
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2:
+            raise WeftError(f"numbers of step {self.name!r} have {self.values.ndim} axes: give rows and columns")
+        for labels, size in ((self.rows, self.values.shape[0]), (self.columns, self.values.shape[1])):
+            if labels and len(labels) != size:
+                raise WeftError(f"{len(labels)} labels for {size} numbers of step {self.name!r}: give one each")
+
+
+@dataclass(frozen=True)
+class Unfolding(Panel):
+    """Steps in order, from projections to the output."""
+
+    title: str
+    steps: tuple[Step, ...]
+    note: str = ""
+
+    kind = "unfolding"
+
+    def payload(self) -> Tree:
+        """All numbers of all steps."""
+        return {
+            "steps": [
+                {
+                    "name": step.name,
+                    "formula": step.formula,
+                    "part": step.part,
+                    "words": step.words,
+                    "values": pack(step.values),
+                    "rows": list(step.rows),
+                    "columns": list(step.columns),
+                }
+                for step in self.steps
+            ]
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(style, text) of each line of the still, or of a terminal."""
+        found: list[tuple[str, str]] = []
+        for place, step in enumerate(self.steps, 1):
+            found.append(("name", f"{place}. {step.name}"))
+            found.append(("formula", step.formula))
+            if step.words:
+                found += [("words", line) for line in textwrap.wrap(step.words, LETTERS)]
+            found += [("numbers", line) for line in number_lines(step)]
+            found.append(("part", f"computed by {step.part}"))
+            found.append(("gap", ""))
+        return found
+
+    def height(self) -> float:
+        """So many lines."""
+        return LINE * len(self.lines()) + 0.1
+
+    def draw(self, sheet: Sheet) -> None:
+        """Text: formulas in blue, numbers in a fixed width."""
+        styles: dict[str, Any] = {
+            "name": {"fontsize": 10, "weight": "bold"},
+            "formula": {"fontsize": 9.5, "color": COLOURS[0]},
+            "words": {"fontsize": 9},
+            "numbers": {"fontsize": 7.6, "family": "DejaVu Sans Mono"},
+            "part": {"fontsize": 8, "color": GREY},
+            "gap": {},
+        }
+        for place, (style, text) in enumerate(self.lines()):
+            indent = 0 if style == "name" else 0.2
+            sheet.text(indent, 0.05 + place * LINE, legible(text), **styles[style])
+
+
+def number_lines(step: Step) -> list[str]:
+    """A small table of the step's numbers; of long ones the first, and how many more there are."""
+    values = np.asarray(step.values)
+    R, C = min(values.shape[0], MOST_ROWS), min(values.shape[1], MOST_COLUMNS)
+    rows = [spell(label, 14) for label in step.rows[:R]]
+    cells = [[number(float(value)) for value in row[:C]] for row in values[:R]]
+    head = [spell(label, 9) for label in step.columns[:C]]
+    wide = max([len(cell) for row in cells for cell in row] + [len(label) for label in head] + [5])
+    side = max((len(label) for label in rows), default=0)
+    more = f" … {values.shape[1] - C} more" if values.shape[1] > C else ""
+    found = []
+    if head:
+        found.append(" " * side + "  " + " ".join(label.rjust(wide) for label in head))
+    for place, row in enumerate(cells):
+        label = rows[place] if rows else ""
+        found.append(label.ljust(side) + "  " + " ".join(cell.rjust(wide) for cell in row) + more)
+    if values.shape[0] > R:
+        found.append(f"… {values.shape[0] - R} more rows")
+    return found
+
+
+def as_text(steps: Sequence[Step]) -> str:
+    """All steps for a terminal."""
+    panel = Unfolding("", tuple(steps))
+    return "\n".join(text if style == "name" else f"   {text}" for style, text in panel.lines()).rstrip()

@@ -1,0 +1,1 @@
+"""Web: self-contained HTML pages and plotly figures for notebooks."""

@@ -1,0 +1,169 @@
+"""Voices: how each family is asked for its next tokens. A voice holds the model and what its text is conditioned on.
+
+Decoders are called with tokens; image-text decoders also with images, at the first call; encoder-decoders, recurrent
+ones included, with the memory of their source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from weft.foundation.errors import WeftError
+from weft.inference.fast.optimized import prepared
+from weft.models.output import Declaration, Memory, Output
+from weft.parts.masks import Real
+from weft.parts.state import State
+
+Side = Literal["left", "right"]
+Source = Sequence[Sequence[int]] | Memory
+
+
+class Voice(Protocol):
+    """One way to call a model that writes; `rows` of what it is conditioned on follow those of the text."""
+
+    model: Any
+
+    def call(self, tokens: Tensor, real: Tensor | None, state: State | None, first: bool) -> Output:
+        """Tokens [B, T], True where real [B, T] (None: all); `first` where a text begins."""
+        ...
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        ...
+
+
+class Plain:
+    """A decoder: text and nothing else."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def call(self, tokens: Tensor, real: Tensor | None, state: State | None, first: bool) -> Output:
+        """model(tokens)."""
+        return self.model(tokens, mask=_marks(real), state=state)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Nothing is conditioned on."""
+
+
+class WithImages:
+    """An image-text decoder; `images` [B, channels, height, width] stand before each text."""
+
+    def __init__(self, model: Any, images: Tensor) -> None:
+        self.model, self.images = model, images
+
+    def call(self, tokens: Tensor, real: Tensor | None, state: State | None, first: bool) -> Output:
+        """model(tokens, images=images), images only where the text begins."""
+        images = self.images if first else None
+        return self.model(tokens, mask=_marks(real), state=state, images=images)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Images follow their texts."""
+        self.images = self.images.index_select(0, rows)
+
+
+class WithMemory:
+    """An encoder-decoder and what it encoded."""
+
+    def __init__(self, model: Any, memory: Memory) -> None:
+        self.model, self.memory = model, memory
+
+    def call(self, tokens: Tensor, real: Tensor | None, state: State | None, first: bool) -> Output:
+        """model.decode(tokens, memory)."""
+        return self.model.decode(tokens, self.memory, mask=_marks(real), state=state)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Memories follow their texts."""
+        self.memory = self.memory.reorder(rows)
+
+
+def _marks(real: Tensor | None) -> Real | None:
+    return None if real is None else Real(real)
+
+
+def declared(model: nn.Module) -> Declaration:
+    """What a model promises, refused if it cannot write: it must be causal and have a vocabulary."""
+    declares = getattr(model, "declares", None)
+    if declares is None:
+        raise WeftError(f"a {type(model).__name__} declares nothing: build a model with weft.build to let it write")
+    declaration: Declaration = declares()
+    if not declaration.causal or declaration.vocabulary is None:
+        raise WeftError(f"a model of family {declaration.family!r} writes no text: use a decoder or an encoder-decoder")
+    return declaration
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the weights are."""
+    return next(model.parameters()).device
+
+
+@torch.inference_mode()
+def voice_for(
+    model: nn.Module, rows: int, source: Source | None = None, images: Tensor | None = None, side: Side = "right"
+) -> Voice:
+    """The voice that fits the model; sources are encoded here, padded on `side`."""
+    declaration = declared(model)
+    model = prepared(model)
+    if source is not None and not declaration.seq2seq:
+        raise WeftError(f"a model of family {declaration.family!r} reads no source: leave `source` out")
+    if images is not None and declaration.prefix is None:
+        raise WeftError(f"a model of family {declaration.family!r} sees no images: leave `images` out")
+    if declaration.seq2seq:
+        if source is None:
+            raise WeftError(f"a model of family {declaration.family!r} writes about a source: give `source`")
+        memory = source if isinstance(source, Memory) else encode(model, source, side)
+        _expect_rows(rows, memory.hidden.shape[0], "sources")
+        return WithMemory(model, memory)
+    if images is None:
+        return Plain(model)
+    _expect_rows(rows, images.shape[0], "images")
+    return WithImages(model, images.to(device_of(model)))
+
+
+def encode(model: Any, source: Sequence[Sequence[int]], side: Side = "right") -> Memory:
+    """The memory of sources of any lengths."""
+    tokens, real = pad(source, device_of(model), side, "source")
+    return model.encode(tokens, mask=_marks(real))
+
+
+def _expect_rows(rows: int, given: int, what: str) -> None:
+    if rows != given:
+        raise WeftError(f"{given} {what} for {rows} prompts: give one a prompt")
+
+
+def pad(
+    rows: Sequence[Sequence[int]], device: torch.device, side: Side, name: str = "prompt"
+) -> tuple[Tensor, Tensor | None]:
+    """Rows of any lengths as tokens [B, T] and a boolean [B, T], True where real; None where all are."""
+    if not rows:
+        raise WeftError(f"no {name}s: give at least one")
+    lengths = [len(row) for row in rows]
+    if min(lengths) == 0:
+        raise WeftError(f"{name} {lengths.index(0)} is empty: give at least one token, for example the start token")
+    T = max(lengths)
+    if min(lengths) == T:
+        return torch.tensor([list(row) for row in rows], device=device), None
+    fill = [[0] * (T - n) for n in lengths]
+    filled = [[*row, *f] if side == "right" else [*f, *row] for row, f in zip(rows, fill, strict=True)]
+    index = torch.arange(T)
+    length = torch.tensor(lengths)[:, None]
+    real = index < length if side == "right" else index >= T - length
+    return torch.tensor(filled, device=device), real.to(device)
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Without dropout while it writes; every part is put back into the mode that it had."""
+    learning = [part for part in model.modules() if part.training]
+    for part in learning:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in learning:
+            part.training = True

@@ -1,0 +1,158 @@
+"""Steppers: writing token by token, the same three calls for every family.
+
+`begin(prompts)` reads the prompts, `advance(tokens)` adds one token a row, both give the logits [B, C] of what comes
+next; `reorder(rows)` takes, repeats or drops rows. With a cache each token is computed once; without, all again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+from weft.inference.decoding.conditioning import Side, Voice, device_of, pad
+from weft.parts.state import State
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How it is computed; no choice changes what is written. `chunk`: prompts are read so many tokens at a time."""
+
+    cached: bool = True
+    chunk: int | None = None
+    side: Side = "right"
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise WeftError(f"chunks of {self.chunk} tokens read nothing: use at least 1, or None for all at once")
+        if self.side not in ("left", "right"):
+            raise WeftError(f"there is no padding side {self.side!r}: choose left or right")
+
+
+class Stepper(Protocol):
+    """What generation, beam search and the rest are written against.
+
+    `alignment` [B, S]: where the last call looked in the source, for models that say so.
+    """
+
+    alignment: Tensor | None
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read prompts of any lengths -> logits [B, C] of what follows each."""
+        ...
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """One more token a row, [B] -> logits [B, C] of what follows it."""
+        ...
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        ...
+
+
+def stepper_for(voice: Voice, plan: Plan) -> Stepper:
+    """The stepper that a plan asks for."""
+    return Cached(voice, plan) if plan.cached else Recomputed(voice, plan)
+
+
+class Cached:
+    """Keeps the model's state, so that each token is computed once."""
+
+    def __init__(self, voice: Voice, plan: Plan) -> None:
+        self.voice, self.plan = voice, plan
+        self.device = device_of(voice.model)
+        self.state: State | None = None
+        self.alignment: Tensor | None = None
+
+    @torch.inference_mode()
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """A new state, filled chunk by chunk."""
+        tokens, real = pad(prompts, self.device, self.plan.side)
+        B, T = tokens.shape
+        self.state = self.voice.model.make_state(B)
+        last = _last(real, B, T, self.device)
+        chunk = self.plan.chunk or T
+        hidden: Tensor | None = None
+        for first in range(0, T, chunk):
+            part = slice(first, first + chunk)
+            out = self.voice.call(tokens[:, part], None if real is None else real[:, part], self.state, first == 0)
+            if real is None and first + chunk < T:
+                continue
+            inside = (last >= first) & (last < first + chunk)
+            at = (last - first).clamp(0, out.hidden.shape[1] - 1)
+            hidden = _keep(out.hidden, at, inside, hidden)
+            if "alignment" in out.auxiliary:
+                self.alignment = _keep(out.auxiliary["alignment"], at, inside, self.alignment if first else None)
+        assert hidden is not None
+        return out.head(hidden)
+
+    @torch.inference_mode()
+    def advance(self, tokens: Tensor) -> Tensor:
+        """One call on one token a row."""
+        out = self.voice.call(tokens[:, None], None, self.state, False)
+        if "alignment" in out.auxiliary:
+            self.alignment = out.auxiliary["alignment"][:, -1]
+        return out.head(out.hidden[:, -1])
+
+    @torch.inference_mode()
+    def reorder(self, rows: Tensor) -> None:
+        """State and what the text is conditioned on."""
+        assert self.state is not None
+        self.state.reorder(rows)
+        self.voice.reorder(rows)
+        if self.alignment is not None:
+            self.alignment = self.alignment.index_select(0, rows)
+
+
+class Recomputed:
+    """Keeps the texts only and computes all of them again at each step: slow, and what the cache is judged by."""
+
+    def __init__(self, voice: Voice, plan: Plan) -> None:
+        self.voice, self.plan = voice, plan
+        self.device = device_of(voice.model)
+        self.texts: list[list[int]] = []
+        self.alignment: Tensor | None = None
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """The first full call."""
+        self.texts = [list(prompt) for prompt in prompts]
+        return self._compute()
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """A full call on longer texts."""
+        for text, token in zip(self.texts, tokens.tolist(), strict=True):
+            text.append(token)
+        return self._compute()
+
+    @torch.inference_mode()
+    def reorder(self, rows: Tensor) -> None:
+        """Texts and what they are conditioned on."""
+        self.texts = [list(self.texts[row]) for row in rows.tolist()]
+        self.voice.reorder(rows)
+        if self.alignment is not None:
+            self.alignment = self.alignment.index_select(0, rows)
+
+    @torch.inference_mode()
+    def _compute(self) -> Tensor:
+        tokens, real = pad(self.texts, self.device, self.plan.side)
+        out = self.voice.call(tokens, real, None, True)
+        last = _last(real, tokens.shape[0], tokens.shape[1], self.device)
+        if "alignment" in out.auxiliary:
+            self.alignment = _keep(out.auxiliary["alignment"], last)
+        return out.head(_keep(out.hidden, last))
+
+
+def _last(real: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor:
+    """The index of each row's last real token, [B]."""
+    index = torch.arange(length, device=device)
+    return index[-1].expand(batch) if real is None else torch.where(real, index, -1).amax(1)
+
+
+def _keep(values: Tensor, at: Tensor, inside: Tensor | None = None, before: Tensor | None = None) -> Tensor:
+    """values[b, at[b]] of [B, T, .]; what was before for rows that are not inside."""
+    found = values[torch.arange(values.shape[0], device=values.device), at]
+    return found if before is None or inside is None else torch.where(inside[:, None], found, before)

@@ -1,0 +1,1 @@
+"""Engine: continuous batching of many requests."""

@@ -1,0 +1,1 @@
+"""Fast: the single-token path, packed and quantized weights, native code."""

@@ -1,0 +1,347 @@
+"""A stack that decodes by the native step: the same weights, masks and state, one call for all layers.
+
+It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or
+int8, with layer or RMS norms and rotary or no positions inside attention. For anything else, for many tokens at once
+and while somebody looks, the lean stack runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.inference.fast.native.layout import (
+    ACTIVATIONS,
+    LAYER,
+    NO_NORM,
+    RMS,
+    Call,
+    Layer,
+    Matrix,
+    NormTerms,
+    Shape,
+    matrix_of,
+    store_of,
+)
+from weft.inference.fast.native.library import library
+from weft.inference.fast.single_token import LeanStack
+from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.auxiliary import Notes
+from weft.parts.block import Block, PostNorm, PreNorm
+from weft.parts.feedforward import FeedForward, GatedFeedForward
+from weft.parts.masks import Causal, Mask, Prefix, Window
+from weft.parts.norms import LayerNorm, RMSNorm
+from weft.parts.quantized import Int8Linear
+from weft.parts.relative import Rotary
+from weft.parts.scores import ScaledDot
+from weft.parts.stack import Stack
+from weft.parts.state import RING_SLACK, KeyValueState, State
+from weft.parts.token_positions import Places
+
+FEW = 32  # rows of a product up to which reading weights is most of the work
+KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
+ALONE = 1 << 20  # weights below which one thread is faster than two that wait for each other
+
+
+class Unfit(Exception):
+    """A part that the native step does not know."""
+
+
+def native_stack(stack: Stack) -> LeanStack:
+    """The stack by native steps where it fits, else the lean one."""
+    found = library()
+    if found is not None:
+        try:
+            return NativeStack(stack, found)
+        except Unfit:
+            pass
+    return LeanStack(stack)
+
+
+class NativeStack(LeanStack):
+    """See the head of this file; several threads may write by it, one step at a time."""
+
+    def __init__(self, stack: Stack, found: ctypes.CDLL) -> None:
+        super().__init__(stack)
+        self._step = found.weft_step
+        self._held: list[Tensor] = []
+        blocks = list(stack.blocks)
+        if not blocks or len({type(block) for block in blocks}) > 1:
+            raise Unfit
+        kinds = [{type(term) for term in mask.terms()} for mask in self.masks]
+        if any(kind not in KNOWN for kind in kinds):
+            raise Unfit
+        # Tokens of an image see each other both ways, so several at once are not read one after the other.
+        self._several = {Prefix} not in kinds
+        self._tracks = list(dict.fromkeys(self._band(mask) for mask in self.masks))
+        self._shape = self._describe(blocks)
+        self._layers = (Layer * len(blocks))(
+            *(self._layer(block, mask) for block, mask in zip(blocks, self.masks, strict=True))
+        )
+        self._call = Call()
+        self._bound: list[Any] = []
+        self._lock = threading.Lock()
+        self._scratch = torch.empty(0)
+        self._attentions = [part for block in blocks for part in (block.mixer, block.cross) if part is not None]
+        weights = sum(
+            m.rows * m.cols for layer in self._layers for m in (layer.qkv, layer.output, layer.up, layer.down)
+        )
+        self._alone = weights < ALONE
+
+    def forward(
+        self,
+        x: Tensor,
+        places: Places,
+        mask: Mask | None = None,
+        state: State | None = None,
+        memory: tuple[Tensor, Places] | None = None,
+        notes: Notes | None = None,
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]: native for a few tokens a row with a state."""
+        if not self._fits(x, mask, state, memory):
+            return super().forward(x, places, mask, state, memory, notes)
+        assert state is not None
+        if not state.clock.begun:
+            self._expect(x, mask, state, memory)
+        with self._lock:
+            return self._write(x, places, state, memory)
+
+    def _write(self, x: Tensor, places: Places, state: State, memory: tuple[Tensor, Places] | None) -> Tensor:
+        orders, longest, capacities = self._admit(places, state)
+        if memory is not None:
+            longest = max(longest, memory[0].shape[1])
+        self._bind(state, capacities, memory)
+        B, T, _ = x.shape
+        positions = places.positions.expand(B, T).contiguous()
+        call = self._call
+        call.batch, call.tokens = B, T
+        call.orders, call.positions = orders.data_ptr(), positions.data_ptr()
+        tables = self._angles(places, positions)
+        if tables is not None:
+            call.cosines, call.sines = tables[0].data_ptr(), tables[1].data_ptr()
+        threads = 1 if self._alone else torch.get_num_threads()
+        self._make_room(B * T, longest + T, threads)
+        x, hidden = x.contiguous(), torch.empty_like(x)
+        self._step(
+            ctypes.addressof(self._shape), ctypes.addressof(self._layers), ctypes.addressof(call),
+            x.data_ptr(), hidden.data_ptr(), threads,
+        )  # fmt: skip
+        state.clock.advance(places)
+        return hidden
+
+    def _fits(self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, Places] | None) -> bool:
+        return (
+            x.shape[0] * x.shape[1] <= FEW
+            and x.shape[1] <= (RING_SLACK if self._several else 1)
+            and mask is None
+            and state is not None
+            and state.clock.number is None
+            and x.dtype == torch.float32
+            and x.device.type == "cpu"
+            and not torch.is_grad_enabled()
+            and (memory is None or state.crosses[0].tensors is not None)
+            and all(isinstance(own, KeyValueState) and _ready(own) for own in state.layers)
+            and not any("gather" in attention.__dict__ for attention in self._attentions)
+        )
+
+    def _admit(self, places: Places, state: State) -> tuple[Tensor, int, list[int]]:
+        """How many keys each row has, by track, [tracks, B]; the most of them; the tracks' capacities."""
+        for track in state.tracks.values():
+            track.expect_room(places)
+        rows, capacities, longest = [], [], 0
+        for window in self._tracks:
+            track = state.tracks[window]
+            before: Tensor | int = track.used if track.filled is None else track.filled
+            longest = max(longest, track.used)
+            admission = track.admit(places)
+            rows.append(torch.full((state.batch,), before) if isinstance(before, int) else before)
+            capacities.append(admission.capacity)
+        return torch.stack(rows), longest, capacities
+
+    def _bind(self, state: State, capacities: list[int], memory: tuple[Tensor, Places] | None) -> None:
+        """Where keys and values are: looked up again only when they have moved."""
+        s = self._shape
+        like = [torch.empty(state.batch, s.key_heads, 0, width) for width in (s.head_width, s.value_width)]
+        for own, layer in zip(state.layers, self._layers, strict=True):
+            assert isinstance(own, KeyValueState)
+            own.room(like[0], like[1], capacities[layer.track])
+        source = None if memory is None else memory[0]
+        tensors = [getattr(state.layers[0], "keys", None), state.crosses[0].tensors, source, capacities]
+        if (
+            len(self._bound) == 4
+            and all(a is b for a, b in zip(tensors[:3], self._bound[:3], strict=True))
+            and capacities == self._bound[3]
+        ):
+            return
+        for n, layer in enumerate(self._layers):
+            own = state.layers[n]
+            if isinstance(own, KeyValueState) and own.keys is not None and own.values is not None:
+                layer.keys, layer.values = store_of(own.keys), store_of(own.values)
+            # A ring's slots come round at its capacity; others never reach it.
+            layer.capacity = capacities[layer.track]
+            if memory is not None:
+                kept = state.crosses[n].tensors
+                assert kept is not None
+                layer.memory_keys, layer.memory_values = store_of(kept[0]), store_of(kept[1])
+        if memory is not None:
+            self._bind_source(memory)
+        self._bound = tensors
+
+    def _bind_source(self, memory: tuple[Tensor, Places]) -> None:
+        real = memory[1].real
+        self._real = None if real is None else real.expand(memory[0].shape[:2]).to(torch.uint8).contiguous()
+        self._call.source = memory[0].shape[1]
+        self._call.source_real = None if self._real is None else self._real.data_ptr()
+
+    def _angles(self, places: Places, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(cos, sin) of all positions so far, [positions, R]."""
+        if not isinstance(self.position, Rotary):
+            return None
+        last = int(positions.max()) if places.start is None else places.start + places.length - 1
+        return self.position.table(last + 1, positions.device, torch.float32)
+
+    def _make_room(self, rows: int, longest: int, threads: int) -> None:
+        s = self._shape
+        row = max(
+            s.heads * s.head_width + s.key_heads * (s.head_width + s.value_width), s.heads * s.value_width, s.width,
+            s.cross_heads * max(s.cross_width, s.cross_value_width), s.hidden * (1 + s.gated),
+        )  # fmt: skip
+        longest = 1 << (longest + 16).bit_length()
+        size = 4 * rows * row + threads * (2 * rows * s.width + longest + 16)
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size)
+        self._call.scratch, self._call.scratch_row, self._call.longest = self._scratch.data_ptr(), row, longest
+
+    def _describe(self, blocks: list[Any]) -> Shape:
+        """What all layers share, refused where they do not."""
+        if self.position is not None and type(self.position) is not Rotary:
+            raise Unfit
+        shapes = {_sizes(block) for block in blocks}
+        if len(shapes) > 1:
+            raise Unfit
+        shape = Shape(len(blocks), *shapes.pop())
+        shape.post = int(type(blocks[0]) is PostNorm)
+        shape.rotary = self.position.width if isinstance(self.position, Rotary) else 0
+        shape.last = self._norm(self.norm)
+        shape.scale, shape.cross_scale = (size**-0.5 if size else 0.0 for size in (shape.head_width, shape.cross_width))
+        return shape
+
+    def _layer(self, block: Any, mask: Mask) -> Layer:
+        if type(block) not in (PreNorm, PostNorm):
+            raise Unfit
+        layer = Layer()
+        for name in ("mixer_norm", "cross_norm", "feedforward_norm"):
+            setattr(layer, name, self._norm(getattr(block, name)))
+        mixer, cross, feedforward = block.mixer, block.cross, block.feedforward
+        if mixer is not None:
+            layer.qkv, layer.output = self._matrix(mixer.qkv), self._matrix(mixer.output)
+            layer.query_norm, layer.key_norm = self._norm(mixer.query_norm), self._norm(mixer.key_norm)
+        if cross is not None:
+            layer.cross_query, layer.cross_output = self._matrix(cross.query), self._matrix(cross.output)
+            layer.cross_query_norm = self._norm(cross.query_norm)
+        if feedforward is not None:
+            up = feedforward.gate_up if isinstance(feedforward, GatedFeedForward) else feedforward.up
+            layer.up, layer.down = self._matrix(up), self._matrix(feedforward.down)
+        layer.window, layer.track = self._band(mask) or 0, self._tracks.index(self._band(mask))
+        return layer
+
+    def _matrix(self, linear: nn.Module) -> Matrix:
+        matrix, held = as_matrix(linear)
+        self._held += held
+        return matrix
+
+    def _norm(self, norm: nn.Module | None) -> NormTerms:
+        if norm is None:
+            return NormTerms(None, None, 0.0, NO_NORM)
+        if not isinstance(norm, (LayerNorm, RMSNorm)) or type(norm) not in (LayerNorm, RMSNorm):
+            raise Unfit
+        gamma, beta = _float32(norm.gamma), _float32(getattr(norm, "beta", None))
+        assert gamma is not None
+        self._held += [t for t in (gamma, beta) if t is not None]
+        kind = RMS if type(norm) is RMSNorm else LAYER
+        return NormTerms(gamma.data_ptr(), None if beta is None else beta.data_ptr(), norm.epsilon, kind)
+
+
+def _ready(own: KeyValueState) -> bool:
+    return own.keys is None or own.keys.dtype == torch.float32
+
+
+def _sizes(block: Block) -> tuple[int, ...]:
+    """(D, H, G, K, V, F, those of cross-attention, activation, gated) of one block, in the order of `Shape`."""
+    mixer, cross, feedforward = block.mixer, block.cross, block.feedforward
+    for part, kinds in (
+        (mixer, (SelfAttention,)),
+        (cross, (CrossAttention,)),
+        (feedforward, (FeedForward, GatedFeedForward)),
+    ):
+        if part is not None and type(part) not in kinds:
+            raise Unfit
+    if not isinstance(mixer, SelfAttention) or not isinstance(feedforward, (FeedForward, GatedFeedForward)):
+        raise Unfit
+    if type(mixer.score) is not ScaledDot or (cross is not None and type(cross.score) is not ScaledDot):
+        raise Unfit
+    if feedforward.activation_name not in ACTIVATIONS:
+        raise Unfit
+    own = (mixer.width, mixer.heads, mixer.key_heads, mixer.head_width, mixer.value_width)
+    other = (0, 0, 0, 0) if cross is None else (cross.heads, cross.key_heads, cross.head_width, cross.value_width)
+    hidden = feedforward.down.in_features
+    return (
+        *own,
+        hidden,
+        *other,
+        ACTIVATIONS[feedforward.activation_name],
+        int(isinstance(feedforward, GatedFeedForward)),
+    )
+
+
+def _float32(x: Tensor | None) -> Tensor | None:
+    if x is None:
+        return None
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise Unfit
+    return x.detach().contiguous()
+
+
+def as_matrix(linear: nn.Module) -> tuple[Matrix, list[Tensor]]:
+    """A linear layer as the native step reads it, and the tensors that must live as long."""
+    if isinstance(linear, Int8Linear):
+        weight, scale, bias = linear.weight.contiguous(), _float32(linear.scale), _float32(linear.bias)
+    elif isinstance(linear, nn.Linear) and type(linear).forward is nn.Linear.forward:
+        found = _float32(linear.weight)
+        assert found is not None
+        weight, scale, bias = found, None, _float32(linear.bias)
+    else:
+        raise Unfit
+    return matrix_of(weight, bias, scale), [t for t in (weight, scale, bias) if t is not None]
+
+
+def native_head(weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> NativeHead | None:
+    """x W^T + b over the vocabulary by the native product, where it fits."""
+    found = library()
+    if found is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.int8):
+        return None
+    return NativeHead(found, weight.detach().contiguous(), None if bias is None else bias.detach(), scale)
+
+
+class NativeHead:
+    """A product for few rows; many rows are left to torch."""
+
+    def __init__(self, found: ctypes.CDLL, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> None:
+        self._product, self._held = found.weft_product, (weight, bias, scale)
+        self._matrix = matrix_of(weight, bias, scale)
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """[..., D] -> [..., C]; None where torch does better."""
+        rows = x.numel() // x.shape[-1]
+        if rows > FEW or x.dtype != torch.float32 or torch.is_grad_enabled():
+            return None
+        x = x.contiguous()
+        y = torch.empty(*x.shape[:-1], self._matrix.rows)
+        alone = self._matrix.rows * self._matrix.cols < ALONE
+        threads = 1 if alone else torch.get_num_threads()
+        self._product(ctypes.byref(self._matrix), x.data_ptr(), y.data_ptr(), rows, threads)
+        return y

@@ -1,0 +1,105 @@
+"""Prepared models: the same model made ready to write, with lean blocks and packed matrices.
+
+A prepared model shares every weight with its original and answers the same calls. It is kept for as long as the
+original lives, and made anew when a weight has changed since (training between two texts), or a part was replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.inference.fast.native import native_head, native_stack
+from weft.inference.fast.packed_weights import Product, product
+from weft.parts.embeddings import TokenEmbedding
+from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.stack import Stack
+
+STACKS = ("stack", "decoder")
+EMBEDDINGS = ("embedding", "target_embedding")
+
+_kept: WeakKeyDictionary[nn.Module, tuple[object, nn.Module]] = WeakKeyDictionary()
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    """The model made ready to write; itself where hooks watch its parts or where there is nothing to gain."""
+    if _hooked(model) or not any(isinstance(getattr(model, name, None), Stack) for name in STACKS):
+        return model
+    version = _version(model)
+    found = _kept.get(model)
+    if found is None or found[0] != version:
+        found = _kept[model] = (version, _prepare(model))
+    return found[1]
+
+
+def _hooked(model: nn.Module) -> bool:
+    return any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def _version(model: nn.Module) -> tuple[object, ...]:
+    """Changes whenever a weight or a part does."""
+    return tuple((id(t), 0 if t.is_inference() else t._version, t.data_ptr(), t.dtype) for t in _tensors(model))
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _prepare(model: nn.Module) -> nn.Module:
+    """A shallow copy whose decoding stack is lean and whose head is packed."""
+    twin = copy.copy(model)
+    twin._modules = dict(model._modules)
+    for name in STACKS:
+        stack = getattr(model, name, None)
+        if isinstance(stack, Stack):
+            twin._modules[name] = native_stack(stack)
+    for name in EMBEDDINGS:
+        embedding = getattr(model, name, None)
+        if type(embedding) is TokenEmbedding:
+            twin._modules[name] = Lookup(embedding)
+    head = getattr(model, "head", None)
+    if type(head) in (LanguageHead, TiedHead):
+        twin._modules["head"] = PackedHead(head, getattr(model, "target_embedding", None) or model.embedding)  # type: ignore[arg-type]
+    return twin
+
+
+class Lookup(nn.Module):
+    """A token embedding without the check of its tokens: a model writes only what it knows."""
+
+    def __init__(self, embedding: TokenEmbedding) -> None:
+        super().__init__()
+        self.own, self.weight, self.scale = embedding, embedding.weight, embedding.scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, T] -> [B, T, D]."""
+        if tokens.shape[1] != 1:
+            x: Tensor = self.own(tokens)
+            return x
+        x = F.embedding(tokens, self.weight)
+        return x if self.scale == 1.0 else x * self.scale
+
+
+class PackedHead(nn.Module):
+    """A language head for few rows at a time: by the native product, or with its matrix packed."""
+
+    def __init__(self, head: LanguageHead | TiedHead, embedding: TokenEmbedding) -> None:
+        super().__init__()
+        self.own, self.scale = head, getattr(head, "scale", 1.0)
+        weight, bias = (embedding.weight, head.bias) if isinstance(head, TiedHead) else (head.linear.weight, head.bias)
+        quantized = getattr(getattr(head, "linear", None), "scale", None)
+        self.native = native_head(weight, bias, quantized)
+        packs = self.native is None and quantized is None
+        self.product: Product | None = product(weight, bias) if packs else None
+
+    def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
+        """[..., D] -> [..., C]."""
+        x = hidden if self.scale == 1.0 else hidden * self.scale
+        logits = None if self.native is None else self.native(x)
+        if logits is None and self.product is not None:
+            logits = self.product(x)
+        return self.own(hidden, embedding) if logits is None else logits

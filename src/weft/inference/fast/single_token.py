@@ -1,0 +1,181 @@
+"""Lean blocks: the same steps for one new token a row, without the ceremony.
+
+With one token a row a block is some twenty tiny operations, and calling modules costs more than computing. Here a
+block's parts are taken out of it once; heads of queries and keys are normed and turned together, and matrices are
+packed. What is scored, masked and gathered is the attention's own `gather`, so that looking sees it as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.inference.fast.packed_weights import Product, product_of
+from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention_context import Sight
+from weft.parts.auxiliary import Notes
+from weft.parts.block import Block, PostNorm, PreNorm, Source
+from weft.parts.feedforward import FeedForward, GatedFeedForward
+from weft.parts.masks import Mask
+from weft.parts.norms import LayerNorm, Norm, RMSNorm, unit_rows, unit_terms
+from weft.parts.stack import Stack
+from weft.parts.state import KeyValueState, LayerState, State
+from weft.parts.token_positions import Places
+
+Branch = Callable[..., Tensor]
+WIDE = (torch.float32, torch.float64)
+
+
+class LeanStack(Stack):
+    """A stack whose blocks are lean where they can be; weights, masks and state are those of the stack given."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__([], stack.masks)
+        self.blocks, self.masks, self.position, self.norm = stack.blocks, stack.masks, stack.position, stack.norm
+        self._lean = [lean_block(block) for block in stack.blocks]
+        self._last = _lean_norm(stack.norm)
+
+    def forward(
+        self,
+        x: Tensor,
+        places: Places,
+        mask: Mask | None = None,
+        state: State | None = None,
+        memory: tuple[Tensor, Places] | None = None,
+        notes: Notes | None = None,
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]; what one token a row could break was asked when the state was begun."""
+        if x.shape[1] != 1 or mask is not None or state is None or not state.clock.begun:
+            return super().forward(x, places, mask, state, memory, notes)
+        sights = self._sights(places, None, state)
+        cross = None if memory is None else Sight(places, memory[1])
+        for layer, (step, own) in enumerate(zip(self._lean, self.masks, strict=True)):
+            seen = None
+            if memory is not None and cross is not None:
+                seen = Source(memory[0], cross, state.crosses[layer])
+            x = step(x, sights[own], state.layers[layer], seen, notes)
+        state.clock.advance(places)
+        return self._last(x)
+
+
+def lean_block(block: nn.Module) -> Branch:
+    """The block itself, or the same for one token a row."""
+    if type(block) not in (PreNorm, PostNorm) or not isinstance(block, Block) or block.training:
+        return block
+    attends = block.mixer is None or (type(block.mixer) is SelfAttention and _shares_width(block.mixer))
+    return LeanBlock(block) if attends else block
+
+
+def _shares_width(attention: SelfAttention) -> bool:
+    """Whether queries, keys and values are vectors of one size, and queries and keys are normed alike."""
+    norms = (attention.query_norm, attention.key_norm)
+    alike = norms == (None, None) or {(type(n), n.epsilon, n.gamma.dtype in WIDE) for n in norms if n is not None} == {
+        (RMSNorm, getattr(norms[0], "epsilon", None), True)
+    }
+    return alike and attention.head_width == attention.value_width
+
+
+class LeanBlock:
+    """A block taken apart: its branches and their norms, in the order that it applies them."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.after = type(block) is PostNorm
+        self.mixer = None if block.mixer is None else LeanAttention(block.mixer)  # type: ignore[arg-type]
+        self.cross = None if block.cross is None else LeanCross(block.cross)
+        self.feedforward = _lean_feedforward(block.feedforward)
+        norms = (block.mixer_norm, block.cross_norm, block.feedforward_norm)
+        self.mixer_norm, self.cross_norm, self.feedforward_norm = (_lean_norm(norm) for norm in norms)
+
+    def __call__(
+        self, x: Tensor, sight: Sight, state: LayerState | None, source: Source | None, notes: Notes | None
+    ) -> Tensor:
+        """[B, 1, D] -> [B, 1, D]; longer inputs go through the block itself."""
+        if x.shape[1] != 1:
+            return self.block(x, sight, state, source, notes)
+        if self.mixer is not None:
+            x = self._branch(x, self.mixer_norm, self.mixer, sight, state)
+        if self.cross is not None and source is not None:
+            x = self._branch(x, self.cross_norm, self.cross, source)
+        if self.feedforward is not None:
+            x = self._branch(x, self.feedforward_norm, self.feedforward, notes)
+        return x
+
+    def _branch(self, x: Tensor, norm: Product, branch: Branch, *context: Any) -> Tensor:
+        return norm(branch(x, *context) + x) if self.after else x + branch(norm(x), *context)
+
+
+class LeanAttention:
+    """Self-attention of one token a row: with T = 1 splitting heads is a view, and so is merging them."""
+
+    def __init__(self, attention: SelfAttention) -> None:
+        self.attention = attention
+        self.qkv, self.output = product_of(attention.qkv), product_of(attention.output)
+        self.H, self.G, self.K = attention.heads, attention.key_heads, attention.head_width
+        self.unit: tuple[Tensor, Tensor] | None = None
+        if attention.query_norm is not None and attention.key_norm is not None:
+            pairs = ((attention.query_norm, self.H), (attention.key_norm, self.G))
+            gammas = torch.cat([norm.gamma.detach().expand(heads, 1, self.K) for norm, heads in pairs])
+            self.unit = unit_terms(gammas, attention.query_norm.epsilon)
+
+    def __call__(self, x: Tensor, sight: Sight, state: KeyValueState | None) -> Tensor:
+        """[B, 1, D] -> [B, 1, D]."""
+        B, H, G = x.shape[0], self.H, self.G
+        heads = self.qkv(x).view(B, H + 2 * G, 1, self.K)
+        turned = heads.narrow(1, 0, H + G)
+        if self.unit is not None:
+            turned = unit_rows(turned, *self.unit)
+        query, key = sight.turn(turned).split_with_sizes((H, G), 1)
+        value = heads.narrow(1, H + G, G)
+        if state is not None and sight.admission is not None:
+            key, value = state.append(key, value, sight.admission)
+        return self.output(self.attention.gather(query, key, value, sight).reshape(B, 1, -1))
+
+
+class LeanCross:
+    """Cross-attention of one token a row to keys and values that the state keeps; else the attention itself."""
+
+    def __init__(self, attention: CrossAttention) -> None:
+        self.attention = attention
+        self.query, self.output = product_of(attention.query), product_of(attention.output)
+        self.norm = None if attention.query_norm is None else _lean_norm(attention.query_norm)
+
+    def __call__(self, x: Tensor, source: Source) -> Tensor:
+        """[B, 1, D] -> [B, 1, D]."""
+        attention = self.attention
+        if source.state is None or source.state.tensors is None:
+            return attention(x, source.hidden, source.sight, source.state)
+        query = self.query(x).view(x.shape[0], attention.heads, 1, attention.head_width)
+        query = query if self.norm is None else self.norm(query)
+        key, value = source.state.tensors
+        return self.output(attention.gather(query, key, value, source.sight).reshape(x.shape[0], 1, -1))
+
+
+def _lean_feedforward(part: nn.Module | None) -> Branch | None:
+    if type(part) is FeedForward:
+        up, activation, down = product_of(part.up), part.activation, product_of(part.down)
+        return lambda x, notes: down(activation(up(x)))
+    if type(part) is GatedFeedForward:
+        gate_up, gate, out = product_of(part.gate_up), part.activation, product_of(part.down)
+
+        def gated(x: Tensor, notes: Notes | None) -> Tensor:
+            opened, raised = gate_up(x).chunk(2, -1)
+            return out(gate(opened) * raised)
+
+        return gated
+    return part
+
+
+def _lean_norm(norm: Norm | None) -> Product:
+    """The norm without its module; a norm of its own kind is applied as it is."""
+    if type(norm) is LayerNorm and norm.gamma.dtype in WIDE:
+        shape, gamma, beta, epsilon = norm.gamma.shape, norm.gamma.detach(), norm.beta, norm.epsilon
+        return lambda x: F.layer_norm(x, shape, gamma, beta, epsilon)
+    if type(norm) is RMSNorm and norm.gamma.dtype in WIDE:
+        floor, scale = unit_terms(norm.gamma.detach(), norm.epsilon)
+        return lambda x: unit_rows(x, floor, scale)
+    return norm if norm is not None else lambda x: x

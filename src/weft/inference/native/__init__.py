@@ -1,6 +1,0 @@
-"""The native step: one decoding step of a whole stack by one call of compiled C, where there is a compiler."""
-
-from weft.inference.native.library import library
-from weft.inference.native.stack import NativeHead, NativeStack, native_head, native_stack
-
-__all__ = ["NativeHead", "NativeStack", "library", "native_head", "native_stack"]

@@ -1,0 +1,1 @@
+"""Analysis: numbers computed from recorded attention and activations."""

@@ -1,0 +1,248 @@
+"""Explain: one attention output unfolded into its numbers: formula, actual values, and the part that computed them.
+
+    print(explain(seen, layer=2, head=1, row=5))
+
+For every score kind, our own attention, recurrent attention and other libraries' dot products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+from weft.foundation.numerics import widen
+from weft.inspection.recording.attention_records import AlignmentLook, Kind, Look, PartLook, softmax
+from weft.inspection.recording.calls import pick
+from weft.inspection.recording.kernel_records import KernelLook, Later
+from weft.inspection.recording.watch import Seen, watch
+from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, Score
+
+SHOWN_KEYS, SHOWN_NUMBERS = 8, 6
+NOTHING = 1e-5
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: what it is, its formula, its numbers (by name, one row a key where `keys`), the part that did it."""
+
+    name: str
+    formula: str
+    values: dict[str, Tensor]
+    part: str
+    keys: bool = True
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All steps from query to output of one head in one row. `weights` (S), `output` (V); prints as text.
+
+    `row_name` and `key_names` name tokens; `shown` are the keys in the text: those that count most, in their order.
+    """
+
+    steps: list[Step]
+    weights: Tensor
+    output: Tensor
+    row_name: str
+    key_names: list[str]
+    title: str = ""
+    shown: list[int] = field(default_factory=list)
+
+    def step(self, name: str) -> Step:
+        """One step by its name."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise WeftError(f"there is no step {name!r}: choose one of {', '.join(step.name for step in self.steps)}")
+
+    def __str__(self) -> str:
+        lines = [self.title, ""] if self.title else []
+        for number, step in enumerate(self.steps, 1):
+            lines.append(f"{number}. {step.name}: {step.formula}   [{step.part}]")
+            for name, value in step.values.items():
+                lines += self._rows(name, value) if step.keys and value.dim() else [f"     {name} = {numbers(value)}"]
+        return "\n".join(lines)
+
+    def _rows(self, name: str, value: Tensor) -> list[str]:
+        width = max(len(self.key_names[n]) for n in self.shown) + 2
+        lines = [f"     {name} {f'({self.key_names[n]})':{width}} = {numbers(value[n])}" for n in self.shown]
+        rest = value.shape[0] - len(self.shown)
+        return lines if not rest else [*lines, f"     ... and {rest} more keys"]
+
+
+def numbers(value: Tensor) -> str:
+    """A number, or a vector with its first numbers, in few digits."""
+    if not value.dim():
+        return f"{float(value):.4g}"
+    shown = " ".join(f"{float(n):.4g}" for n in value.flatten()[:SHOWN_NUMBERS])
+    return f"[{shown}{' ...' if value.numel() > SHOWN_NUMBERS else ''}]"
+
+
+def explain(
+    seen: Any,
+    given: Any = None,
+    layer: int = -1,
+    head: int = 0,
+    row: int = -1,
+    batch: int = 0,
+    kind: Kind | None = None,
+    call: int = -1,
+    names: Sequence[str] | None = None,
+    row_names: Sequence[str] | None = None,
+) -> Explanation:
+    """Of what was seen, or of a run on one input: `explain(run, "The animal was too tired", layer=1)`.
+
+    `names`: of the keys; `row_names`: of the queries, where they are others.
+    """
+    if not isinstance(seen, Seen):
+        run = seen
+        if given is None:
+            raise WeftError("nothing to explain: give what was seen, or a run and an input")
+        with watch(run) as seen:
+            run.answer([given])
+    one = seen.call(call)
+    record = one.record(layer, kind)
+    query, keys, values = (x[head] for x in one.vectors(record.layer, record.kind, batch))
+    where = int(pick(row, query.shape[0])[0])
+    scores = seen.scores(record.layer, head, where, batch, record.kind, call)
+    look = one.look(record.layer, record.kind, batch)
+    look = look.made if isinstance(look, Later) else look
+    named = [str(name) for name in names or range(keys.shape[0])]
+    rows = [str(name) for name in row_names or (named if len(named) == query.shape[0] else range(query.shape[0]))]
+    title = f"{record.kind} attention, layer {record.layer}, head {head}, row {where} ({rows[where]}), by {record.path}"
+    return _unfold(look, query[where], keys, values, scores, head, record.path, named, rows[where], title)
+
+
+def explain_vectors(
+    query: Tensor, keys: Tensor, values: Tensor, score: Score | None = None, names: Sequence[str] | None = None
+) -> Explanation:
+    """The same for a query [K], keys [S, K] and values [S, V] given by hand, as in a lecture; unmasked."""
+    score = score or ScaledDot()
+    with torch.no_grad():
+        scores = widen(score(query[None, None, None], keys[None, None]))[0, 0, 0]
+    named = [str(name) for name in names or range(1, keys.shape[0] + 1)]
+    look = AlignmentLook(torch.zeros(1, 1, 1, 1), None, None, None, score)
+    return _unfold(look, query, keys, values, scores, 0, "", named, "q", "")
+
+
+def _unfold(
+    look: Look,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scores: Tensor,
+    head: int,
+    path: str,
+    names: list[str],
+    row_name: str,
+    title: str,
+) -> Explanation:
+    query, keys, values = widen(query), widen(keys), widen(values)
+    steps = [
+        Step("query", "q_i = x_i W_Q, normed and turned where asked for", {"q": query}, _in(path, "project"), False),
+        Step("keys", "k_j = x_j W_K, normed and turned where asked for", {"k": keys}, _in(path, "project")),
+    ]
+    if isinstance(look, AlignmentLook) and path:
+        steps = [
+            Step("query", "s: the decoder's state", {"s": query}, path.removesuffix("score") + "decoder", False),
+            Step("keys", "h_j: the encoder's states", {"h": keys}, path.removesuffix("score") + "encoder"),
+        ]
+    compared, raw = _compare(look, query, keys, head, path)
+    steps += compared
+    steps += _added(look, scores - raw, path)
+    hidden = scores.isneginf()
+    if bool(hidden.any()):
+        seen = torch.where(hidden, torch.zeros_like(scores), torch.ones_like(scores))
+        formula = "M_ij = -inf where i may not look at j (shown: 1 = may look)"
+        steps.append(Step("mask", formula, {"M": seen}, _in(path, "sight")))
+    weights = softmax(scores)
+    top = scores.masked_fill(hidden, float("-inf")).max()
+    shifted = (scores - top).exp() if bool(top.isfinite()) else torch.zeros_like(scores)
+    total = shifted.sum()
+    formula = "a_ij = exp(e_ij) / sum_j exp(e_ij)   (all divided by exp of the largest)"
+    steps.append(Step("softmax", formula, {"exp": shifted, "a": weights}, _in(path, "weigh")))
+    steps.append(Step("sum of exp", "sum_j exp(e_ij - max)", {"sum": total}, _in(path, "weigh"), False))
+    weighted = weights[:, None].to(values.dtype) * values
+    output = weighted.sum(0)
+    mapped = "v_j = x_j W_V" if path and not isinstance(look, AlignmentLook) else "v_j"
+    steps += [
+        Step("values", mapped, {"v": values}, _in(path, "project")),
+        Step("weighted values", "a_ij v_j", {"a v": weighted}, _in(path, "gather")),
+        Step("output", "y_i = sum_j a_ij v_j", {"y": output}, _in(path, "gather"), False),
+    ]
+    shown = sorted(weights.topk(min(SHOWN_KEYS, len(weights))).indices.tolist())
+    return Explanation(steps, weights, output, row_name, names, title, shown)
+
+
+def _in(path: str, step: str) -> str:
+    return f"{path}.{step}" if path else step
+
+
+@torch.no_grad()
+def _compare(look: Look, q: Tensor, k: Tensor, head: int, path: str) -> tuple[list[Step], Tensor]:
+    """The steps of this score kind, and e_ij without bias and mask."""
+    score: Any = getattr(look, "score", None)
+    part = _in(path, "score") if not path.endswith("score") else path
+    products = k @ q if k.shape[-1] == q.shape[-1] else k.new_zeros(k.shape[0])
+    K = q.shape[-1]
+    if isinstance(look, KernelLook):
+        scale = 1 / math.sqrt(K) if look.scale is None else look.scale
+        return _scaled(products, scale, f"e_ij = {scale:.4g} q_i.k_j", part)
+    if isinstance(score, ScaledDot):
+        return _scaled(products, K**-0.5, f"e_ij = q_i.k_j / sqrt(D_K), D_K = {K}, sqrt = {math.sqrt(K):.4g}", part)
+    if isinstance(score, Dot):
+        return [Step("scores", "e_ij = q_i.k_j", {"e": products}, part)], products
+    if isinstance(score, Bilinear):
+        W = score.W[head if score.W.shape[0] > 1 else 0].to(q)
+        mapped = q @ W
+        e = k @ mapped
+        return [
+            Step("mapped query", "q_i^T W", {"q W": mapped}, f"{part}.W", False),
+            Step("scores", "e_ij = q_i^T W k_j", {"e": e}, part),
+        ], e
+    if isinstance(score, Additive):
+        own = head if score.W.shape[0] > 1 else 0
+        W, U, v = (w[own].to(q) for w in (score.W, score.U, score.v))
+        inner = torch.tanh(W @ q + k @ U.T)
+        return [
+            Step("mapped query", "W q_i", {"W q": W @ q}, f"{part}.W", False),
+            Step("mapped keys", "U k_j", {"U k": k @ U.T}, f"{part}.U"),
+            Step("hidden", "tanh(W q_i + U k_j)", {"h": inner}, part),
+            Step("scores", "e_ij = v^T tanh(W q_i + U k_j)", {"e": inner @ v}, f"{part}.v"),
+        ], inner @ v
+    if isinstance(score, Concatenated):
+        w_q, w_k = score.w[head if score.w.shape[0] > 1 else 0].to(q).split([q.shape[-1], k.shape[-1]])
+        return [
+            Step("query's share", "w_q^T q_i, the same for all keys", {"w q": w_q @ q}, f"{part}.w", False),
+            Step("scores", "e_ij = w^T [q_i; k_j] = w_q^T q_i + w_k^T k_j", {"e": k @ w_k + w_q @ q}, part),
+        ], k @ w_k + w_q @ q
+    if isinstance(score, Score):
+        e = widen(score(q[None, None, None], k[None, None]))[0, 0, 0]
+        return [Step("scores", f"e_ij = {type(score).__name__}(q_i, k_j)", {"e": e}, part)], e
+    raise WeftError("the scores of this attention are not known: it shows its weights only")
+
+
+def _scaled(products: Tensor, scale: float, formula: str, part: str) -> tuple[list[Step], Tensor]:
+    steps = [
+        Step("products", "q_i.k_j", {"q.k": products}, part),
+        Step("scores", formula, {"e": products * scale}, part),
+    ]
+    return steps, products * scale
+
+
+def _added(look: Look, rest: Tensor, path: str) -> list[Step]:
+    """What the position or a mask that is added changes."""
+    rest = rest.masked_fill(~rest.isfinite(), 0.0)
+    if float(rest.abs().max()) < NOTHING:
+        return []
+    if isinstance(look, PartLook) and look.sight.has_bias:
+        name = type(look.sight.position).__name__
+        return [Step("position", f"e_ij + bias of {name}, by the distance i - j", {"b": rest}, _in(path, name))]
+    if isinstance(look, KernelLook) and look.mask is not None:
+        return [Step("added mask", "e_ij + m_ij", {"m": rest}, _in(path, "mask"))]
+    return []

@@ -1,0 +1,197 @@
+"""Lens: what the residual stream holds after each block, read as if it were the last one.
+
+- norms |z_l| of each token, layer by layer;
+- logit lens (nostalgebraist 2020): head(norm(z_l)), the answer that the model would give if it stopped at layer l;
+- next-token distributions step by step, and loss by position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.foundation.errors import WeftError
+from weft.foundation.numerics import widen
+from weft.inspection.recording.calling import answers, module_of, part_by_part, tokens_of
+from weft.inspection.recording.function_overrides import Taps
+from weft.models.output import Output
+from weft.parts.stack import Stack
+
+Read = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Streams:
+    """The residual stream of the last forward: `states`, [B, T, D] each: what went in, then after each block.
+
+    Of an encoder-decoder those of the stack that ran last, the decoder; `stacks` has all, by path.
+    """
+
+    stacks: dict[str, list[Tensor]] = field(default_factory=dict)
+    last: str = ""
+    read: Read | None = None
+
+    @property
+    def states(self) -> list[Tensor]:
+        """Of the stack that ran last."""
+        if not self.stacks:
+            raise WeftError("no blocks have run yet: run the model inside `with streams(...) as s:`")
+        return self.stacks[self.last]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the states."""
+        return ["input", *(f"block {layer}" for layer in range(len(self.states) - 1))]
+
+
+@contextmanager
+def streams(subject: Any) -> Iterator[Streams]:
+    """Keep the residual stream of any forward inside (references, nothing is computed)."""
+    module = module_of(subject)
+    found = Streams()
+    with part_by_part(module), Taps() as taps:
+        for path, blocks, norm in stacks_of(module):
+            for layer, block in enumerate(blocks):
+                taps.on(block, "forward", _keep(found, path, layer))
+            _listen_to_answers(taps, module, found, norm)
+        yield found
+
+
+def _keep(found: Streams, path: str, layer: int) -> Any:
+    def advice(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = run(part, x, *args, **kwargs)
+        if layer == 0:
+            found.stacks[path] = [x.detach()]
+        found.stacks[path].append((out if isinstance(out, Tensor) else out[0]).detach())
+        found.last = path
+        return out
+
+    return advice
+
+
+def _listen_to_answers(taps: Taps, module: nn.Module, found: Streams, norm: nn.Module | None) -> None:
+    """How the last state is read: by the model's last norm and its head."""
+
+    def advice(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        out = run(part, *args, **kwargs)
+        if isinstance(out, Output):
+            head = out.head
+            found.read = lambda z: head(z if norm is None else norm(z))
+        return out
+
+    for name in ("forward", "decode"):
+        if hasattr(module, name):
+            taps.on(module, name, advice)
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    if isinstance(head, nn.Module):
+        found.read = lambda z: head(z if norm is None else norm(z))
+
+
+def stacks_of(module: nn.Module) -> list[tuple[str, list[nn.Module], nn.Module | None]]:
+    """(path, blocks, last norm) of our stacks; of another library's model its largest list of like modules."""
+    own = [(path, part) for path, part in module.named_modules() if isinstance(part, Stack)]
+    if own:
+        return [(path, list(stack.blocks), stack.norm) for path, stack in own]
+    lists = [
+        (path, part) for path, part in module.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) and len({type(block) for block in part}) == 1
+    ]  # fmt: skip
+    if not lists:
+        raise WeftError(f"a {type(module).__name__} has no list of blocks: there is no residual stream to look at")
+    path, blocks = max(lists, key=lambda one: sum(p.numel() for p in one[1].parameters()))
+    return [(path, list(blocks), _norm_after(module, path))]
+
+
+def _norm_after(module: nn.Module, path: str) -> nn.Module | None:
+    """The norm that stands beside a list of blocks, after it."""
+    parent, _, own = path.rpartition(".")
+    names = [name for name, _ in module.get_submodule(parent).named_children()]
+    for name, part in module.get_submodule(parent).named_children():
+        if names.index(name) > names.index(own) and "norm" in type(part).__name__.lower():
+            return part
+    return None
+
+
+def residual_norms(found: Streams, batch: int = 0) -> Tensor:
+    """(L + 1, T): the length of each token's vector after each block."""
+    return torch.stack([widen(state[batch]).norm(dim=-1) for state in found.states])
+
+
+@dataclass(frozen=True)
+class Lens:
+    """At each depth (L + 1) and place T the likeliest answers and their probabilities (L + 1, T, top), and entropy.
+
+    A model that gives one answer a sequence has one place.
+    """
+
+    names: list[str]
+    tokens: Tensor
+    probabilities: Tensor
+    entropy: Tensor
+
+
+@torch.no_grad()
+def logit_lens(found: Streams, batch: int = 0, top: int = 5) -> Lens:
+    """The answer at each depth; the last is the model's own."""
+    if found.read is None:
+        raise WeftError("this model has no head over a vocabulary or classes: the logit lens has nothing to read with")
+    tokens, chances, entropies = [], [], []
+    for state in found.states:
+        logits = widen(found.read(state[batch : batch + 1]))
+        logs = logits.reshape(-1, logits.shape[-1]).log_softmax(-1)
+        best = logs.topk(min(top, logs.shape[-1]), -1)
+        tokens.append(best.indices)
+        chances.append(best.values.exp())
+        entropies.append(-(logs.exp() * logs).sum(-1))
+    return Lens(found.names, torch.stack(tokens), torch.stack(chances), torch.stack(entropies))
+
+
+@dataclass(frozen=True)
+class NextTokens:
+    """After each token of a text, the likeliest next ones (T, top) with their probabilities.
+
+    `chance` (T - 1) and `rank` (T - 1): of the token that really came next; rank 0 is the likeliest.
+    """
+
+    tokens: Tensor
+    probabilities: Tensor
+    chance: Tensor
+    rank: Tensor
+
+
+def next_tokens(subject: Any, tokens: Any, top: int = 10, source: Any = None) -> NextTokens:
+    """p(c | s_1 .. s_t) for each t at once; `source`: tokens [S] of an encoder-decoder, or an image."""
+    module = module_of(subject)
+    text = tokens_of(tokens, module)[:1]
+    logs = widen(answers(subject, text, _source(source, module))[0]).log_softmax(-1)
+    best = logs.topk(min(top, logs.shape[-1]), -1)
+    came = logs[:-1].gather(-1, text[0, 1:, None])
+    rank = (logs[:-1] > came).sum(-1)
+    return NextTokens(best.indices, best.values.exp(), came[:, 0].exp(), rank)
+
+
+def loss_by_position(subject: Any, tokens: Any, source: Any = None, real: Tensor | None = None) -> Tensor:
+    """(T - 1): the mean cross-entropy of the token at each position 1 .. T - 1 over texts [B, T], padding aside."""
+    module = module_of(subject)
+    texts = tokens_of(tokens, module)
+    logits = widen(answers(subject, texts, _source(source, module), real))
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), texts[:, 1:], reduction="none")
+    if real is None:
+        return losses.mean(0)
+    marks = real[:, 1:].to(losses.dtype)
+    return (losses * marks).sum(0) / marks.sum(0).clamp(min=1)
+
+
+def _source(source: Any, module: nn.Module) -> Tensor | None:
+    if source is None:
+        return None
+    found = torch.as_tensor(source, device=next(module.parameters()).device)
+    if found.is_floating_point():
+        return found[None] if found.dim() == 3 else found
+    return found[None] if found.dim() == 1 else found

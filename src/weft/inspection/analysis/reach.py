@@ -1,0 +1,81 @@
+"""Reach: how much gradient of an output reaches each input token, near or far.
+
+Without attention the gradient of a late target runs back through every step of a recurrence and fades (or grows) on
+the way; attention shortens the way to one step. g_ts = |d log p(y_t) / d x_s| with x_s the embedding of token s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.foreign.subject import Call
+from weft.foundation.errors import WeftError
+from weft.inference.decoding.conditioning import at_rest
+from weft.inspection.recording.calling import caller, tokens_of
+from weft.inspection.recording.function_overrides import Taps
+from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
+from weft.parts.word_embedding import WordEmbedding
+
+EMBEDDINGS = (TokenEmbedding, VectorEmbedding, PatchEmbedding, WordEmbedding, nn.Embedding)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """`matrix` (T, S): the gradient of output t that reaches input s, of a source where there is one."""
+
+    matrix: Tensor
+
+    def by_distance(self) -> Tensor:
+        """(D): the mean over pairs whose input lies d = t - s tokens back, d = 0 .. T - 1; for one sequence."""
+        T, S = self.matrix.shape
+        return torch.stack([self.matrix.diagonal(-d).mean() for d in range(min(T, S))])
+
+    def by_place(self) -> Tensor:
+        """(S): the mean over all outputs, input by input: for a source, how far back the first tokens are heard."""
+        return self.matrix.mean(0)
+
+
+def gradient_reach(subject: Any, tokens: Any, source: Any = None) -> Reach:
+    """Of one text [T], or of a target [T] with its `source` [S]: outputs against the source's tokens."""
+    own = caller(subject)
+    text = tokens_of(tokens, own.module)[:1]
+    given = None if source is None else tokens_of(source, own.module)[:1]
+    fed: list[Tensor] = []
+
+    def advice(run: Any, part: nn.Module, asked: Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = run(part, asked, *args, **kwargs)
+        vectors = out[0] if isinstance(out, tuple) else out
+        leaf = vectors.detach().requires_grad_()
+        fed.append(leaf)
+        return (leaf, *out[1:]) if isinstance(out, tuple) else leaf
+
+    with Taps() as taps, at_rest(own.module), torch.enable_grad():
+        for part in own.module.modules():
+            if isinstance(part, EMBEDDINGS) and not _is_position(own.module, part):
+                taps.on(part, "forward", advice)
+        logits = own.run(Call(text, source=given))
+    if not fed:
+        raise WeftError("no embedding was seen at work: the gradient has no token to reach")
+    leaf = fed[0]
+    chances = (
+        logits[0].float().log_softmax(-1)
+        if logits.dtype in (torch.float16, torch.bfloat16)
+        else (logits[0].log_softmax(-1))
+    )
+    came = torch.cat((text[0, 1:], chances[-1].argmax()[None])) if own.loss_inputs() else chances.argmax(-1)
+    rows = []
+    for t in range(chances.shape[0]):
+        (slope,) = torch.autograd.grad(chances[t, came[t]], leaf, retain_graph=True, allow_unused=True)
+        rows.append(torch.zeros(leaf.shape[1]) if slope is None else slope[0].norm(dim=-1).cpu())
+    return Reach(torch.stack(rows))
+
+
+def _is_position(module: nn.Module, part: nn.Module) -> bool:
+    """Whether an nn.Embedding holds positions or token types, by its name."""
+    names = [name for name, own in module.named_modules() if own is part]
+    last = names[0].rsplit(".", 1)[-1] if names else ""
+    return isinstance(part, nn.Embedding) and any(word in last for word in ("position", "wpe", "type", "pos_"))

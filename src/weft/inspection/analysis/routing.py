@@ -1,0 +1,82 @@
+"""Expert routing: which experts each token is sent to, and with what weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from weft.foundation.errors import WeftError
+from weft.inspection.recording.calling import module_of, part_by_part
+from weft.inspection.recording.function_overrides import Taps
+from weft.parts.experts import Experts
+
+
+@dataclass
+class Routed:
+    """Of the last forward: for each layer with experts the chosen ones and their gates, (B, T, A)."""
+
+    paths: list[str]
+    experts: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers with experts that have run, counted among those with experts."""
+        return sorted(self.kept)
+
+    def chosen(self, layer: int) -> Tensor:
+        """(B, T, A): the numbers of the experts, best first."""
+        return self._of(layer)[0]
+
+    def gates(self, layer: int) -> Tensor:
+        """(B, T, A): what each contributes with; they sum to one."""
+        return self._of(layer)[1]
+
+    def shares(self, layer: int) -> Tensor:
+        """(E): each expert's share of all choices; 1 / E when balanced."""
+        counts = torch.bincount(self.chosen(layer).flatten(), minlength=self.experts[layer])
+        return counts / counts.sum().clamp(min=1)
+
+    def _of(self, layer: int) -> tuple[Tensor, Tensor]:
+        if layer not in self.kept:
+            known = ", ".join(map(str, self.layers)) or "none has run"
+            raise WeftError(f"there is no layer {layer} of experts: choose one of {known}")
+        return self.kept[layer]
+
+
+@contextmanager
+def routed(subject: Any) -> Iterator[Routed]:
+    """Keep which experts any forward inside chooses."""
+    module = module_of(subject)
+    parts = [(path, part) for path, part in module.named_modules() if isinstance(part, Experts)]
+    if not parts:
+        raise WeftError("this model has no experts: build one with feedforward.kind experts, such as nano-moe")
+    found = Routed([path for path, _ in parts], {layer: part.experts for layer, (_, part) in enumerate(parts)})
+    with part_by_part(module), Taps() as taps:
+        for layer, (_, part) in enumerate(parts):
+            shape: list[torch.Size] = []
+            taps.on(part, "forward", _sizes(shape))
+            taps.on(part, "mix", _choices(found, layer, shape))
+        yield found
+
+
+def _sizes(shape: list[torch.Size]) -> Any:
+    def advice(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        shape[:] = [x.shape[:-1]]
+        return run(part, x, *args, **kwargs)
+
+    return advice
+
+
+def _choices(found: Routed, layer: int, shape: list[torch.Size]) -> Any:
+    def advice(run: Any, part: nn.Module, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Any:
+        size = (*shape[0], chosen.shape[-1])
+        found.kept[layer] = (chosen.detach().view(size), gates.detach().view(size))
+        return run(part, tokens, gates, chosen)
+
+    return advice

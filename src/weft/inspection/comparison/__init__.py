@@ -1,0 +1,1 @@
+"""Comparison: where two models part, and why."""

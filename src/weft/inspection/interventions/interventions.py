@@ -1,0 +1,169 @@
+"""Interventions: switch a part off or replace what it says, and see what changes; all is as before on leaving.
+
+    with switched_off(run, Head(2, 1), FeedForward(0)): run.predict(...)
+    with replaced(run, {Head(2, 1): mean_over_tokens}): ...
+    with patched(run, kept): ...              # kept = activations(run, [Head(2, 1)], lambda: module(other))
+
+Sites: a head's output Y_h, a whole attention, a feed-forward, tokens' embeddings, positions. Heads and attentions of
+other libraries can be changed where they run torch's fused kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+from weft.inspection.interventions.points import Attention, FeedForward, Head, Positions, Site, Tokens, reach_site
+from weft.inspection.recording.calling import module_of, part_by_part
+from weft.inspection.recording.function_overrides import Taps
+
+Change = Callable[[Tensor], Tensor]
+
+
+def zero(values: Tensor) -> Tensor:
+    """Nothing: 0."""
+    return torch.zeros_like(values)
+
+
+def mean_over_tokens(values: Tensor) -> Tensor:
+    """The mean over all rows and tokens, the same for each: what it says regardless of the input."""
+    axes = tuple(range(values.dim() - 1))
+    return values.mean(axes, keepdim=True).expand_as(values)
+
+
+def mean_of(values: Tensor) -> Change:
+    """The mean of activations kept from other inputs."""
+    mean = values.reshape(-1, values.shape[-1]).mean(0)
+    return lambda own: mean.to(own).expand_as(own)
+
+
+@contextmanager
+def replaced(subject: Any, changes: Mapping[Site, Change]) -> Iterator[None]:
+    """Each site's values [B, T, .] become `change(values)`."""
+    module = module_of(subject)
+    with part_by_part(module), Taps() as taps:
+        for site, change in changes.items():
+            reach_site(module, site, taps, change)
+        yield
+
+
+@contextmanager
+def switched_off(subject: Any, *sites: Site) -> Iterator[None]:
+    """These parts say nothing: their output is 0 (positions: as if there were none)."""
+    with replaced(subject, dict.fromkeys(sites, zero)):
+        yield
+
+
+def activations(subject: Any, sites: Sequence[Site], run: Callable[[], Any]) -> dict[Site, Tensor]:
+    """What these sites say in one run, [B, T, .] each."""
+    kept: dict[Site, Tensor] = {}
+
+    def keep(site: Site) -> Change:
+        def change(values: Tensor) -> Tensor:
+            kept[site] = values.detach().clone()
+            return values
+
+        return change
+
+    with replaced(subject, {site: keep(site) for site in sites}), torch.no_grad():
+        run()
+    missing = next((site for site in sites if site not in kept), None)
+    if missing is not None:
+        raise WeftError(f"{missing} did not run: check its layer and kind")
+    return kept
+
+
+@contextmanager
+def patched(subject: Any, kept: Mapping[Site, Tensor], places: Sequence[int] | None = None) -> Iterator[None]:
+    """These sites say what they said in another run; with `places`, only at these tokens."""
+
+    def put(site: Site, other: Tensor) -> Change:
+        def change(values: Tensor) -> Tensor:
+            if values.shape != other.shape:
+                raise WeftError(
+                    f"{site} says {tuple(values.shape)} here but {tuple(other.shape)} in the run that it is patched "
+                    "from: use inputs of one length"
+                )
+            if places is None:
+                return other.to(values)
+            out = values.clone()
+            out[:, list(places)] = other.to(values)[:, list(places)]
+            return out
+
+        return change
+
+    with replaced(subject, {site: put(site, other) for site, other in kept.items()}):
+        yield
+
+
+@dataclass(frozen=True)
+class Changed:
+    """Logits before and after an intervention [..., C], and how far they are apart."""
+
+    before: Tensor
+    after: Tensor
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of any logit."""
+        return float((self.after - self.before).abs().max())
+
+    @property
+    def divergence(self) -> Tensor:
+        """[...]: KL(before || after) in nats, place by place."""
+        p, q = self.before.double().log_softmax(-1), self.after.double().log_softmax(-1)
+        return (p.exp() * (p - q)).sum(-1)
+
+    @property
+    def turned(self) -> Tensor:
+        """[...]: where the likeliest answer is another one."""
+        return self.before.argmax(-1) != self.after.argmax(-1)
+
+
+def effect(subject: Any, run: Callable[[], Any], changes: Mapping[Site, Change] | Sequence[Site]) -> Changed:
+    """What an intervention changes in the logits of `run`; a list of sites switches them off."""
+    given = changes if isinstance(changes, Mapping) else dict.fromkeys(changes, zero)
+    with torch.no_grad():
+        before = logits_of(run())
+        with replaced(subject, given):
+            after = logits_of(run())
+    return Changed(before, after)
+
+
+def logits_of(out: Any) -> Tensor:
+    """The logits of an output of any library, or the tensor itself."""
+    if isinstance(out, Tensor):
+        return out.detach()
+    found = getattr(out, "logits", None)
+    if found is None:
+        found = out[0] if isinstance(out, (tuple, list)) and out else getattr(out, "last_hidden_state", None)
+    if not isinstance(found, Tensor):
+        raise WeftError(f"a {type(out).__name__} has no logits: let `run` return a tensor")
+    return found.detach()
+
+
+__all__ = [
+    "Attention",
+    "Change",
+    "Changed",
+    "FeedForward",
+    "Head",
+    "Positions",
+    "Site",
+    "Tokens",
+    "activations",
+    "effect",
+    "logits_of",
+    "mean_of",
+    "mean_over_tokens",
+    "patched",
+    "replaced",
+    "switched_off",
+    "zero",
+]

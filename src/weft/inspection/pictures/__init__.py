@@ -1,0 +1,1 @@
+"""Pictures: what `weft look` draws, one file per task."""

@@ -1,0 +1,34 @@
+"""Labels of what went into a model: tokens by the run's tokeniser, words by their characters, else numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from weft.data.tokenizers.lexicon import END, STRANGE, UNKNOWN, Lexicon
+
+
+def input_labels(run: Any, inputs: Mapping[str, Tensor]) -> list[str]:
+    """A label a token, with all that stands around the text: [CLS], a start token."""
+    task = getattr(run, "task", None)
+    tokeniser = getattr(task, "tokeniser", None)
+    lexicon = getattr(getattr(task, "reading", None), "lexicon", None)
+    for given in inputs.values():
+        if given.is_floating_point():
+            continue
+        if given.dim() == 2 and isinstance(lexicon, Lexicon):
+            return [_word(row, lexicon) for row in given.tolist()]
+        if given.dim() == 1:
+            return tokeniser.pieces(given.tolist()) if tokeniser is not None else [str(x) for x in given.tolist()]
+    return []
+
+
+def _word(row: Sequence[int], lexicon: Lexicon) -> str:
+    """As it is written; a word with a letter that training never saw in lower case, or with a mark for the letter."""
+    if STRANGE in row[1:] and row[0] != UNKNOWN:
+        return lexicon.words[row[0] - UNKNOWN - 1]
+    written = [number for number in row[1:] if number == STRANGE or number > END]
+    letters = ("?" if number == STRANGE else lexicon.characters[number - END - 1] for number in written)
+    return "".join(letters) or "?"

@@ -1,0 +1,281 @@
+"""Panels of what was seen: attention maps, the tokens that are looked at, two words' queries and keys, shares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from weft.figures.panels.attention import Attention
+from weft.figures.panels.bars import Bars, one_step
+from weft.figures.panels.maps import MEAN, Largest, fitting_heads, gather
+from weft.figures.panels.pairs import Pair
+from weft.figures.panels.panel import Axis, Panel
+from weft.figures.panels.tokens import Tokens
+from weft.foundation.errors import WeftError
+from weft.inspection.pictures.observations import Scene
+from weft.inspection.recording.attention_records import Kind
+
+Array = NDArray[np.float32]
+ROOM = 3  # sets of maps that may share one page
+TITLES: dict[Kind, str] = {
+    "self": "Attention: who looks at whom",
+    "encoder": "Attention inside the encoder",
+    "cross": "Attention from what is written to the source",
+    "alignment": "Attention from what is written to the source",
+}
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Panels, and what was left out of them."""
+
+    panels: list[Panel]
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants to see first: layer, head, row (a number or a token), and a pair of words."""
+
+    layer: int | None = None
+    head: int | None = None
+    row: str | None = None
+    pair: tuple[str, str] | None = None
+
+
+def to_array(values: Tensor) -> Array:
+    """On the CPU, 32 bits."""
+    found: Array = values.detach().float().cpu().numpy()
+    return found
+
+
+def layer_axis(scene: Scene, kind: Kind, asked: Asked) -> tuple[list[int], Axis]:
+    """The layers that have attention, and the axis to choose one; the last is shown first."""
+    layers = scene.layers(kind)
+    chosen = len(layers) - 1
+    if asked.layer is not None:
+        wanted = layers[-1] if asked.layer == -1 else asked.layer
+        if wanted not in layers:
+            known = ", ".join(map(str, layers))
+            raise WeftError(f"layer {asked.layer} has no {kind} attention: choose --layer among {known}")
+        chosen = layers.index(wanted)
+    return layers, Axis("layer", tuple(map(str, layers)), chosen)
+
+
+def head_axis(scene: Scene, kind: Kind, asked: Asked, mean: bool = True) -> Axis:
+    """The mean over heads, then each head; layers may have different numbers of heads, then the mean alone."""
+    counts = {scene.sizes(layer, kind)[1] for layer in scene.layers(kind)}
+    if len(counts) > 1:
+        return Axis("head", (MEAN,))
+    (count,) = counts
+    if asked.head is not None and not 0 <= asked.head < count:
+        raise WeftError(f"there is no head {asked.head}: choose --head from 0 to {count - 1}")
+    names = tuple(map(str, range(count)))
+    if count == 1 or not mean:
+        return Axis("head", names, asked.head or 0)
+    return Axis("head", (MEAN, *names), 0 if asked.head is None else asked.head + 1)
+
+
+def attention_panel(
+    scene: Scene, kind: Kind, asked: Asked, focus: int | None = None, room: int = ROOM
+) -> tuple[Attention, list[str]]:
+    """The maps of one kind by layer and head, and sentences on what of long ones is left out."""
+    layers, layer = layer_axis(scene, kind, asked)
+    heads = head_axis(scene, kind, asked)
+    rows, columns = scene.labels(kind)
+    left_out = []
+    if asked.row is not None:
+        focus = find_token(rows, asked.row)
+    if len(heads.options) > 1 and not fitting_heads(len(layers), len(heads.options) - 1, len(rows), room):
+        if asked.layer is not None:
+            layers, layer = [layers[layer.chosen]], Axis("layer", (layer.options[layer.chosen],))
+            left_out.append("Other layers: so many maps do not fit into one page.")
+        if not fitting_heads(len(layers), len(heads.options) - 1, len(rows), room):
+            heads = Axis("head", (MEAN,))
+            left_out.append("Single heads, of which there are too many for one page; look at one layer with --layer.")
+
+    def block(number: int, first: int, last: int) -> Array:
+        return to_array(scene.attention(layers[number], kind, slice(first, last)))
+
+    maps = gather(len(layers), heads.options, (len(rows), len(columns)), block, room)
+    if isinstance(maps, Largest):
+        k = maps.weights.shape[3]
+        left_out.append(
+            f"Weights beyond the {k} largest of each row: {len(rows):,} x {len(columns):,} maps do not fit into one "
+            f"page. Those shown hold {maps.kept:.1%} of all attention; the small maps are means over whole ones."
+        )
+    panel = Attention(TITLES[kind], rows, columns, layer, heads, maps, "", focus)
+    if focus is not None and asked.layer is None and asked.head is None:
+        panel = panel.choose(*telling_head(panel, focus))
+    return panel, left_out
+
+
+def telling_head(panel: Attention, row: int) -> tuple[int, int]:
+    """The layer and head in which this token looks most at one other token, as `looks_elsewhere` counts."""
+    best, found = (-1.0, -1.0, -1.0), (panel.layers.chosen, panel.heads.chosen)
+    for layer in range(len(panel.layers.options)):
+        for head in range(len(panel.heads.options)):
+            if panel.heads.options[head] == MEAN and len(panel.heads.options) > 1:
+                continue
+            most = looks_elsewhere(panel.maps.row(layer, head, row), row if panel.itself else None)
+            if most > best:
+                best, found = most, (layer, head)
+    return found
+
+
+def telling_place(scene: Scene, kind: Kind, row: int, layers: Sequence[int] | None = None) -> tuple[int, int]:
+    """The same without a panel: the number of a layer, and a head."""
+    best, found = (-1.0, -1.0, -1.0), (scene.layers(kind)[-1], 0)
+    for layer in layers or scene.layers(kind):
+        for head, weights in enumerate(to_array(scene.attention(layer, kind, row))):
+            most = looks_elsewhere(weights, row if kind in ("self", "encoder") else None)
+            if most > best:
+                best, found = most, (layer, head)
+    return found
+
+
+def looks_elsewhere(weights: Array, row: int | None) -> tuple[float, float, float]:
+    """The largest weight [S] on a token that is neither itself (`row`), nor beside it, nor the first; then less strict.
+
+    The first token (often a start token) is where heads rest that look for nothing, attention sinks (Xiao et al. 2023),
+    and many heads look at the token before whatever it is: those beside count only where there is no other, the first
+    one last of all. Of another text, such as a source, every token counts.
+    """
+    if row is None:
+        return (float(weights.max()),) * 3
+    others = weights.copy()
+    others[row : row + 1] = 0.0
+    far = others.copy()
+    far[max(0, row - 1) : row + 2] = 0.0
+    return float(far[1:].max(initial=0.0)), float(others[1:].max(initial=0.0)), float(others.max())
+
+
+def find_token(tokens: Sequence[str], wanted: str) -> int:
+    """The place of a token: its number, or the token itself, the last one if there are several."""
+    if wanted.isdecimal() and int(wanted) < len(tokens) and wanted not in tokens:
+        return int(wanted)
+    for same in (str, str.lower):
+        places = [place for place, token in enumerate(tokens) if same(token.strip()) == same(wanted.strip())]
+        if places:
+            return places[-1]
+    shown = ", ".join(token.strip() for token in tokens[:30])
+    raise WeftError(
+        f"there is no token {wanted!r} in this input: choose one of {shown}, or a number below {len(tokens)}"
+    )
+
+
+def pooled_row(scene: Scene) -> str:
+    """How the model sums its tokens up: first (class token), mean, last; or each token has its own answer."""
+    spec = getattr(scene.seen.module, "spec", None)
+    output = getattr(spec, "output", None)
+    if getattr(output, "kind", None) == "per-token":
+        return "mean"
+    own = getattr(getattr(scene.run, "task", None), "pool", None)
+    pool = own or getattr(output, "pool", None) or getattr(spec, "pool", None) or "mean"
+    return "first" if pool == "distilled" else pool
+
+
+def received(scene: Scene, kind: Kind, layers: Sequence[int], heads: Axis) -> Array:
+    """How much each token is looked at [layers, heads, S]: by the class token or last token, else on average."""
+    pool = pooled_row(scene)
+    found = []
+    statistics = scene.seen.statistics(kind, scene.batch, scene.call) if pool == "mean" else None
+    each: Array
+    for number, layer in enumerate(layers):
+        _, _, T, _ = scene.sizes(layer, kind)
+        if statistics is not None:
+            each = to_array(statistics.column_mass[number] / T)
+        else:
+            each = to_array(scene.attention(layer, kind, 0 if pool == "first" else T - 1))
+        mean = each.mean(0, keepdims=True)
+        if heads.options == (MEAN,):
+            found.append(mean)
+        else:
+            found.append(np.concatenate([mean, each]) if heads.options[0] == MEAN else each)
+    return np.stack(found)
+
+
+def by_whom(scene: Scene) -> str:
+    """Who looks, in words."""
+    return {"first": "the class token", "last": "the last token", "mean": "all tokens on average"}[pooled_row(scene)]
+
+
+def tokens_panel(scene: Scene, asked: Asked) -> Tokens:
+    """Tokens coloured by how much is looked at them, their tags below."""
+    layers, layer = layer_axis(scene, "self", asked)
+    heads = head_axis(scene, "self", asked)
+    weights = received(scene, "self", layers, heads)
+    tokens = scene.labels("self")[1]
+    below = tuple(f"{tag} {share:.2f}" if tag else "" for tag, share in scene.tags)
+    below = below if len(below) == len(tokens) else ()
+    title = f"How much each token is looked at, by {by_whom(scene)}"
+    return Tokens(title, tokens, weights, (layer, heads), below)
+
+
+def shares_panel(scene: Scene) -> Bars:
+    """What the model says of the whole, with probabilities."""
+    truth = f" (it is {scene.truth})" if isinstance(scene.truth, str) else ""
+    names, values = tuple(scene.shares), np.array(list(scene.shares.values()), dtype=np.float32)
+    return one_step(f"The model says: {scene.said}{truth}", names, values)
+
+
+def pair_panel(scene: Scene, asked: Asked) -> Pair:
+    """Queries, keys, scores and weights of two words, both ways, in all layers and heads."""
+    tokens = scene.labels("self")[0]
+    if asked.pair is not None:
+        one, other = (find_token(tokens, word) for word in asked.pair)
+    else:
+        one, other = closest_pair(scene)
+    layers, layer = layer_axis(scene, "self", asked)
+    heads = head_axis(scene, "self", asked, mean=False)
+    if heads.options == (MEAN,):
+        raise WeftError("the layers have different numbers of heads: choose words by --kind attention instead")
+    ways = ((one, other), (other, one))
+    query, key, scores, weights = [], [], [], []
+    for number in layers:
+        queries, keys, _ = scene.vectors(number, "self")
+        both = [one, other]
+        before, after = scene.scores(number, "self", both), scene.attention(number, "self", both)
+        query.append(torch.stack([queries[:, row] for row, _ in ways]))
+        key.append(torch.stack([keys[:, column] for _, column in ways]))
+        scores.append(torch.stack([before[:, place, column] for place, (_, column) in enumerate(ways)]))
+        weights.append(torch.stack([after[:, place, column] for place, (_, column) in enumerate(ways)]))
+    names = tuple(f"{tokens[row].strip()} looks at {tokens[column].strip()}" for row, column in ways)
+    q, k, e, a = (to_array(torch.stack(each, 1)) for each in (query, key, scores, weights))
+    title = f"Two words: {tokens[one].strip()} and {tokens[other].strip()}"
+    found = Pair(title, Axis("way", names), layer, heads, q, k, e, a)
+    return found if asked.layer is not None or asked.head is not None else found.strongest()
+
+
+def closest_pair(scene: Scene) -> tuple[int, int]:
+    """The two different tokens of which one looks most at the other, which is not the first if there are more."""
+    best, found = -1.0, (0, 0)
+    for layer in scene.layers("self"):
+        _, _, T, _ = scene.sizes(layer, "self")
+        for first in range(0, T, 128):
+            weights = scene.attention(layer, "self", slice(first, min(T, first + 128))).clone()
+            weights.diagonal(first, 1, 2).zero_()
+            if T > 2:
+                weights[..., 0] = 0.0
+            value, place = weights.flatten().max(0)
+            if float(value) > best:
+                _, row, column = np.unravel_index(int(place), tuple(weights.shape))
+                best, found = float(value), (first + int(row), int(column))
+    return found
+
+
+def odd_tag(scene: Scene) -> int | None:
+    """The token whose tag is the rarest of its sentence, where one stands out."""
+    counts = Counter(tag for tag, _ in scene.tags if tag)
+    if len(counts) < 2 or min(counts.values()) > 1:
+        return None
+    rare = [place for place, (tag, _) in enumerate(scene.tags) if counts[tag] == 1]
+    rows = scene.labels("self")[0]
+    shift = len(rows) - len(scene.tags)
+    return rare[0] + shift if len(rare) == 1 else None

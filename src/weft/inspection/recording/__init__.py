@@ -1,0 +1,1 @@
+"""Recording: what attention was given, kept while a model runs."""

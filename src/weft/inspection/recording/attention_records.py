@@ -1,0 +1,257 @@
+"""Looks: what one attention was given in one call, kept by reference, and its maps, computed when asked for.
+
+A = softmax(E + M) with E = e(Q, K) + bias, for one text, the heads and the rows asked for: O(heads x rows x S) memory.
+Shapes: queries [B, H, T, K], keys [B, G, S, K], values [B, G, S, V]; maps [heads, rows, S].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from weft.foundation.numerics import widen
+from weft.parts.attention_context import Sight
+from weft.parts.masks import visible_pairs
+from weft.parts.scores import Score
+from weft.parts.token_positions import Places
+
+Kind = Literal["self", "encoder", "cross", "alignment"]
+KINDS: tuple[Kind, ...] = ("self", "alignment", "cross", "encoder")
+Rows = int | slice | Sequence[int] | Tensor | None
+PAIRS = 1 << 22  # numbers that a score with a hidden layer may hold at once
+
+
+class Look:
+    """One attention in one call. `sizes` is (B, H, T, S)."""
+
+    sizes: tuple[int, int, int, int]
+
+    def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+        """E with the position's bias, -inf where nothing may be seen: [heads, rows, S], float32 or wider."""
+        raise NotImplementedError
+
+    def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+        """A: [heads, rows, S]; a row that may look nowhere is zero."""
+        return softmax(self.scores(b, heads, rows))
+
+    def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [H, T, K], keys [H, S, K], values [H, S, V] of one text."""
+        raise NotImplementedError
+
+    def real_rows(self, b: int) -> Tensor:
+        """The rows that stand for real tokens, where the call knows."""
+        return torch.arange(self.sizes[2], device=self.device)
+
+    def columns(self, b: int) -> Tensor | None:
+        """The position of each key, where keys do not stand in order (a ring); None where they do."""
+        return None
+
+    @property
+    def rows(self) -> int:
+        """B, known without computing anything."""
+        return self.sizes[0]
+
+    def continues(self, before: Look) -> bool:
+        """Whether it goes on where `before` ended: a later step of one generation."""
+        return False
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        raise NotImplementedError
+
+
+def grows(before: Look, after: Look) -> bool:
+    """Whether the second has the first's keys and one more for each of its own queries."""
+    (B, H, _, S), (b, h, t, s) = before.sizes, after.sizes
+    return (b, h) == (B, H) and s == S + t
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """softmax over the keys; a row of -inf alone gives zeros, never NaN."""
+    if not scores.numel():
+        return scores
+    blind = scores.amax(-1, keepdim=True).isneginf()
+    if not bool(blind.any()):
+        return scores.softmax(-1)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+@dataclass(eq=False)
+class PartLook(Look):
+    """Of one of our own attentions: its score and its sight say how queries meet keys."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    sight: Sight
+    score: Score
+
+    @staticmethod
+    def of(query: Tensor, key: Tensor, value: Tensor, sight: Sight, score: Score) -> PartLook:
+        """Keeps references; only a ring's keys, which later calls overwrite, are copied: O(window)."""
+        query, key, value = query.detach(), key.detach(), value.detach()
+        if sight.admission is not None and not sight.admission.joined and sight.mask.band()[0] is not None:
+            key, value = key.clone(), value.clone()
+        return PartLook(query, key, value, sight, score)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+        """(B, H, T, S)."""
+        B, H, T, _ = self.query.shape
+        return B, H, T, self.key.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        """The queries'."""
+        return self.query.device
+
+    @torch.no_grad()
+    def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+        """Score, position, mask."""
+        query, key = one_row(self.query, b)[:, :, rows], one_row(self.key, b)
+        scores = widen(self._compare(query, key, heads))
+        queries = some(self.sight.queries, rows)
+        if self.sight.position is not None and self.sight.has_bias:
+            own = torch.tensor([b], device=rows.device)
+            bias = self.sight.position.bias(query, queries.reorder(own), self.sight.keys.reorder(own))
+            if bias is not None:
+                bias = bias[0]
+                scores = scores + (bias if bias.shape[0] == 1 else bias[heads])
+        if self.sight.form != "everything":
+            visible = visible_pairs(self.sight.rule, queries, self.sight.keys)
+            scores = scores.masked_fill(~one_row(visible, b), float("-inf"))
+        return scores
+
+    def _compare(self, query: Tensor, key: Tensor, heads: Tensor) -> Tensor:
+        """e(Q, K) of some heads, [heads, rows, S]; heads that share keys are compared with them at once."""
+        H, G = query.shape[1], key.shape[1]
+        if self.score.folds != "plain":
+            return _in_blocks(self.score, query, key.repeat_interleave(H // G, 1))[0, heads]
+        if len(heads) < H:
+            return self.score(query[:, heads], key[:, heads // (H // G)])[0]
+        shared = query.reshape(1, G, -1, query.shape[-1])
+        return self.score(shared, key)[0].reshape(H, -1, key.shape[2])
+
+    def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As attention used them, after norms and rotation."""
+        query, key, value = (one_row(x, b)[0] for x in (self.query, self.key, self.value))
+        share = query.shape[0] // key.shape[0]
+        return query, key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
+
+    def real_rows(self, b: int) -> Tensor:
+        """All; in a generation, those of real tokens."""
+        places = self.sight.queries
+        if self.sight.admission is None or places.real is None:
+            return super().real_rows(b)
+        return one_row(places.real, b)[0].nonzero().flatten()
+
+    def columns(self, b: int) -> Tensor | None:
+        """Positions of a ring's keys."""
+        if self.sight.admission is None or self.sight.mask.band()[0] is None:
+            return None
+        return one_row(self.sight.keys.positions, b)[0]
+
+    def positions(self, b: int) -> Tensor:
+        """Positions of the queries [T]."""
+        return one_row(self.sight.queries.positions, b)[0]
+
+
+@dataclass(eq=False)
+class GivenLook(Look):
+    """Of an attention that computes its weights [B, H, T, S] in the open, and its scores where they are known."""
+
+    given: Tensor
+    before: Tensor | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
+        """(B, H, T, S)."""
+        B, H, T, S = self.given.shape
+        return B, H, T, S
+
+    @property
+    def device(self) -> torch.device:
+        """The weights'."""
+        return self.given.device
+
+    def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+        """As they went into the softmax; else log A, which differs by a constant in each row."""
+        if self.before is None:
+            return self.weights(b, heads, rows).log()
+        return widen(one_row(self.before, b)[0][heads][:, rows])
+
+    def continues(self, before: Look) -> bool:
+        """Weights alone show it by their sizes only."""
+        return isinstance(before, GivenLook) and grows(before, self)
+
+    def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+        """As they were."""
+        return widen(one_row(self.given, b)[0][heads][:, rows])
+
+
+@dataclass(eq=False)
+class AlignmentLook(GivenLook):
+    """Of recurrent attention: weights [B, 1, T, S], queries s_t [B, 1, T, D], and the encoder's states h_i."""
+
+    queries: Tensor | None = None
+    hidden: Tensor | None = None
+    score: Score | None = None
+    real: Tensor | None = None
+
+    @torch.no_grad()
+    def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+        """e_(t,i) = f_att(s_t, h_i)."""
+        if self.queries is None or self.hidden is None or self.score is None:
+            return super().scores(b, heads, rows)
+        scores = widen(
+            _in_blocks(self.score, one_row(self.queries, b)[:, :, rows], one_row(self.hidden, b)[:, None])[0]
+        )
+        return scores if self.real is None else scores.masked_fill(~one_row(self.real, b)[:, None], float("-inf"))
+
+    def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
+        """s_t, h_i, h_i."""
+        if self.queries is None or self.hidden is None:
+            return super().vectors(b)
+        hidden = one_row(self.hidden, b)
+        return one_row(self.queries, b)[0], hidden, hidden
+
+
+class Unseen(Look):
+    """Of a step that was computed as a whole, by native code: its map is found by running the stack again."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self._count
+
+
+def some(places: Places, rows: Tensor) -> Places:
+    """The places of some rows only."""
+    n = len(rows)
+    if n == places.length and places.start is not None and bool((rows == torch.arange(n, device=rows.device)).all()):
+        return places
+    if n and int(rows[-1]) - int(rows[0]) == n - 1 and bool((rows[1:] > rows[:-1]).all()):
+        return places.slice(int(rows[0]), int(rows[0]) + n)
+    documents = None if places.documents is None else places.documents[:, rows]
+    given = places.positions[:, rows]
+    return replace(places, length=n, start=None, packed=False, given=given, documents=documents, ids=None, grid=None)
+
+
+def one_row(x: Tensor, b: int) -> Tensor:
+    """One text [1, ...] of [B or 1, ...]."""
+    b = b if x.shape[0] > 1 else 0
+    return x[b : b + 1]
+
+
+def _in_blocks(score: Any, query: Tensor, key: Tensor) -> Tensor:
+    """e(Q, K) some queries at a time: a score with a hidden layer holds a vector for every pair."""
+    block = max(1, PAIRS // max(1, key.numel() // max(1, key.shape[0])))
+    return torch.cat([score(part, key) for part in query.split(block, 2)], 2)

@@ -1,0 +1,352 @@
+"""Calls: the attentions of one forward, or of a whole generation, whose steps are stitched into one map.
+
+A generation is many passes: the prompt, then a token each. Rows of the batch may be repeated, dropped or put into
+another order between them (beam search, texts that end); each text is followed back through all passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+from weft.inspection.recording.attention_records import KINDS, Kind, Look, PartLook, Rows, Unseen
+from weft.parts.stack import Stack
+from weft.parts.token_positions import Places
+
+Side = Literal["source", "target"]
+What = Literal["weights", "scores"]
+
+
+@dataclass(eq=False)
+class Fed:
+    """What a stack was given with a state: vectors [B, T, D], their places, the memory; `begun`: it was not the first.
+
+    With it the attention of a step that was computed as a whole can be found by running the stack's parts.
+    """
+
+    stack: Stack
+    x: Tensor | None = None
+    places: Places | None = None
+    memory: tuple[Tensor, Places] | None = None
+    begun: bool = False
+
+
+@dataclass(eq=False)
+class Step:
+    """One pass through a stack: how many rows, whom of the step before each continues, and what was fed in.
+
+    `parents`: row -> row of the step before (None: the same). `taken_back`: so many last tokens did not stay.
+    """
+
+    rows: int
+    side: Side
+    parents: list[int] | None = None
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    real: Tensor | None = None
+    fed: Fed | None = None
+    length: int = 0
+    taken_back: int = 0
+
+
+@dataclass(eq=False)
+class Record:
+    """All looks of one layer in one call, each with the number of its step."""
+
+    kind: Kind
+    layer: int
+    path: str
+    looks: list[tuple[int, Look]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Piece:
+    """The rows of one text in one look, and where they begin in the whole map."""
+
+    look: Look
+    b: int
+    rows: Tensor
+    first: int
+    taken_back: int = 0
+
+    @property
+    def end(self) -> int:
+        """Where they end."""
+        return self.first + len(self.rows)
+
+
+class Call:
+    """A forward or a whole generation: what each layer's attention was given."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.records: dict[tuple[Kind, int], Record] = {}
+        self.met: set[object] = set()
+        self._again: dict[int, tuple[int, Call]] = {}
+
+    def begin(self, step: Step) -> int:
+        """A new step; gives its number."""
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def add(self, kind: Kind, layer: int, path: str, step: int, look: Look) -> None:
+        """One more look of one layer."""
+        record = self.records.setdefault((kind, layer), Record(kind, layer, path))
+        record.looks.append((step, look))
+
+    def forget(self, count: int) -> None:
+        """The last `count` tokens were taken back."""
+        for step in reversed(self.steps):
+            if step.side == "target" and count:
+                some = min(count, step.length - step.taken_back)
+                step.taken_back += some
+                count -= some
+
+    def fork(self, steps: int) -> Call:
+        """A call of its own that shares the first steps."""
+        other = Call()
+        other.steps, other.met = self.steps[:steps], set(self.met)
+        for key, record in self.records.items():
+            looks = [(step, look) for step, look in record.looks if step < steps]
+            other.records[key] = Record(record.kind, record.layer, record.path, looks)
+        return other
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of attention that it has."""
+        present = {kind for kind, _ in self.records}
+        return [kind for kind in KINDS if kind in present]
+
+    def layers(self, kind: Kind | None = None) -> list[int]:
+        """The layers that have attention of a kind."""
+        kind = self.choose(kind)
+        return sorted(layer for own, layer in self.records if own == kind)
+
+    def choose(self, kind: Kind | None = None) -> Kind:
+        """The kind asked for, or the first that there is."""
+        if not self.kinds:
+            raise WeftError("none of the layers kept has attention: watch other layers, or all of them")
+        if kind is None:
+            return self.kinds[0]
+        if kind not in self.kinds:
+            raise WeftError(f"there is no {kind!r} attention here: choose one of {', '.join(self.kinds)}")
+        return kind
+
+    def record(self, layer: int, kind: Kind | None = None) -> Record:
+        """One layer's looks; -1 is the last layer."""
+        kind = self.choose(kind)
+        layers = self.layers(kind)
+        found = layers[layer] if -len(layers) <= layer < 0 else layer
+        if found not in layers:
+            raise WeftError(f"there is no layer {layer} of {kind} attention: choose {_named(layers)}")
+        return self.records[kind, found]
+
+    def texts(self) -> list[list[int]]:
+        """For each text, its row in every step until it ended; ordered as they began."""
+        ended: list[list[int]] = []
+        alive: list[list[int]] = [[row] for row in range(self.steps[0].rows)] if self.steps else []
+        for step in self.steps[1:]:
+            if step.parents is None and step.rows == len(alive):
+                for row, path in enumerate(alive):
+                    path.append(row)
+                continue
+            share = max(1, step.rows)
+            parents = step.parents or [row * len(alive) // share for row in range(step.rows)]
+            going_on = set(parents)
+            ended += [path for row, path in enumerate(alive) if row not in going_on]
+            alive = [[*alive[parent], row] for row, parent in enumerate(parents)]
+        return sorted(ended + alive)
+
+    def text(self, batch: int) -> list[int]:
+        """The rows of one text."""
+        texts = self.texts()
+        if not -len(texts) <= batch < len(texts):
+            raise WeftError(f"there is no text {batch} in this call of {len(texts)}: choose 0 to {len(texts) - 1}")
+        return texts[batch]
+
+    def sizes(self, layer: int = -1, kind: Kind | None = None, batch: int = 0) -> tuple[int, int, int, int]:
+        """(B, H, T, S) of one layer; T and S are those of one text."""
+        record = self.record(layer, kind)
+        pieces = self._pieces(record, batch)
+        return len(self.texts()), pieces[0].look.sizes[1], pieces[-1].end, _width(pieces)
+
+    def maps(self, layer: int, kind: Kind | None, head: int | None, rows: Rows, batch: int, what: What) -> Tensor:
+        """Weights or scores, (T, S) for one head and (H, T, S) for all, of the rows asked for."""
+        record = self.record(layer, kind)
+        pieces = self._pieces(record, batch)
+        first = pieces[0].look
+        heads = _heads(head, first.sizes[1]).to(first.device)
+        asked = pick(rows, pieces[-1].end).to(first.device)
+        S, tokens = _width(pieces), _positions(pieces)
+        found, order = [], []
+        for piece in pieces:
+            inside = ((asked >= piece.first) & (asked < piece.end)).nonzero().flatten()
+            if len(inside) or piece is pieces[0]:
+                own = piece.rows[asked[inside] - piece.first]
+                compute = piece.look.weights if what == "weights" else piece.look.scores
+                empty = 0.0 if what == "weights" else float("-inf")
+                order.append(inside)
+                found.append(_placed(compute(piece.b, heads, own), piece, tokens, S, empty))
+        whole = found[0] if len(found) == 1 else torch.cat(found, 1)[:, torch.cat(order).argsort()]
+        whole = whole[:, 0] if isinstance(rows, int) else whole
+        return whole[0] if head is not None else whole
+
+    def vectors(self, layer: int, kind: Kind | None, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (H, T, K), keys (H, S, K), values (H, S, V) of one text."""
+        pieces = self._pieces(self.record(layer, kind), batch)
+        S, tokens = _width(pieces), _positions(pieces)
+        found = [(piece, piece.look.vectors(piece.b)) for piece in pieces]
+        queries = torch.cat([query[:, piece.rows] for piece, (query, _, _) in found], 1)
+        _, keys, values = found[-1][1]
+        if tokens is None:
+            return ordinary(queries), ordinary(keys[:, :S]), ordinary(values[:, :S])
+        placed = [keys.new_zeros(keys.shape[0], S, x.shape[2]) for x in (keys, values)]
+        for piece, (_, keys, values) in found:
+            index = _index_of(piece, tokens)
+            for whole, part in zip(placed, (keys, values), strict=True):
+                whole[:, index[index >= 0]] = part[:, index >= 0]
+        return queries, placed[0], placed[1]
+
+    def look(self, layer: int, kind: Kind | None = None, batch: int = 0) -> Look:
+        """The first look of one text: how queries meet keys there."""
+        return self._pieces(self.record(layer, kind), batch)[0].look
+
+    def inputs(self, batch: int = 0, of: Side = "target") -> dict[str, Tensor]:
+        """What went into each embedding for one text, by its path: tokens [T], an image, numbers [T, C]."""
+        path = self.text(batch)
+        found: dict[str, list[Tensor]] = {}
+        for step, b in zip(self.steps, path, strict=False):
+            for name, given in step.inputs.items() if step.side == of else ():
+                row = given[b if given.shape[0] > 1 else 0]
+                if step.real is not None and given.dim() == 2 and step.real.shape[1] >= row.shape[0]:
+                    marks = step.real[b if step.real.shape[0] > 1 else 0][-row.shape[0] :]
+                    row = row[marks]
+                stays = row[: row.shape[0] - step.taken_back] if step.taken_back and row.dim() == 1 else row
+                found.setdefault(name, []).append(stays)
+        return {name: ordinary(rows[0] if len(rows) == 1 else torch.cat(rows)) for name, rows in found.items()}
+
+    def _run_again(self, batch: int, path: list[int]) -> Call:
+        """The stack's parts on all that one text was fed, computed at the first use and kept until it grows."""
+        length, found = self._again.get(batch, (0, None))
+        if found is None or length != len(self.steps):
+            fed = [(step.fed, b, step.taken_back) for step, b in zip(self.steps, path, strict=False) if step.fed]
+            self._again[batch] = (len(self.steps), found := run_again(fed))
+        return found
+
+    def _pieces(self, record: Record, batch: int) -> list[_Piece]:
+        path = self.text(batch)
+        if any(isinstance(look, Unseen) for step, look in record.looks if step < len(path)):
+            look = self._run_again(batch, path).records[record.kind, record.layer].looks[0][1]
+            return [_Piece(look, 0, torch.arange(look.sizes[2], device=look.device), 0)]
+        pieces: list[_Piece] = []
+        first = 0
+        for step, look in record.looks:
+            if step < len(path):
+                rows = look.real_rows(path[step])
+                rows = rows[: len(rows) - self.steps[step].taken_back]
+                pieces.append(_Piece(look, path[step], rows, first, self.steps[step].taken_back))
+                first += len(rows)
+        return pieces
+
+
+def ordinary(x: Tensor) -> Tensor:
+    """A tensor that was made in inference mode as one that may be used anywhere."""
+    return x.clone() if x.is_inference() else x
+
+
+@torch.no_grad()
+def run_again(fed: list[tuple[Fed, int, int]]) -> Call:
+    """One text once more, by the parts themselves: what was fed to its stack in each step, its row, what was undone."""
+    from weft.inspection.recording.recorder import Recorder
+
+    stack = fed[0][0].stack
+    if fed[0][0].begun:
+        raise WeftError("this text was begun before it was watched: watch from its first token on")
+    vectors, positions = [], []
+    for one, b, taken_back in fed:
+        assert one.x is not None and one.places is not None
+        place = one.places.positions[b if one.places.positions.shape[0] > 1 else 0]
+        real = (place >= 0).nonzero().flatten()
+        real = real[: len(real) - taken_back]
+        vectors.append(one.x[b, real])
+        positions.append(place[real])
+    x, where = torch.cat(vectors)[None], torch.cat(positions)
+    in_order = bool((where[1:] - where[:-1] == 1).all())
+    places = Places.run(int(where[0]), len(where), x.device) if in_order else Places.of(where)
+    last, b, _ = fed[-1]
+    row = torch.tensor([b], device=x.device)
+    memory = None if last.memory is None else (last.memory[0][row], last.memory[1].reorder(row))
+    recorder = Recorder(stack, None, 1)
+    with recorder.alone():
+        Stack.forward(stack, x, places, memory=memory)
+    return recorder.calls[0]
+
+
+def pick(rows: Rows, T: int) -> Tensor:
+    """Row numbers asked for: an index, a slice, some indices, or all."""
+    if rows is None:
+        return torch.arange(T)
+    if isinstance(rows, slice):
+        return torch.arange(T)[rows]
+    asked = torch.as_tensor([rows] if isinstance(rows, int) else rows, dtype=torch.long).cpu()
+    wrong = asked[(asked < -T) | (asked >= T)]
+    if len(wrong):
+        raise WeftError(f"there is no row {int(wrong[0])} in a map of {T} rows: choose 0 to {T - 1}")
+    return asked % T if T else asked
+
+
+def _heads(head: int | None, H: int) -> Tensor:
+    if head is None:
+        return torch.arange(H)
+    if not -H <= head < H:
+        raise WeftError(f"there is no head {head} in a layer of {H}: choose 0 to {H - 1}")
+    return torch.tensor([head % H])
+
+
+def _placed(found: Tensor, piece: _Piece, tokens: Tensor | None, S: int, empty: float) -> Tensor:
+    """Rows of one look with all S columns of the whole map, each key in its token's column."""
+    if tokens is None and found.shape[-1] >= S:
+        return found[..., :S]
+    whole = found.new_full((*found.shape[:2], S), empty)
+    if tokens is None:
+        whole[..., : found.shape[-1]] = found
+        return whole
+    index = _index_of(piece, tokens)
+    columns = index[index >= 0].expand(*found.shape[:2], -1)
+    return whole.scatter_reduce(2, columns, found[..., index >= 0], "amax")
+
+
+def _width(pieces: list[_Piece]) -> int:
+    """S: all keys; in a generation whose rows are ragged or whose keys are a ring, one for each token."""
+    last = pieces[-1]
+    admission = last.look.sight.admission if isinstance(last.look, PartLook) else None
+    if admission is None:
+        return max(piece.look.sizes[3] for piece in pieces)
+    return last.end if admission.slots is not None else last.look.sizes[3] - last.taken_back
+
+
+def _positions(pieces: list[_Piece]) -> Tensor | None:
+    """The position of each row, where keys are found by it (a ring); None where they stand in order."""
+    if pieces[-1].look.columns(pieces[-1].b) is None:
+        return None
+    looks = [(piece, piece.look) for piece in pieces]
+    return torch.cat([look.positions(piece.b)[piece.rows] for piece, look in looks if isinstance(look, PartLook)])
+
+
+def _index_of(piece: _Piece, tokens: Tensor) -> Tensor:
+    """For each key of a ring, the number of the token that stood at its position last; -1 where there was none."""
+    positions = piece.look.columns(piece.b)
+    assert positions is not None
+    known = tokens[: piece.end]
+    index = known.new_full((max(int(positions.max()), int(known.max()), 0) + 1,), -1)
+    index[known] = torch.arange(len(known), device=known.device)
+    return torch.where(positions >= 0, index[positions.clamp(min=0)], -1)
+
+
+def _named(layers: list[int]) -> str:
+    if layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 1:
+        return f"{layers[0]} to {layers[-1]}"
+    return ", ".join(map(str, layers))

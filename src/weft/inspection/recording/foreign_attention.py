@@ -1,0 +1,148 @@
+"""Listening to other libraries' attention: torch's fused kernel, softmaxes in the open, nn.MultiheadAttention.
+
+torch's fast paths are neither switched off nor hooked (a hook alone would make torch take another way): where they
+hide queries and keys, the inputs are kept and projected again when a map is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.inspection.recording.attention_records import GivenLook, Kind, Look
+from weft.inspection.recording.function_overrides import Taps
+from weft.inspection.recording.kernel_records import KernelLook, Later, multihead_look
+
+if TYPE_CHECKING:
+    from weft.inspection.recording.recorder import Recorder
+
+KERNEL = "scaled_dot_product_attention"
+MULTIHEAD = (
+    *("query", "key", "value", "key_padding_mask", "need_weights"),
+    *("attn_mask", "average_attn_weights", "is_causal"),
+)
+LAYER = ("src", "src_mask", "src_key_padding_mask", "is_causal")
+
+
+def listen_to_foreign(recorder: Recorder, taps: Taps) -> None:
+    """Listen to whatever attention there is beside our own parts'."""
+    names = recorder.names
+    if names.own and not names.foreign:
+        return
+    listener = _Listener(recorder)
+    for path, part in names.foreign.items():
+        if isinstance(part, nn.MultiheadAttention):
+            taps.on(part, "forward", listener.multihead(path))
+        else:
+            taps.on(part, "forward", listener.part(path))
+    for part in recorder.module.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            taps.on(part, "forward", listener.encoder_layer)
+    for code, name in _homes(recorder.module):
+        taps.everywhere(code, name, listener.kernel)
+    taps.everywhere(torch.Tensor, "softmax", listener.softmax)
+    taps.everywhere(torch, "softmax", listener.softmax)
+
+
+def _homes(module: nn.Module) -> list[tuple[Any, str]]:
+    """Where the fused kernel is called from: torch.nn.functional, and files of code that have it under a name."""
+    kernel = getattr(F, KERNEL)
+    homes: list[tuple[Any, str]] = [(F, KERNEL)]
+    for name in sorted({type(part).__module__ for part in module.modules()}):
+        code = sys.modules.get(name)
+        if code is not None and code is not F:
+            homes += [(code, own) for own, value in list(vars(code).items()) if value is kernel]
+    return homes
+
+
+class _Listener:
+    """Advice for each way in which other libraries compute attention."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.names, self.here = recorder, recorder.names, recorder.here
+
+    def see(self, kind: Kind, path: str, look: Look) -> None:
+        """File a look under its layer."""
+        own = self.here.passes[-1] if self.here.passes else None
+        time = 0 if own is None else own.times[path]
+        if own is not None:
+            own.times[path] += 1
+        layer = self.names.layer_of(kind, path, time)
+        if self.recorder.wanted(layer):
+            self.recorder.file(kind, layer, path, look)
+        else:
+            self.recorder.file(kind, layer, path, None, look.rows)
+
+    def part(self, path: str) -> Any:
+        """An attention of another library: remember that we are inside."""
+
+        def advice(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self.here.parts.append((path, self.names.kind_of(path, part)))
+            try:
+                return run(part, *args, **kwargs)
+            finally:
+                self.here.parts.pop()
+
+        return advice
+
+    def multihead(self, path: str) -> Any:
+        """nn.MultiheadAttention: where the kernel was not seen at work, keep its inputs."""
+
+        def advice(run: Any, part: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(MULTIHEAD, args, strict=False), **kwargs)
+            kind = self.names.kind_of(path, part)
+            if given["key"] is not given["query"] and kind != "encoder":
+                kind = "cross"
+            before = self.here.count
+            self.here.parts.append((path, kind))
+            try:
+                out = run(part, *args, **kwargs)
+            finally:
+                self.here.parts.pop()
+            if self.here.count == before:
+                self.see(kind, path, multihead_look(part, **given))
+            return out
+
+        return advice
+
+    def encoder_layer(self, run: Any, part: nn.TransformerEncoderLayer, *args: Any, **kwargs: Any) -> Any:
+        """On torch's fast path nothing inside the layer is called."""
+        before = self.here.count
+        out = run(part, *args, **kwargs)
+        if self.here.count == before:
+            given = dict(zip(LAYER, args, strict=False), **kwargs)
+            path = self.names.paths[id(part.self_attn)]
+            kept, mask, padding = given["src"].detach(), given.get("src_mask"), given.get("src_key_padding_mask")
+
+            def make() -> KernelLook:
+                with torch.no_grad():
+                    x = part.norm1(kept) if part.norm_first else kept
+                return multihead_look(part.self_attn, x, x, x, padding, attn_mask=mask).made
+
+            self.see(self.names.kind_of(path, part.self_attn), path, Later(kept.size(0), make))
+        return out
+
+    def kernel(self, run: Any, *args: Any, **kwargs: Any) -> Any:
+        """The fused kernel, called from inside the module."""
+        out = run(*args, **kwargs)
+        here = self.here
+        if (here.passes or here.parts) and not here.inside_own:
+            look = KernelLook.of(*args, **kwargs)
+            if look is not None:
+                path, kind = here.parts[-1] if here.parts else ("", "self")
+                self.see(kind, path, look)
+        return out
+
+    def softmax(self, run: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """A softmax over keys inside an attention: its weights are in the open."""
+        out = run(scores, *args, **kwargs)
+        here = self.here
+        dim = kwargs.get("dim", args[0] if args else None)
+        if here.parts and not here.inside_own and scores.dim() == 4 and dim in (-1, 3):
+            path, kind = here.parts[-1]
+            self.see(kind, path, GivenLook(out.detach(), scores.detach()))
+        return out

@@ -1,0 +1,137 @@
+"""Watching: what attention looked at in any forward or generation, without changing a bit of it.
+
+The kernel that fits computes the output; the watcher keeps references to the same queries, keys and values, and
+computes maps for the layers, heads and rows asked for: O(rows x S) memory, nothing T x S before it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+from weft.inspection.recording.attention_records import Kind, Rows
+from weft.inspection.recording.calling import module_of
+from weft.inspection.recording.calls import Call, Side
+from weft.inspection.recording.recorder import Recorder
+
+if TYPE_CHECKING:
+    from weft.inspection.analysis.statistics import Statistics
+
+KEPT = 16  # calls that are kept, unless told: a whole generation counts as one
+
+
+@contextmanager
+def watch(subject: Any, *, layers: Sequence[int] | None = None, keep: int | None = KEPT) -> Iterator[Seen]:
+    """Record what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
+
+    `layers`: keep only these (all if not told); `keep`: so many last calls (None = all). The tokens of one generation
+    are one call. Everything is as it was on leaving, also after an error; watching may be nested.
+    """
+    seen = Seen(subject, layers, keep)
+    with seen.recorder.listening():
+        yield seen
+
+
+class Seen:
+    """What was seen. Rows are queries (T), columns are keys (S); `call=-1` is the last call, `batch` one text of it.
+
+    Kinds: "self" (of a decoder, where there are two stacks), "encoder" (self-attention of the encoder of an
+    encoder-decoder), "cross", "alignment" (recurrent attention). Without a kind: self, or what there is.
+    """
+
+    def __init__(self, subject: Any, layers: Sequence[int] | None = None, keep: int | None = KEPT) -> None:
+        self.subject, self.module = subject, module_of(subject)
+        self.recorder = Recorder(self.module, layers, keep)
+
+    @property
+    def calls(self) -> list[Call]:
+        """All calls kept, oldest first: a forward, or a whole generation; see `recording.calls.Call`."""
+        return list(self.recorder.calls)
+
+    def call(self, call: int = -1) -> Call:
+        """One of the calls; -1 is the last."""
+        calls = self.calls
+        if not calls:
+            if self.recorder.ran:
+                raise WeftError("the model ran, but none of its parts is an attention that can be watched")
+            raise WeftError("nothing was watched yet: run the model inside `with watch(...) as seen:`")
+        if not -len(calls) <= call < len(calls):
+            raise WeftError(f"there is no call {call} of {len(calls)} kept: choose 0 to {len(calls) - 1}, or -1")
+        return calls[call]
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds of attention of the last call: self, alignment, cross, encoder."""
+        return self.call().kinds
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers of the last call's first kind that have attention."""
+        return self.call().layers()
+
+    def sizes(
+        self, layer: int = -1, kind: Kind | None = None, call: int = -1, batch: int = 0
+    ) -> tuple[int, int, int, int]:
+        """(B, H, T, S): texts, heads, rows and columns of one layer's maps."""
+        return self.call(call).sizes(layer, kind, batch)
+
+    def part(self, layer: int = -1, kind: Kind | None = None, call: int = -1) -> str:
+        """The path of the part that computed it, such as stack.blocks.2.mixer."""
+        return self.call(call).record(layer, kind).path
+
+    def attention(
+        self,
+        layer: int = -1,
+        head: int | None = None,
+        rows: Rows = None,
+        batch: int = 0,
+        kind: Kind | None = None,
+        call: int = -1,
+    ) -> Tensor:
+        """A = softmax(E + M): (T, S) for one head, (H, T, S) for all; `rows` an index, a slice or indices.
+
+        Of a generation, the whole map: rows of the prompt and of each token written, stitched. One row as an index
+        leaves its axis out. Layer -1 is the last.
+        """
+        return self.call(call).maps(layer, kind, head, rows, batch, "weights")
+
+    def scores(
+        self,
+        layer: int = -1,
+        head: int | None = None,
+        rows: Rows = None,
+        batch: int = 0,
+        kind: Kind | None = None,
+        call: int = -1,
+    ) -> Tensor:
+        """E before the softmax, position's bias included, -inf where nothing may be seen; shapes as `attention`."""
+        return self.call(call).maps(layer, kind, head, rows, batch, "scores")
+
+    def vectors(
+        self, layer: int = -1, batch: int = 0, kind: Kind | None = None, call: int = -1
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (H, T, K), keys (H, S, K) and values (H, S, V) as attention used them: for the pair view, q.k."""
+        return self.call(call).vectors(layer, kind, batch)
+
+    def inputs(self, batch: int = 0, call: int = -1, of: Side = "target") -> dict[str, Tensor]:
+        """What went into each embedding for one text, by its path: tokens [T], an image, numbers; `of` the source too.
+
+        Those of a generation are joined; the last token written is never read, so it is not among them.
+        """
+        return self.call(call).inputs(batch, of)
+
+    def statistics(self, kind: Kind | None = None, batch: int = 0, call: int = -1) -> Statistics:
+        """Entropy, mean distance and column mass of all layers and heads at once, computed block by block."""
+        from weft.inspection.analysis.statistics import statistics
+
+        return statistics(self.call(call), kind, batch)
+
+    def show(self, **options: Any) -> Any:
+        """The picture in a notebook or the browser; options as `weft.inspection.pictures.show.show` takes them."""
+        from weft.inspection.pictures.show import show
+
+        return show(self, **options)

@@ -1,0 +1,238 @@
+"""Specs of positions: at the first layer, inside attention, or on an image grid; each with its own builder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from torch import nn
+
+from weft.foundation.spec import Spec
+from weft.parts.grid_positions import Grid, GridAxes, GridSinusoids, GridTable
+from weft.parts.positions import Join, Layout, LearnedPositions, SinusoidalPositions
+from weft.parts.relative import (
+    NTK,
+    Alibi,
+    AttentionPosition,
+    BucketedBias,
+    Linear,
+    Llama3,
+    RelativeVectors,
+    Rotary,
+    Scaling,
+)
+
+Nature = Literal["none", "absolute", "relative"]
+
+
+class _PositionSpec(Spec):
+    """What the kinds share: most act in one place only."""
+
+    def nature(self) -> Nature:
+        """What a model with these positions declares."""
+        return "relative"
+
+    def own_width(self) -> int:
+        """How much of D is the positions' own (when they are concatenated)."""
+        return 0
+
+    def build_input(self, length: int, width: int) -> nn.Module | None:
+        """What is added or concatenated at the first layer."""
+        return None
+
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition | None:
+        """What acts inside attention."""
+        return None
+
+
+class NoPositionsSpec(_PositionSpec):
+    """None: a sequence is a set, but for what masks and mixers know of order."""
+
+    kind: Literal["none"] = "none"
+
+    def nature(self) -> Nature:
+        """None."""
+        return "none"
+
+
+class LearnedSpec(_PositionSpec):
+    """A learned table of `length` vectors, added, or concatenated in `width` coordinates of their own."""
+
+    kind: Literal["learned"] = "learned"
+    join: Join = "add"
+    width: PositiveInt | None = None
+
+    def nature(self) -> Nature:
+        """Absolute."""
+        return "absolute"
+
+    def own_width(self) -> int:
+        """`width` when concatenated."""
+        return (self.width or 16) if self.join == "concatenate" else 0
+
+    def build_input(self, length: int, width: int) -> nn.Module:
+        """The table."""
+        return LearnedPositions(length, self.own_width() or width, self.join)
+
+
+class SinusoidalSpec(_PositionSpec):
+    """Sinusoids, added, or concatenated in `width` coordinates of their own; `layout` orders sines and cosines."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    join: Join = "add"
+    width: PositiveInt | None = None
+    layout: Layout = "interleaved"
+
+    def nature(self) -> Nature:
+        """Absolute."""
+        return "absolute"
+
+    def own_width(self) -> int:
+        """`width` when concatenated."""
+        return (self.width or 16) if self.join == "concatenate" else 0
+
+    def build_input(self, length: int, width: int) -> nn.Module:
+        """The formula."""
+        return SinusoidalPositions(self.own_width() or width, self.join, self.layout)
+
+
+class RelativeVectorsSpec(_PositionSpec):
+    """A learned vector for each distance up to `reach`."""
+
+    kind: Literal["relative"] = "relative"
+    reach: PositiveInt = 16
+
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
+        """The vectors."""
+        return RelativeVectors(head_width, self.reach)
+
+
+class BucketedSpec(_PositionSpec):
+    """A learned number for each head and bucket of distances (T5)."""
+
+    kind: Literal["bucketed"] = "bucketed"
+    buckets: Annotated[int, Field(ge=4)] = 32
+    farthest: PositiveInt = 128
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.farthest <= self.buckets // 2:
+            raise ValueError(
+                f"positions.farthest {self.farthest} lies within the exact half of positions.buckets {self.buckets}: "
+                f"raise it above {self.buckets // 2}"
+            )
+        return self
+
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
+        """The table."""
+        return BucketedBias(heads, self.buckets, self.farthest, both_ways=not causal)
+
+
+class AlibiSpec(_PositionSpec):
+    """A penalty on distance."""
+
+    kind: Literal["alibi"] = "alibi"
+
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
+        """The slopes."""
+        return Alibi(heads)
+
+
+class LinearScalingSpec(Spec):
+    """Positions divided by `factor`."""
+
+    kind: Literal["linear"] = "linear"
+    factor: PositiveFloat
+
+    def build(self) -> Scaling:
+        """The scaling."""
+        return Linear(self.factor)
+
+
+class NTKScalingSpec(Spec):
+    """A larger base."""
+
+    kind: Literal["ntk"] = "ntk"
+    factor: PositiveFloat
+
+    def build(self) -> Scaling:
+        """The scaling."""
+        return NTK(self.factor)
+
+
+class Llama3ScalingSpec(Spec):
+    """Long waves stretched, short ones kept."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: PositiveFloat = 8.0
+    low: PositiveFloat = 1.0
+    high: PositiveFloat = 4.0
+    original: PositiveInt = 8192
+
+    def build(self) -> Scaling:
+        """The scaling."""
+        return Llama3(self.factor, self.low, self.high, self.original)
+
+
+ScalingSpec = Annotated[LinearScalingSpec | NTKScalingSpec | Llama3ScalingSpec, Field(discriminator="kind")]
+
+
+class RotarySpec(_PositionSpec):
+    """Queries and keys turn with their position; `fraction` of each head's coordinates."""
+
+    kind: Literal["rotary"] = "rotary"
+    base: PositiveFloat = 10_000.0
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    scaling: ScalingSpec | None = None
+
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
+        """The rotation."""
+        return Rotary(head_width, self.base, self.fraction, None if self.scaling is None else self.scaling.build())
+
+
+PositionSpec = Annotated[
+    NoPositionsSpec | LearnedSpec | SinusoidalSpec | RelativeVectorsSpec | BucketedSpec | AlibiSpec | RotarySpec,
+    Field(discriminator="kind"),
+]
+
+
+class NoGridSpec(Spec):
+    """None: a bag of patches."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, grid: Grid, width: int, extra: int) -> None:
+        """Nothing."""
+
+
+class GridTableSpec(Spec):
+    """One learned vector a cell, as in the vision transformer."""
+
+    kind: Literal["grid-table"] = "grid-table"
+
+    def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
+        """The table."""
+        return GridTable(grid, width, extra)
+
+
+class GridAxesSpec(Spec):
+    """Learned 2-D: a vector for the row plus one for the column."""
+
+    kind: Literal["grid-axes"] = "grid-axes"
+
+    def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
+        """The two tables."""
+        return GridAxes(grid, width, extra)
+
+
+class GridSinusoidsSpec(Spec):
+    """Sinusoids of row and column."""
+
+    kind: Literal["grid-sinusoids"] = "grid-sinusoids"
+
+    def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
+        """The formula."""
+        return GridSinusoids(width, extra)
+
+
+GridSpec = Annotated[NoGridSpec | GridTableSpec | GridAxesSpec | GridSinusoidsSpec, Field(discriminator="kind")]

@@ -1,0 +1,207 @@
+"""The body that all families share: a stack of blocks from numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from torch import Tensor
+
+from weft.foundation.errors import ShapeError
+from weft.foundation.spec import VersionedSpec
+from weft.models.output import Declaration
+from weft.models.part_specs import (
+    AttentionSpec,
+    ClassicSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    InitialisationSpec,
+    LayerNormSpec,
+    MixerSpec,
+    NormSpec,
+    Share,
+)
+from weft.models.position_specs import PositionSpec, RotarySpec
+from weft.parts.block import Block, PostNorm, PreNorm
+from weft.parts.masks import Causal, Everything, Mask, Real
+from weft.parts.norms import Norm
+from weft.parts.relative import AttentionPosition
+from weft.parts.stack import Stack
+from weft.parts.state import Clock, State
+from weft.parts.token_positions import Places
+
+
+def _as_tuple(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+MixerPattern = Annotated[tuple[MixerSpec, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+
+class BodySpec(VersionedSpec):
+    """Fields of every model with blocks. `mixer` is one mixer, or a pattern of several that repeats over the layers."""
+
+    CAUSAL: ClassVar[bool] = False
+    SKIPS: ClassVar[tuple[str, ...]] = ("grid-convolution",)
+
+    width: PositiveInt = 128
+    layers: NonNegativeInt = 4
+    mixer: MixerPattern = (AttentionSpec(),)
+    feedforward: FeedForwardSpec = ClassicSpec()
+    positions: PositionSpec = RotarySpec()
+    norm: NormSpec = LayerNormSpec()
+    arrangement: Literal["pre-norm", "post-norm"] = "pre-norm"
+    last_norm: bool | None = None
+    dropout: Share = 0.0
+    depth: Share = 0.0
+    initialisation: InitialisationSpec = InitialisationSpec()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for mixer in self.mixer:
+            if mixer.kind in self.SKIPS:
+                raise ValueError(f"mixer {mixer.kind!r} does not work in this family: choose another mixer.kind")
+            clash = mixer.clashes(self.width, self.CAUSAL)
+            if clash:
+                raise ValueError(clash)
+        if isinstance(self.feedforward, ExpertsSpec) and self.feedforward.active > self.feedforward.experts:
+            raise ValueError(
+                f"feedforward.active {self.feedforward.active} exceeds feedforward.experts "
+                f"{self.feedforward.experts}: choose fewer active experts"
+            )
+        self._positions_fit()
+        return self
+
+    def _positions_fit(self) -> None:
+        kind = self.positions.kind
+        if self.positions.own_width() >= self.width:
+            raise ValueError(f"positions.width {self.positions.own_width()} leaves nothing of width {self.width}")
+        if self.positions.nature() != "relative":
+            return
+        attentions = [mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec)]
+        if not attentions:
+            raise ValueError(
+                f"positions {kind!r} act inside attention, but mixer has none: use learned, sinusoidal or no positions"
+            )
+        sizes = {(m.heads, m.size(self.width)) for m in attentions}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"positions {kind!r} are shared by all layers, so all mixers need the same heads and sizes"
+            )
+        if isinstance(self.positions, RotarySpec):
+            size = int(next(iter(sizes))[1] * self.positions.fraction)
+            if size < 2 or size % 2:
+                raise ValueError(
+                    f"rotary positions turn pairs, but positions.fraction of mixer.head_width is {size}: make it even"
+                )
+
+    def mixer_of(self, layer: int) -> MixerSpec:
+        """The mixer of one layer."""
+        return self.mixer[layer % len(self.mixer)]
+
+    def attention(self) -> AttentionSpec:
+        """The first attention in the pattern: its heads serve positions and cross-attention."""
+        return next(mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec))
+
+    def build_stack(
+        self, seen: Mask, layers: int | None = None, cross: bool = False, causal: bool | None = None
+    ) -> Stack:
+        """The blocks, each seeing `seen` within its own window, the position inside attention and the last norm."""
+        causal = self.CAUSAL if causal is None else causal
+        kind: type[Block] = PreNorm if self.arrangement == "pre-norm" else PostNorm
+        count = self.layers if layers is None else layers
+        blocks, masks = [], []
+        for layer in range(count):
+            mixer = self.mixer_of(layer)
+            depth = self.depth * layer / max(count - 1, 1)
+            blocks.append(
+                kind(
+                    mixer.build(self.width, causal),
+                    self.feedforward.build(self.width),
+                    lambda: self.norm.build(self.width),
+                    self.attention().build_cross(self.width) if cross else None,
+                    self.dropout,
+                    depth,
+                )
+            )
+            masks.append(mixer.mask(seen))
+        return Stack(blocks, masks, self._build_position(causal), self._build_last_norm())
+
+    def _build_position(self, causal: bool) -> AttentionPosition | None:
+        if self.positions.nature() != "relative":
+            return None
+        attention = self.attention()
+        return self.positions.build_attention(attention.heads, attention.size(self.width), causal)
+
+    def _build_last_norm(self) -> Norm | None:
+        wanted = self.arrangement == "pre-norm" if self.last_norm is None else self.last_norm
+        return self.norm.build(self.width) if wanted else None
+
+    def declare(self, family: str, layers: int | None = None, **more: Any) -> Declaration:
+        """What a model of this body promises; `layers` where what it promises is not of all."""
+        mixers = [self.mixer_of(layer) for layer in range(self.layers if layers is None else layers)]
+        windows = [getattr(mixer, "window", None) for mixer in mixers if mixer.kind != "none"]
+        reaches = [_reach(mixer) for mixer in mixers if mixer.kind != "none"]
+        bounded = bool(reaches) and None not in reaches
+        ordered = any(mixer.kind in ("recurrence", "convolution", "grid-convolution") for mixer in mixers)
+        return Declaration(
+            family=family,
+            causal=self.CAUSAL,
+            cached=self.CAUSAL,
+            positions=self.positions.nature(),
+            order_free=self.positions.nature() == "none" and not ordered and not any(windows) and not self.CAUSAL,
+            window=next(iter(windows)) if windows and len(set(windows)) == 1 else None,
+            reach=1 + sum(r - 1 for r in reaches if r is not None) if bounded else None,
+            experts=isinstance(self.feedforward, ExpertsSpec),
+            **more,
+        )
+
+
+def _reach(mixer: MixerSpec) -> int | None:
+    """How many tokens back one layer looks, its own included; None without a bound."""
+    if mixer.kind == "convolution":
+        return mixer.kernel
+    return mixer.window if isinstance(mixer, AttentionSpec) else None
+
+
+def seen_by(causal: bool) -> Mask:
+    """What a layer may see at most."""
+    return Causal() if causal else Everything()
+
+
+def as_mask(mask: Mask | Tensor | None) -> Mask | None:
+    """A mask as given; a boolean [B, T] marks real tokens."""
+    if isinstance(mask, Tensor):
+        return Real(mask.bool())
+    if mask is not None and not isinstance(mask, Mask):
+        raise ShapeError(f"a mask is one of weft.parts.masks or a boolean [B, T], not a {type(mask).__name__}")
+    return mask
+
+
+def arrange_call(
+    tokens: Tensor,
+    positions: Tensor | None,
+    mask: Mask | None,
+    state: State | None,
+    clock: Clock | None = None,
+) -> Places:
+    """Where the tokens [B, T, ...] of a call stand: as given, or following the mask's padding and the state's clock."""
+    batch, length = tokens.shape[:2]
+    if length == 0:
+        raise ShapeError("an empty sequence: give at least one token")
+    if state is not None:
+        state.expect_batch(batch)
+    if clock is None:
+        clock = Clock(batch, tokens.device) if state is None else state.clock
+    places = clock.arrange(length, positions, mask)
+    if places.given is not None and places.given.shape[0] not in (1, batch):
+        raise ShapeError(
+            f"mask or positions of {places.given.shape[0]} rows for {batch} rows of tokens: give each its own"
+        )
+    return places
+
+
+def expect_tokens(tokens: Tensor) -> None:
+    """Refuse anything but [B, T]."""
+    if tokens.dim() != 2:
+        raise ShapeError(f"tokens are [B, T], not {tuple(tokens.shape)}: for one text use tokens[None]")

@@ -1,0 +1,147 @@
+"""Sight: what the queries of one call see of the keys, prepared once and shared by all layers.
+
+It joins a mask (a rule) with places (where tokens stand) and chooses the cheapest form for the kernel: everything, a
+causal flag, blocks, or a dense tensor as the last resort.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from weft.foundation.errors import WeftError
+from weft.foundation.lazy import lazy
+from weft.parts.masks import Causal, Everything, Mask, arrange, both, rules_of, visible_pairs
+from weft.parts.relative import AttentionPosition, Turn, rotate
+from weft.parts.token_positions import Places, document_begins
+
+if TYPE_CHECKING:
+    from weft.parts.state import Admission
+
+Form = Literal["everything", "causal", "dense"]
+Extent = tuple[int, int, int, int]
+
+
+class Sight:
+    """What `queries` may see of `keys` under `mask`, and the position that acts inside attention, if any."""
+
+    def __init__(
+        self,
+        queries: Places,
+        keys: Places | None = None,
+        mask: Mask | None = None,
+        position: AttentionPosition | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        self.queries = queries
+        self.keys = queries if keys is None else keys
+        self.mask = Everything() if mask is None else mask
+        if self.queries.given is None and any(term.placing for term in self.mask.terms()):
+            raise WeftError(
+                f"{self.mask!r} speaks of padding or documents, but the places do not: use Sight.of(x, mask)"
+            )
+        self.position = position
+        self.admission = admission
+        self._turns: dict[torch.dtype, Turn | None] = {}
+
+    @staticmethod
+    def of(x: Tensor, mask: Mask | None = None, position: AttentionPosition | None = None) -> Sight:
+        """For x [B, T, D] seen by itself: positions 0 .. T - 1, or those that the mask's padding or documents imply."""
+        places = arrange(mask, x.shape[1]) or Places.run(0, x.shape[1], x.device)
+        return Sight(places, mask=mask, position=position)
+
+    @lazy
+    def rule(self) -> Mask:
+        """The mask without what the places know already and without what surely holds for all pairs."""
+        terms = rules_of(self.mask)
+        if self.queries.start is None or self.keys.start is None:
+            return both(terms)
+        q = (self.queries.start, self.queries.start + self.queries.length - 1)
+        k = (self.keys.start, self.keys.start + self.keys.length - 1)
+        return both(term for term in terms if not term.covers(q, k))
+
+    @lazy
+    def form(self) -> Form:
+        """The cheapest form that says the same, known without reading a tensor."""
+        if self.queries.documents is not None and self.keys.documents is not None:
+            return "dense"
+        if self.rule == Everything() and self.keys.pads == "none":
+            return "everything"
+        aligned = self.queries.start is not None and self.queries.start == self.keys.start
+        # Padding on the right is later than every real token, so causality alone hides it.
+        hidden = self.keys.pads == "none" or (self.keys.pads == "right" and self.queries.pads != "anywhere")
+        if self.rule == Causal() and aligned and self.queries.length == self.keys.length and hidden:
+            return "causal"
+        return "dense"
+
+    @lazy
+    def visible(self) -> Tensor:
+        """Boolean, broadcastable to [B, H, T, S]: the last resort, O(T S) memory."""
+        return self.visible_block(0, self.queries.length, 0, self.keys.length)
+
+    def visible_block(self, q0: int, q1: int, k0: int, k1: int) -> Tensor:
+        """`visible` for queries q0 .. q1 - 1 and keys k0 .. k1 - 1 only."""
+        return visible_pairs(self.rule, self.queries.slice(q0, q1), self.keys.slice(k0, k1))[:, None]
+
+    def extents(self, block: int) -> list[Extent]:
+        """For each block of queries (q0, q1), the keys (k0, k1) outside of which nothing is visible."""
+        T, S = self.queries.length, self.keys.length
+        edges = [(q, min(q + block, T)) for q in range(0, T, block)]
+        bounds = [(0, S)] * len(edges)
+        offset = self._offset()
+        if offset is not None:
+            back, ahead = self.rule.band()
+            bounds = [
+                (
+                    0 if back is None else max(0, min(S, q0 + offset - back)),
+                    S if ahead is None else max(0, min(S, q1 + offset + ahead)),
+                )
+                for q0, q1 in edges
+            ]
+        if self.queries.packed and self.keys is self.queries and self.queries.documents is not None:
+            inside = _document_bounds(self.queries.documents, edges)
+            bounds = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, inside, strict=True)]
+        return [(q0, q1, k0, max(k0, k1)) for (q0, q1), (k0, k1) in zip(edges, bounds, strict=True)]
+
+    def _offset(self) -> int | None:
+        """index of a key = index of the query + offset, where both stand at the same position; None if not fixed."""
+        if self.queries.start is not None and self.keys.start is not None:
+            return self.queries.start - self.keys.start
+        return 0 if self.queries.packed and self.keys is self.queries else None
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Turn new queries or keys [B, H, T, K] by their positions' angles, where the position is a rotary one."""
+        if self.position is None:
+            return x
+        if x.dtype not in self._turns:
+            self._turns[x.dtype] = self.position.angles_of(self.queries, x.dtype)
+        angles = self._turns[x.dtype]
+        return x if angles is None else rotate(x, *angles)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the position adds to the scores."""
+        return self.position is not None and type(self.position).bias is not AttentionPosition.bias
+
+    def bias(self, query: Tensor, extent: Extent | None = None) -> Tensor | None:
+        """What the position adds to the scores, [B or 1, H, T, S], or only for one block of queries and keys."""
+        if self.position is None or not self.has_bias:
+            return None
+        q0, q1, k0, k1 = extent or (0, self.queries.length, 0, self.keys.length)
+        return self.position.bias(query, self.queries.slice(q0, q1), self.keys.slice(k0, k1))
+
+
+def _document_bounds(documents: Tensor, edges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each block of queries, the first and last key index of the documents that it touches."""
+    N = documents.shape[1]
+    index = torch.arange(N, device=documents.device).expand_as(documents)
+    begins = document_begins(documents)
+    first = index.masked_fill(~begins, 0).cummax(1).values
+    ends = torch.ones_like(documents, dtype=torch.bool)
+    ends[:, :-1] = begins[:, 1:]
+    last = index.masked_fill(~ends, N - 1).flip(1).cummin(1).values.flip(1)
+    low = torch.stack([first[:, q0:q1].amin() for q0, q1 in edges]).tolist()
+    high = torch.stack([last[:, q0:q1].amax() for q0, q1 in edges]).tolist()
+    return [(a, b + 1) for a, b in zip(low, high, strict=True)]

@@ -1,0 +1,28 @@
+"""Runs in the formats of other programs: `weft.export` and `weft export` are this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.checkpoints.export.export import Exported, send_out
+from weft.checkpoints.convert import Progress
+from weft.checkpoints.export.export_source import open_run
+from weft.runs.run import Run
+
+
+def export(
+    run: Run | str | Path,
+    to: str,
+    out: str | Path,
+    *,
+    type: str | None = None,
+    certificate: bool = True,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a run for other programs: `weft.export(run, "huggingface", "out")`; also "gguf" and "onnx".
+
+    `type` is that of a GGUF file's weights: f32, f16, bf16 or q8_0. Of a `Run` in memory its present weights are
+    written, with adapters merged.
+    """
+    found = open_run(run.folder, run.module) if isinstance(run, Run) else open_run(Path(run))
+    return send_out(found, to, Path(out), type, certificate, progress)

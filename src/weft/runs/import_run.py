@@ -1,0 +1,17 @@
+"""Foreign checkpoints as runs: `weft.import_checkpoint` and `weft import` are this."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.checkpoints.convert import bring_in
+from weft.runs.run import Run, load
+
+
+def import_checkpoint(source: str | Path, out: str | Path, certificate: bool = True, device: str | None = None) -> Run:
+    """A Hugging Face folder or a GGUF file as a run: `weft.import_checkpoint("folder", out="runs/llama")`.
+
+    Where transformers is installed, its logits and ours are compared first (see import.json in the run's folder).
+    """
+    bring_in(source, out, certificate)
+    return load(out, device)

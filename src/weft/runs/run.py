@@ -1,0 +1,160 @@
+"""A run is what users hold: module, tokeniser, task and spec, with `predict` and `evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from weft.checkpoints.atomic import DiskError
+from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.data.readers.texts import read_labelled
+from weft.data.tokenizers.tokenizer import Tokeniser, load_tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.folders import cache_folder
+from weft.foundation.numerics import pick_device
+from weft.inference.fast.quantize import WeightKind, quantize_model
+from weft.models.build import build, read_spec
+from weft.models.estimates import estimate
+from weft.tasks.task import Answer, Decoding, Task
+from weft.tasks.registry import task_named
+
+JUDGED = 8192  # tokens a batch when a run is judged
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A trained model with all that is needed to use it."""
+
+    module: nn.Module
+    task: Task
+    spec: RunSpec
+    folder: Path
+
+    @property
+    def tokeniser(self) -> Tokeniser | None:
+        """The tokeniser, where the task has one."""
+        return self.task.tokeniser
+
+    def __repr__(self) -> str:
+        spec = read_spec(self.spec.model)
+        return f"Run({self.task.name}, {spec.family}, {estimate(spec).parameters:,} parameters, {self.folder})"
+
+    def predict(self, inputs: Any, **how: Any) -> Any:
+        """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""
+        one = isinstance(inputs, (str, Path))
+        outputs = [answer.output for answer in self.answer([inputs] if one else inputs, **how)]
+        return outputs[0] if one and len(outputs) == 1 else outputs
+
+    def answer(self, inputs: Sequence[Any], **how: Any) -> list[Answer]:
+        """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
+        if not isinstance(inputs, Iterable):
+            raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
+        return self.task.predict(self.module, list(inputs), _decoding(how))
+
+    def stream(self, given: Any, **how: Any) -> Iterator[str]:
+        """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
+        return self.task.stream(self.module, given, _decoding(how))
+
+    def evaluate(
+        self,
+        data: str | Path | Sequence[str | Path],
+        shots: int | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        **how: Any,
+    ) -> dict[str, Any]:
+        """The task's metrics on held-out data; with `shots`, how well a language model labels texts, see `few_shot`.
+
+        `options` say how these data are read where it is otherwise than in training: `{"columns": ["text", "mood"]}`.
+        """
+        if shots is not None:
+            return self.few_shot(data, shots, **{**how, **(options or {})})
+        if how:
+            raise WeftError(f"{', '.join(how)}: these go with shots")
+        paths = [data] if isinstance(data, (str, Path)) else data
+        task = self.task
+        if options:
+            task = copy(task)
+            task.options = type(task.options)(**{**task.options.to_tree(), **options})
+        part = task.read([str(path) for path in paths], cache_folder())
+        length = getattr(self.module.spec, "length", None)
+        # Models from elsewhere read so much at once that windows of that length would take all memory.
+        return self.task.measure(self.module, part if length is None else part.cut(min(length, JUDGED)), JUDGED)
+
+    def few_shot(
+        self,
+        data: str | Path | Sequence[str | Path],
+        shots: int = 0,
+        *,
+        labels: Sequence[str] | None = None,
+        examples: str | Path | None = None,
+        prompt: str | None = None,
+        seed: int = 0,
+        columns: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Label texts by what follows a prompt of so many labelled examples; nothing is learned.
+
+        `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else
+        the data itself, less what was drawn; `prompt` says how each is written: "Review: {text}\\nMood: {label}";
+        `columns` are those of text and label.
+        """
+        from weft.tasks.support.few_shot import PATTERN, Question, draw_examples, judge_shots, name_labels
+        from weft.tasks.text import TextTask
+
+        if not isinstance(self.task, TextTask):
+            raise WeftError(f"examples in a prompt are for runs of task text, and this one is of {self.task.name}")
+        chosen = columns.split(",") if isinstance(columns, str) else list(columns) or None
+        rows = read_labelled([data] if isinstance(data, (str, Path)) else data, chosen, learn=False)
+        source = rows if examples is None else read_labelled([examples], chosen, learn=False)
+        drawn = draw_examples(source, shots, seed)
+        shown, words = tuple(source[place] for place in drawn), name_labels([*source, *rows], labels)
+        question = Question(shown, words, prompt or PATTERN)
+        if examples is None:
+            rows = [row for place, row in enumerate(rows) if place not in set(drawn)]
+        return judge_shots(self.module, self.task, rows, question)
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Vectors [N, D] of texts, where the run is an embedding model."""
+        embed = getattr(self.task, "embed", None)
+        if embed is None:
+            raise WeftError(f"a run of task {self.task.name} gives no vectors: import an embedding model")
+        found: Tensor = embed(self.module, list(texts))
+        return found
+
+
+def _decoding(how: dict[str, Any]) -> Decoding:
+    try:
+        return Decoding(**how)
+    except TypeError as error:
+        raise WeftError(f"predict: {str(error).removeprefix('Decoding.__init__() ')}") from None
+
+
+def task_of(place: RunFolder, spec: RunSpec) -> Task:
+    """The task of a run, with what it learned from its data."""
+    kind = task_named(spec.task)
+    tokeniser = load_tokeniser(place.tokeniser) if place.tokeniser is not None else None
+    return kind.restore(kind.Options(**spec.data), spec.facts, tokeniser)
+
+
+def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:
+    """The run in a folder; `quantize` rounds its weights, to be used with less memory and more speed."""
+    place = RunFolder(Path(folder))
+    spec = place.read_spec()
+    task = task_of(place, spec)
+    module = build(read_spec(spec.model), device="meta")
+    try:
+        # The weights stay mapped from their file; those of half precision are widened, which CPUs compute faster in.
+        module.load_state_dict(place.read_model(), assign=True)
+        module.float()
+    except RuntimeError as error:
+        line = str(error).splitlines()[-1].strip()
+        raise DiskError(f"{folder}: model.safetensors does not fit spec.json ({line[:160]}): train again") from None
+    module.eval()
+    if quantize is not None:
+        quantize_model(module, quantize)
+    return Run(module.to(pick_device(device)), task, spec, place.path)

@@ -1,0 +1,1 @@
+"""Support: what several tasks share."""

@@ -1,0 +1,183 @@
+"""How texts become what an encoder reads: words with their characters, or the tokens of a tokeniser."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from torch import nn
+
+from weft.data.tokenizers.lexicon import Lexicon, split_words
+from weft.data.tokenizers.tokenizer import KINDS, Tokeniser, load_tokeniser, train_tokeniser
+from weft.foundation.spec import Tree
+from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, WordsSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
+from weft.models.position_specs import RotarySpec
+from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_part
+from weft.tasks.task import Answer, Decoding, Part, Recipe, Size
+
+LONGEST_TEXT = 512
+GLIMPSES, SHOWN = 2, 60
+READ_AT_ONCE = 8192  # tokens a batch in prediction
+
+
+class Reading(ABC):
+    """What was learned about the inputs of a classifier, and the encoder that suits them."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def facts(self) -> Tree:
+        """What was learned, as plain JSON, but for a tokeniser."""
+
+    @abstractmethod
+    def part(self, inputs: Sequence[Any], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
+        """Inputs with their labels as a part, and what of it is hidden in training."""
+
+    @abstractmethod
+    def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
+        """The spec with this input and so many classes."""
+
+    @abstractmethod
+    def model(self, size: Size) -> EncoderSpec:
+        """The encoder that suits, before it is dressed."""
+
+    @abstractmethod
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """Sizes that make sense."""
+
+    @abstractmethod
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """How it is trained."""
+
+    @abstractmethod
+    def answer(self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: Decoding) -> list[Answer]:
+        """Answers to inputs as the command line gives them."""
+
+    @abstractmethod
+    def glimpse(self, module: nn.Module, part: Part, classes: Sequence[str]) -> str:
+        """Some held-out examples with what the model says."""
+
+
+class TextReading(Reading):
+    """What both ways to read a text share: the model, and how it is trained."""
+
+    def model(self, size: Size) -> EncoderSpec:
+        """Convolution, which finds turns of phrase, and attention over all of them; then the mean over all places."""
+        return EncoderSpec(
+            width=size.width,
+            layers=size.layers,
+            length=size.context,
+            mixer=(ConvolutionSpec(kernel=3), AttentionSpec(heads=size.heads)),
+            feedforward=ClassicSpec(hidden=2 * size.width),
+            positions=RotarySpec(),
+            dropout=size.dropout,
+            output=PooledSpec(pool="mean"),
+            initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),
+        )
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """One size: labelled texts are few."""
+        return (Size(128, 2, LONGEST_TEXT),)
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """Strongly held back, for the same reason."""
+        return Recipe(
+            dropout=0.3, training={"batch": 2048, "rate": 1e-3, "smoothing": 0.1, "ema": 0.99}, most_epochs=20
+        )
+
+    def answer(self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: Decoding) -> list[Answer]:
+        """The likeliest class of each text, and the probabilities of all."""
+        texts = [str(given) for given in inputs]
+        if not texts:
+            return []
+        part = self.part(texts, [np.zeros(1, dtype=np.int64)] * len(texts)).cut(cast(Any, module.spec).length)
+        found = []
+        for text, shares in zip(texts, probabilities(module, part, READ_AT_ONCE), strict=True):
+            best = classes[int(shares.argmax())]
+            by_name = {name: round(float(p), 6) for name, p in zip(classes, shares, strict=True)}
+            found.append(Answer(text, best, {"probabilities": by_name}))
+        return found
+
+    def glimpse(self, module: nn.Module, part: Part, classes: Sequence[str]) -> str:
+        """The first texts that are held out."""
+        assert isinstance(part, Sentences)
+        answers = self.answer(module, part.texts[:GLIMPSES], classes, Decoding())
+        lines = []
+        for answer, labels in zip(answers, part.labels[:GLIMPSES], strict=True):
+            share = answer.more["probabilities"][answer.output]
+            text = answer.input if len(answer.input) <= SHOWN else answer.input[:SHOWN] + "..."
+            lines.append(f"{text!r} -> {answer.output} {share:.0%} (it is {classes[labels[0]]})")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class WordReading(TextReading):
+    """Texts as words with their characters."""
+
+    lexicon: Lexicon
+    kind: ClassVar[str] = "words"
+
+    def facts(self) -> Tree:
+        """The lexicon."""
+        return {"lexicon": self.lexicon.to_tree()}
+
+    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
+        """A text without a word is one unknown word."""
+        words = [split_words(text) or [""] for text in inputs]
+        return words_part(self.lexicon, words, labels, inputs, tagged=False, hiding=hiding)
+
+    def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
+        """Words in, one answer out."""
+        lexicon = self.lexicon
+        words = WordsSpec(vocabulary=lexicon.vocabulary, characters=lexicon.alphabet, longest=lexicon.longest)
+        if isinstance(spec.input, WordsSpec):
+            words = words.replace(character_width=spec.input.character_width, kernel=spec.input.kernel)
+        return spec.replace(input=words, output=pooled_answer(spec, classes))
+
+
+@dataclass(frozen=True)
+class TokenReading(TextReading):
+    """Texts as the tokens of a tokeniser."""
+
+    tokeniser: Tokeniser
+    frame: Frame = field(default_factory=Frame)
+    kind: ClassVar[str] = "tokens"
+
+    def facts(self) -> Tree:
+        """Besides the tokeniser, the ids around each text where there are any."""
+        return self.frame.to_tree()
+
+    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
+        """A text without a token is one unknown token."""
+        unknown = self.tokeniser.role("unknown") or 0
+        framed = [self.frame.put(ids) or [unknown] for ids in self.tokeniser.encode_many(inputs)]
+        rows = [np.array(ids, dtype=np.int64) for ids in framed]
+        counts = np.bincount(np.concatenate(rows), minlength=self.tokeniser.vocabulary)
+        forms = Forms(np.arange(len(counts)), (hiding or Hiding()).chances(counts.astype(np.float64)), unknown)
+        return Sentences(forms, tuple(rows), tuple(labels), tuple(inputs), tagged=False, tail=len(self.frame.after))
+
+    def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
+        """Tokens in, one answer out."""
+        segments = spec.input.segments if isinstance(spec.input, TokensSpec) else None
+        tokens = TokensSpec(vocabulary=self.tokeniser.vocabulary, segments=segments)
+        return spec.replace(input=tokens, output=pooled_answer(spec, classes))
+
+
+def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:
+    """One answer a text, by the spec's own pool; of an encoder with one a token, by the mean."""
+    pooled = spec.output if isinstance(spec.output, PooledSpec) else PooledSpec(pool="mean")
+    return pooled.replace(classes=classes)
+
+
+def learn_reading(kind: str, texts: Sequence[str], vocabulary: int) -> TextReading:
+    """The reading asked for, learned from texts: `auto` takes words with their characters."""
+    if kind == "auto":
+        return WordReading(Lexicon.learn((split_words(text) for text in texts), vocabulary))
+    if kind in KINDS:
+        return TokenReading(train_tokeniser(kind, texts, vocabulary))
+    return TokenReading(load_tokeniser(kind))

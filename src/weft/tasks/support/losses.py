@@ -1,0 +1,71 @@
+"""Losses that tasks share: cross-entropy of the next token with the logits never whole in memory, and of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.foundation.numerics import widen
+from weft.models.output import Output
+from weft.models.teacher_forcing import IGNORED
+from weft.tasks.task import Loss
+
+# Above so many logits they are made chunk by chunk; below, one product is faster.
+WHOLE = 16_000_000
+BALANCE, Z = 0.01, 0.001
+
+
+def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int, smoothing: float = 0.0) -> Loss:
+    """- sum log p(label) over all labels that are not IGNORED; hidden [B, T, D], labels [B, T]."""
+    hidden, flat = output.hidden.flatten(0, 1), labels.flatten()
+    if count < flat.numel():
+        # Padding has no label: the head need not read it.
+        real = flat != IGNORED
+        hidden, flat = hidden[real], flat[real]
+    head: Any = module.head
+    embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
+    if hidden.shape[0] * head.vocabulary > WHOLE:
+        total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
+    else:
+        logits = widen(head(hidden, embedding=embedding))
+        total = F.cross_entropy(logits, flat, reduction="sum", label_smoothing=smoothing)
+    return Loss(total, count, auxiliary_loss(output))
+
+
+def _in_chunks(hidden: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
+    """Cross-entropy whose logits z = W h + b exist only chunk by chunk.
+
+    With smoothing s over C classes it is (1 - s) (lse - z_y) + s (lse - mean_c z_c) = (lse - z_y) + s (z_y - mean z):
+    the second part is linear in h and needs no logits.
+    """
+    options = nn.LinearCrossEntropyOptions()
+    total = F.linear_cross_entropy(hidden, W, labels, linear_bias=b, reduction="sum", options=options)
+    if not smoothing:
+        return total
+    mean = (hidden @ W.mean(0)).sum()
+    at_label = (hidden * F.embedding(labels, W)).sum()
+    if b is not None:
+        mean, at_label = mean + len(labels) * b.mean(), at_label + b[labels].sum()
+    return total + smoothing * (at_label - mean)
+
+
+def class_loss(output: Output, labels: Tensor, count: int, smoothing: float = 0.0) -> Loss:
+    """- sum log p(class); logits [B, C] or [B, T, C], labels [B] or [B, T]."""
+    logits = widen(output.logits)
+    total = F.cross_entropy(
+        logits.flatten(0, -2), labels.flatten(), reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED
+    )
+    return Loss(total, count, auxiliary_loss(output))
+
+
+def auxiliary_loss(output: Output) -> Tensor | None:
+    """What experts add: 0.01 balance + 0.001 z, means over the layers."""
+    found = [
+        weight * output.auxiliary[name]
+        for name, weight in (("balance loss", BALANCE), ("z loss", Z))
+        if name in output.auxiliary
+    ]
+    return torch.stack(found).sum() if found else None

@@ -1,0 +1,176 @@
+"""What a model was taught besides its language: ids around each text, ids at which it stops, how a chat is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from weft.data.readers.texts import CHAT_TOKENS, ROLES
+from weft.data.stores.prompt_protocol import Messages, Written
+from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Ids that stand before and after each text: a start token, or BERT's [CLS] and [SEP]."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, facts: Tree) -> Frame:
+        """From a run's facts."""
+        return cls(tuple(facts.get("before", ())), tuple(facts.get("after", ())))
+
+    def to_tree(self) -> Tree:
+        """As facts of a run; nothing where there is nothing around."""
+        return {name: list(ids) for name, ids in (("before", self.before), ("after", self.after)) if ids}
+
+    def put(self, ids: Sequence[int], most: int | None = None) -> list[int]:
+        """The ids with their frame; a text that is longer than `most` loses its end, not the frame."""
+        room = None if most is None else max(0, most - len(self.before) - len(self.after))
+        return [*self.before, *ids[:room], *self.after]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template in Jinja, as other libraries keep it with a model; it is run in a sandbox."""
+
+    template: str
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def render(self, messages: Messages, answering: bool = True) -> str:
+        """The text of a chat; `answering` opens the turn of the assistant."""
+        try:
+            text: str = _compiled(self.template).render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=answering,
+                tools=None,
+                documents=None,
+                **self.names,
+            )
+        except Exception as error:  # the template is a stranger's program
+            raise WeftError(f"this model's chat template refuses these messages ({str(error)[:120]})") from None
+        return text
+
+    def written(self, messages: Messages) -> list[Written]:
+        """The chat as a text to learn from, and where the assistant speaks: all that follows what opens its turn.
+
+        Some templates write what came before otherwise when a chat goes on (they drop thoughts, say): then each
+        answer makes a text of its own, after what the model reads before it.
+        """
+        found: list[Written] = []
+        for place, message in enumerate(messages):
+            if message["role"] != ROLES[-1]:
+                continue
+            text = self.render(messages[: place + 1], answering=False)
+            answer = (self._opened(messages[:place], text), len(text))
+            if found and text.startswith(found[-1].text):
+                found[-1] = Written(text, (*found[-1].answers, answer))
+            else:
+                found.append(Written(text, (answer,)))
+        return found or [Written(self.render(messages, answering=False), ())]
+
+    def _opened(self, asked: Messages, text: str) -> int:
+        """Where the answer to what is asked begins in the text of both."""
+        opened = self.render(asked)
+        if text.startswith(opened):
+            return len(opened)
+        pairs = enumerate(zip(opened, text, strict=False))
+        first = next((place for place, (one, other) in pairs if one != other), min(len(opened), len(text)))
+        if first < len(self.render(asked, answering=False).rstrip()):
+            raise WeftError(
+                "this model's chat template writes a question otherwise once it is answered, so no answer can be "
+                "found in it: give the chats as texts"
+            )
+        return first
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    """The template as a program, with the names and tags that other libraries give it."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %} .. {% endgeneration %}` marks what the assistant says; it is written as it is."""
+
+        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+            line = next(parser.stream).lineno
+            return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    Generation.tags = {"generation"}
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    room.globals |= {"raise_exception": refuse, "strftime_now": _now}
+    room.filters["tojson"] = _as_json
+    return room.from_string(template)
+
+
+def _as_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as it is, where Jinja's own filter would escape signs of HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(pattern: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().strftime(pattern)
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a language model was taught: how texts begin, where they stop, and how chats are written."""
+
+    before: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
+    chat: ChatTemplate | None = None
+
+    @classmethod
+    def of(cls, facts: Tree) -> Habits:
+        """From a run's facts."""
+        chat: Any = facts.get("chat")
+        template = None if chat is None else ChatTemplate(str(chat["template"]), dict(chat.get("names", {})))
+        return cls(tuple(facts.get("before", ())), tuple(facts.get("stops", ())), template)
+
+    def stopping(self, tokeniser: Tokeniser) -> tuple[int, ...]:
+        """The ids at which a text stops: those that were taught, else the tokeniser's own."""
+        return self.stops or (() if tokeniser.stop is None else (tokeniser.stop,))
+
+    def chat_ids(self, messages: Messages, tokeniser: Tokeniser) -> list[int]:
+        """A chat as the model reads it, up to where the assistant answers; messages have a role and a content.
+
+        A model trained here on chats has a token for each role in place of a template.
+        """
+        if self.chat is not None:
+            return tokeniser.encode(self.chat.render(messages))
+        marks = {role: tokeniser.id_of(name) for role, name in zip(ROLES, CHAT_TOKENS, strict=True)}
+        answer = marks[ROLES[-1]]
+        if answer is None:
+            raise WeftError("this model was not taught to chat: leave --chat out, or import or train one that was")
+        ids: list[int] = []
+        for message in messages:
+            mark = marks.get(message["role"])
+            if mark is None:
+                raise WeftError(f"a message has the role {message['role']!r:.40}: use one of {', '.join(ROLES)}")
+            end = self.stopping(tokeniser)[:1] if message["role"] == ROLES[-1] else ()
+            ids += [mark, *tokeniser.encode(message["content"]), *end]
+        return [*ids, answer]
+
+    def to_tree(self) -> Tree:
+        """As facts of a run; nothing where nothing was taught."""
+        facts: Tree = {name: list(ids) for name, ids in (("before", self.before), ("stops", self.stops)) if ids}
+        if self.chat is not None:
+            facts["chat"] = {"template": self.chat.template, "names": dict(self.chat.names)}
+        return facts

@@ -1,0 +1,244 @@
+"""Sentences as parts of data: rows of words or tokens with one answer each, or one answer a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from weft.data.batching import batches_by_length
+from weft.data.tokenizers.lexicon import UNKNOWN, Lexicon
+from weft.foundation.numerics import widen
+from weft.foundation.seeds import generator
+from weft.models.output import Output
+from weft.models.teacher_forcing import IGNORED
+from weft.parts.masks import Graph, Mask, Real
+from weft.tasks.support.losses import class_loss
+from weft.tasks.task import Batch, Part
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """What is hidden in training: a `share` of all tokens, and rare ones more often, the less they can be relied on.
+
+    A token seen n times is hidden with chance share + (1 - share) rarity / (rarity + n); its characters too if `blind`.
+    """
+
+    share: float = 0.0
+    rarity: float = 0.0
+    blind: bool = False
+
+    def chances(self, counts: NDArray[np.float64]) -> NDArray[np.float32]:
+        """For tokens seen so often."""
+        rare = self.rarity / np.maximum(self.rarity + counts, 1e-9)
+        return (self.share + (1 - self.share) * rare).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Every different token of a part once, as what the model takes: [F] tokens, or [F, 1 + L] words with characters.
+
+    `hidden` is the chance that a token is taken for an unknown one in training, so that the model learns to do without
+    it; of words that are hidden, the characters stay unless `blind`.
+    """
+
+    numbers: Numbers
+    hidden: NDArray[np.float32]
+    unknown: int = UNKNOWN
+    blind: bool = False
+
+    def look_up(self, places: Numbers, random: torch.Generator | None) -> Tensor:
+        """[B, T] -> [B, T] or [B, T, 1 + L], as many characters as the longest word here has."""
+        found = self.numbers[places]
+        lost = None
+        if random is not None and self.hidden.any():
+            lost = torch.rand(places.shape, generator=random).numpy() < self.hidden[places]
+        if found.ndim == 2:
+            return torch.from_numpy(found if lost is None else np.where(lost, self.unknown, found))
+        used = int((found[..., 1:] > 0).any((0, 1)).sum())
+        found = found[..., : 1 + max(1, used)].copy()
+        if lost is not None:
+            found[..., 0][lost] = self.unknown
+            if self.blind:
+                found[..., 1:][lost] = 0
+        return torch.from_numpy(found)
+
+
+@dataclass(frozen=True)
+class Sentences(Part):
+    """Rows of places in `forms`; a row's labels are one number for the whole, or where `tagged` one a token.
+
+    `texts` is what the rows were made from: texts, or the words of each sentence. The last `tail` tokens of a row stay
+    when it is cut.
+    """
+
+    forms: Forms
+    rows: tuple[Numbers, ...]
+    labels: tuple[Numbers, ...]
+    texts: tuple[Any, ...]
+    tagged: bool
+    tail: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens a row."""
+        return [len(row) for row in self.rows]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(self.lengths)
+
+    def answers(self, example: int) -> Numbers:
+        """The labels of an example, without those of tokens that have none."""
+        return self.labels[example][self.labels[example] != IGNORED]
+
+    def cut(self, length: int) -> Sentences:
+        """Longer rows: their first `length` tokens, or with an answer a token, one piece after the other."""
+        if max(self.lengths) <= length:
+            return self
+        if not self.tagged:
+            return replace(self, rows=tuple(_shortened(row, length, self.tail) for row in self.rows))
+        pieces = [
+            (row[first : first + length], label[first : first + length], text[first : first + length])
+            for row, label, text in zip(self.rows, self.labels, self.texts, strict=True)
+            for first in range(0, len(row), length)
+        ]
+        rows, labels, texts = zip(*pieces, strict=True)
+        return replace(self, rows=rows, labels=labels, texts=texts)
+
+    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
+        """Rows of like length together; a batch holds `size` tokens with padding, or the one longest row."""
+        lengths = self.lengths
+        return batches_by_length(lengths, max(size, *lengths, 1), 0 if seed is None else seed, epoch)
+
+    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
+        """Tokens with padding on the right; in training some are hidden, others in every epoch."""
+        rows = [self.rows[number] for number in examples]
+        lengths = torch.tensor([len(row) for row in rows])
+        width = int(lengths.max())
+        places = np.zeros((len(rows), width), dtype=np.int64)
+        labels = np.full((len(rows), width) if self.tagged else len(rows), IGNORED, dtype=np.int64)
+        for number, (row, example) in enumerate(zip(rows, examples, strict=True)):
+            places[number, : len(row)] = row
+            if self.tagged:
+                labels[number, : len(row)] = self.labels[example]
+            else:
+                labels[number] = self.labels[example][0]
+        random = None if seed is None else generator(seed, "hidden", epoch, *examples[:2], len(examples))
+        tokens = self.forms.look_up(places, random)
+        count = int((labels != IGNORED).sum())
+        real = torch.arange(width) < lengths[:, None]
+        return Batch({"tokens": tokens, "mask": real}, torch.from_numpy(labels), count, places.size)
+
+
+def _shortened(row: Numbers, length: int, tail: int) -> Numbers:
+    """The first tokens of a row, and its last `tail` ones."""
+    if len(row) <= length:
+        return row
+    return np.concatenate((row[: length - tail], row[len(row) - tail :]))
+
+
+def words_part(
+    lexicon: Lexicon,
+    sentences: Sequence[Sequence[str]],
+    labels: Sequence[Numbers],
+    texts: Sequence[Any],
+    tagged: bool,
+    hiding: Hiding | None = None,
+) -> Sentences:
+    """Sentences of words as a part."""
+    forms: dict[str, int] = {}
+    counts: list[int] = []
+    rows = []
+    for words in sentences:
+        row = np.empty(len(words), dtype=np.int64)
+        for place, word in enumerate(words):
+            number = forms.setdefault(word, len(forms))
+            if number == len(counts):
+                counts.append(0)
+            counts[number] += 1
+            row[place] = number
+        rows.append(row)
+    hiding = hiding or Hiding()
+    hidden = hiding.chances(_by_word(list(forms), counts))
+    table = Forms(lexicon.encode(list(forms)), hidden, blind=hiding.blind)
+    return Sentences(table, tuple(rows), tuple(labels), tuple(texts), tagged)
+
+
+def _by_word(forms: Sequence[str], counts: Sequence[int]) -> NDArray[np.float64]:
+    """How often each form was seen, its other spellings with small and large letters included."""
+    words: dict[str, int] = {}
+    for form, count in zip(forms, counts, strict=True):
+        words[form.lower()] = words.get(form.lower(), 0) + count
+    return np.array([words[form.lower()] for form in forms], dtype=np.float64)
+
+
+def ask(module: nn.Module, batch: Batch) -> Output:
+    """The model's answer to a batch; padding is hidden, and a graph's nodes see their neighbours alone."""
+    inputs = batch.inputs
+    mask: Mask = Real(inputs["mask"])
+    if "edges" in inputs:
+        mask = mask & Graph(inputs["edges"])
+    return module(inputs["tokens"], mask=mask)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a model says of each example of a part, what is true (one number, or one a token), and nats an answer."""
+
+    said: tuple[Numbers, ...]
+    truth: tuple[Numbers, ...]
+    loss: float
+
+    def flat(self) -> tuple[Numbers, Numbers]:
+        """All answers one after the other: (said, truth)."""
+        return np.concatenate(self.said), np.concatenate(self.truth)
+
+
+def judge(module: nn.Module, part: Part, size: int) -> Judged:
+    """Ask a model on all of a part, in evaluation mode."""
+    device = next(module.parameters()).device
+    training = module.training
+    module.eval()
+    found: dict[int, tuple[Numbers, Numbers]] = {}
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for examples in part.batches(size, None):
+            batch = part.batch(examples).to(device)
+            output = ask(module, batch)
+            total, count = total + float(class_loss(output, batch.labels, batch.count).total), count + batch.count
+            said, truth = output.logits.argmax(-1).cpu().numpy(), batch.labels.cpu().numpy()
+            for row, example in enumerate(examples):
+                real = np.atleast_1d(truth[row]) != IGNORED
+                found[example] = np.atleast_1d(said[row])[real], np.atleast_1d(truth[row])[real]
+    module.train(training)
+    ordered = [found[example] for example in sorted(found)]
+    return Judged(tuple(said for said, _ in ordered), tuple(truth for _, truth in ordered), total / max(1, count))
+
+
+def probabilities(module: nn.Module, part: Part, size: int) -> list[Tensor]:
+    """softmax of the logits of each example [C], or [T, C] with one answer a token; in evaluation mode, on the CPU."""
+    device = next(module.parameters()).device
+    training = module.training
+    module.eval()
+    found: dict[int, Tensor] = {}
+    with torch.inference_mode():
+        for examples in part.batches(size, None):
+            batch = part.batch(examples).to(device)
+            shares = widen(ask(module, batch).logits).softmax(-1).cpu()
+            lengths = batch.inputs["mask"].sum(1).tolist()
+            for row, example in enumerate(examples):
+                found[example] = shares[row] if shares.dim() == 2 else shares[row, : lengths[row]]
+    module.train(training)
+    return [found[example] for example in sorted(found)]

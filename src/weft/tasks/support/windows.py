@@ -1,0 +1,209 @@
+"""Windows over a series: which rows are learned from and judged on, and histories with what follows them.
+
+N rows, C columns. Each column is scaled by its training rows; each window again by its own history, reversibly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BeforeValidator, PositiveInt
+from torch import Tensor
+
+from weft.data.batching import order_of
+from weft.data.readers.files import DataError
+from weft.data.readers.series import Series
+from weft.data.samples import Sample
+from weft.foundation.spec import Spec
+from weft.tasks.support.baselines import RidgeForecast, naive_forecast
+from weft.tasks.task import Batch, Part
+
+Array = NDArray[np.float64]
+Channels = Literal["independent", "joint"]
+# Of a column's deviation in training; a history that stands still is not blown up further.
+LEAST_SPREAD = 0.01
+ROWS = 4096  # windows that simple methods forecast at once
+
+
+def _as_rows(value: Any) -> Any:
+    """`8640/2880/2880` as the command line writes it."""
+    if isinstance(value, str):
+        value = value.split("/")
+    if isinstance(value, (list, tuple)) and len(value) not in (2, 3):
+        raise ValueError("a split is rows/rows or rows/rows/rows, such as 8640/2880/2880: train, validation and test")
+    return value
+
+
+Split = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_rows)]
+
+
+class SeriesFacts(Spec):
+    """What was learned of the training series: its columns and their scales, how it is cut, and how to know it again.
+
+    `borders` are the rows where training, validation and (with a split in three) test end.
+    """
+
+    columns: tuple[str, ...]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    context: PositiveInt
+    patch: PositiveInt
+    borders: tuple[PositiveInt, ...]
+    digest: str
+    seed: int = 0
+
+    @classmethod
+    def learn(cls, series: Series, borders: tuple[int, ...], context: int, patch: int, seed: int) -> SeriesFacts:
+        """From the rows before the first border."""
+        rows = series.values[: borders[0]]
+        scales = {"mean": rows.mean(axis=0).tolist(), "deviation": deviations(rows).tolist()}
+        how = {"context": context, "patch": patch, "borders": borders, "seed": seed}
+        return cls(columns=series.names, digest=digest(series.values), **scales, **how)
+
+    def elsewhere(self, series: Series, borders: tuple[int, ...], seed: int) -> SeriesFacts:
+        """The same scales for another series of the same columns."""
+        if series.names != self.columns:
+            raise DataError(
+                f"columns {', '.join(series.names)[:80]}, but the run that is trained on learned "
+                f"{', '.join(self.columns)[:80]}: give the same columns"
+            )
+        return self.replace(borders=borders, digest=digest(series.values), seed=seed)
+
+    def scaled(self, values: Array) -> Array:
+        """Columns in units of their training rows' deviation, around their mean."""
+        return (values - np.array(self.mean)) / np.array(self.deviation)
+
+    def unscaled(self, values: Array) -> Array:
+        """The inverse of `scaled`."""
+        return values * np.array(self.deviation) + np.array(self.mean)
+
+
+def digest(values: Array) -> str:
+    """A name for these very numbers, so that a series is known again wherever its file lies."""
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:32]
+
+
+def deviations(rows: Array) -> Array:
+    """Of each column; 1 for one that stands still."""
+    found = rows.std(axis=0)
+    return np.where(found > 0, found, 1.0)
+
+
+def window_scale(history: Tensor) -> tuple[Tensor, Tensor]:
+    """(last value, deviation of the history), each [B, 1, C]: what a window is centred on and divided by."""
+    return history[:, -1:], (history.var(1, keepdim=True, unbiased=False) + LEAST_SPREAD**2).sqrt()
+
+
+@dataclass(frozen=True)
+class WindowPart(Part):
+    """All windows whose `horizon` targets lie in rows first .. end of `values` [N, C]; histories may begin before.
+
+    Channels that are independent make each column of a window an example of its own. `known`: rows that a simple
+    method may learn from, where they are at hand.
+    """
+
+    values: Tensor
+    first: int
+    end: int
+    context: int
+    horizon: int
+    patch: int
+    channels: Channels = "independent"
+    known: int = 0
+
+    @property
+    def windows(self) -> int:
+        """How many places there are to forecast from."""
+        return self.end - self.first - self.horizon + 1
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return self.values.shape[1]
+
+    def __len__(self) -> int:
+        return self.windows * (self.columns if self.channels == "independent" else 1)
+
+    @property
+    def tokens(self) -> int:
+        """Patches of all histories."""
+        return len(self) * (self.context // self.patch)
+
+    def cut(self, length: int) -> WindowPart:
+        """Histories of at most `length` patches."""
+        return replace(self, context=min(self.context, length * self.patch))
+
+    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
+        """Windows in random order; without a seed every batch is spread evenly over the time."""
+        rows = max(1, size // (self.context // self.patch))
+        if seed is None:
+            count = -(-len(self) // rows)
+            return [range(first, len(self), count) for first in range(count)]
+        order = order_of(len(self), seed, epoch)
+        found = [order[first : first + rows] for first in range(0, len(order), rows)]
+        return found[:-1] if len(found) > 1 and len(found[-1]) < rows else found
+
+    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
+        """Histories [B, context, C] and targets [B, horizon, C]; C is 1 where channels are independent."""
+        chosen = torch.as_tensor(list(examples))
+        steps = torch.arange(self.context + self.horizon) - self.context
+        inputs: dict[str, Any] = {}
+        if self.channels == "independent":
+            place, column = chosen // self.columns, chosen % self.columns
+            rows = self.values[self.first + place[:, None] + steps, column[:, None]][..., None]
+            inputs["column"] = column
+        else:
+            rows = self.values[self.first + chosen[:, None] + steps]
+        inputs["history"], labels = rows[:, : self.context], rows[:, self.context :]
+        return Batch(inputs, labels, labels.numel(), len(chosen) * (self.context // self.patch))
+
+    def expect_windows(self, what: str) -> WindowPart:
+        """Itself, if there is at least one window."""
+        if self.windows < 1 or self.first < self.context:
+            raise DataError(
+                f"{what} has no window of {self.context} rows of history and {self.horizon} to forecast: give a longer "
+                "series, or smaller --set data.context=... data.horizon=..."
+            )
+        return self
+
+
+def borders_of(rows: int, horizon: int, split: Sequence[int] | None, held_out: float) -> tuple[int, ...]:
+    """Rows where training, validation and perhaps test end: by the split, or with the last share held out."""
+    if split is not None:
+        if sum(split) > rows:
+            cut = "/".join(map(str, split))
+            raise DataError(f"the series has {rows:,} rows, but data.split={cut} needs {sum(split):,}: split fewer")
+        return tuple(int(border) for border in np.cumsum(split))
+    return rows - max(horizon, round(rows * held_out)), rows
+
+
+def simple_errors(part: WindowPart, known: int = 0, train: WindowPart | None = None) -> dict[str, float]:
+    """MSE over all windows: of the last value (naive), and of ridge regression where `known` rows teach it."""
+    values = part.values.double().numpy()
+    rows = (values if train is None else train.values.double().numpy())[:known]
+    methods: dict[str, Any] = {"naive": lambda history: naive_forecast(history, part.horizon)}
+    if len(rows) >= part.context + part.horizon:
+        methods["ridge"] = RidgeForecast.fit(rows, part.context, part.horizon).predict
+    slid = np.lib.stride_tricks.sliding_window_view(
+        values[part.first - part.context : part.end], part.context + part.horizon, axis=0
+    )
+    found = dict.fromkeys(methods, 0.0)
+    for start in range(0, len(slid), ROWS):
+        windows = slid[start : start + ROWS].transpose(0, 2, 1)
+        history, truth = windows[:, : part.context], windows[:, part.context :]
+        for name, method in methods.items():
+            found[name] += float(np.square(method(history) - truth).sum())
+    return {name: total / (len(slid) * part.horizon * part.columns) for name, total in found.items()}
+
+
+def joined(found: Sample[Any]) -> tuple[Series, tuple[int, ...]]:
+    """A sample's two parts as one series, and where each ends."""
+    parts = [found.train.values, found.validation.values]
+    values = np.concatenate(parts)
+    return Series(found.train.columns, None, values), (len(parts[0]), len(values))

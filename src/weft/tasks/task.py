@@ -1,0 +1,337 @@
+"""What a task is: how its data is read, its default model, loss, metric, prediction, and the name of its picture.
+
+The loop that trains knows none of this: it asks a `Part` of the data for batches and a `Task` for losses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import BeforeValidator
+from torch import Tensor, nn
+
+from weft.data.samples import Best, Sample, sample, samples
+from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Spec, Tree
+from weft.inference.decoding.generate import Overflow
+from weft.inference.decoding.sampling import Sampling
+from weft.models.build import AnySpec
+
+SAMPLE = "sample:"
+
+
+def _as_names(value: Any) -> Any:
+    """`a,b` and `a` as the command line writes lists."""
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
+
+
+class DataSpec(Spec):
+    """Options of the data that all tasks share: `validation` files, or a share of the data held out."""
+
+    validation: Names = ()
+    held_out: float = 0.1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the model is called with, by name; labels; how many answers they hold; how many tokens it costs."""
+
+    inputs: dict[str, Any]
+    labels: Tensor
+    count: int
+    tokens: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on another device."""
+        if self.labels.device == device:
+            return self
+        moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
+        return replace(self, inputs=moved, labels=self.labels.to(device))
+
+
+class Part(ABC):
+    """One part of the data (to learn from, or held out): examples, in batches whose order follows from the seed."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many examples there are."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """How many tokens one pass costs, about; images and series count patches."""
+
+    @property
+    def least(self) -> int:
+        """Tokens of the smallest batch there is, where all examples are as long."""
+        return 1
+
+    def cut(self, length: int) -> Part:
+        """The same for a model that takes at most `length` tokens."""
+        return self
+
+    @abstractmethod
+    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
+        """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
+
+    @abstractmethod
+    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
+        """Tensors; with a seed as in training (shifted, augmented), without one as in judging."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The sum of losses in nats over `count` answers, and auxiliary losses (experts' balance), already weighted."""
+
+    total: Tensor
+    count: int
+    auxiliary: Tensor | None = None
+
+    @property
+    def mean(self) -> Tensor:
+        """Nats an answer."""
+        return self.total / max(self.count, 1)
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the time plan chooses of a model: numbers that every family has, and how strongly it is held back."""
+
+    width: int = 128
+    layers: int = 4
+    context: int = 256
+    dropout: float = 0.0
+
+    @property
+    def heads(self) -> int:
+        """Heads of 32 numbers, wider models have wider ones; so many that they divide the width into even parts."""
+        most = max(1, self.width // (32 if self.width < 384 else 64))
+        return next((heads for heads in range(most, 1, -1) if self.width % (2 * heads) == 0), 1)
+
+
+# Widths, depths and contexts that a plan tries, small to large.
+LADDER = (
+    Size(48, 2, 64),
+    Size(64, 3, 64),
+    Size(96, 4, 64),
+    Size(128, 4, 64),
+    Size(160, 5, 128),
+    Size(192, 6, 128),
+    Size(256, 6, 256),
+    Size(384, 8, 256),
+    Size(512, 8, 512),
+    Size(768, 12, 1024),
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a task says on its training: dropout, options of training, and after how many epochs more is no use."""
+
+    dropout: float = 0.0
+    training: Tree = field(default_factory=dict)
+    most_epochs: float = 40.0
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How `predict` answers; tasks take what concerns them.
+
+    `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings. `guess`:
+    tokens are guessed from the text so far and judged many at once, which changes the time only. `chat`: the input is
+    what a user says, and the answer is the assistant's.
+
+    `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
+    on as it is (extend).
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    beam: int | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+    samples: int = 1
+    repetition: float = 1.0
+    stop: Sequence[str] = ()
+    guess: bool = False
+    overflow: Overflow = "slide"
+    chat: bool = False
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        self.sampling(0.0)  # which checks its own numbers
+        least = {"max_tokens": self.max_tokens, "beam": self.beam, "samples": self.samples, "batch": self.batch}
+        for name, number in least.items():
+            if number is not None and number < 1:
+                raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
+
+    def sampling(self, temperature: float) -> Sampling:
+        """How tokens are chosen, `temperature` if none is asked for."""
+        given = temperature if self.temperature is None else self.temperature
+        return Sampling(given, self.top_k, self.top_p, self.min_p, self.repetition)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prediction; `more` holds probabilities, tokens, alignment, low and high where they exist."""
+
+    input: Any
+    output: Any
+    more: Tree = field(default_factory=dict)
+
+    def to_tree(self) -> Tree:
+        """As `--json` prints it."""
+        return {"input": self.input, "output": self.output, **self.more}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data that was read: the task that learned from it, its parts, and the best possible score if it is known.
+
+    `notes`: what users should know of how their data were taken.
+    """
+
+    task: Task
+    train: Part
+    validation: Part
+    best: Best | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Task(ABC):
+    """One task, with what it learned from its training data (tokeniser, classes, statistics).
+
+    `metric` is the score that users quote, among those of `measure`; training itself watches the loss.
+    """
+
+    name: ClassVar[str]
+    picture: ClassVar[str]
+    metric: ClassVar[str]
+    families: ClassVar[tuple[str, ...]]
+    Options: ClassVar[type[DataSpec]] = DataSpec
+    origins: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
+    tuned: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
+
+    options: Any
+    tokeniser: Tokeniser | None = None
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Any = None) -> Prepared:
+        """Read files or `sample:NAME`, learn what is to be learned, hold a part out.
+
+        `known` is the task of a run that is trained on, this one or one of `origins`: what it learned (tokeniser,
+        scales) stays; its classes too, unless the data have others.
+        """
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> Task:
+        """The task of a saved run."""
+
+    @abstractmethod
+    def facts(self) -> Tree:
+        """What was learned from the data besides the tokeniser, as plain JSON."""
+
+    @abstractmethod
+    def read(self, paths: Sequence[str], cache: Path) -> Part:
+        """Data to judge on, in the terms learned in training."""
+
+    @abstractmethod
+    def default_model(self, size: Size) -> AnySpec:
+        """The spec that suits this task, of this size."""
+
+    @abstractmethod
+    def fit(self, spec: AnySpec) -> AnySpec:
+        """A preset's spec with vocabulary, classes and lengths of this data."""
+
+    @property
+    def answers(self) -> tuple[str, ...] | None:
+        """The names of classes or tags, where a model chooses among such."""
+        return None
+
+    def renew(self, spec: AnySpec) -> AnySpec:
+        """A trained model with this task's classes in place of its own; all else as it was."""
+        raise WeftError(f"task {self.name} cannot take over a model with other answers: leave --from out")
+
+    def sizes(self, train: Part) -> Sequence[Size]:
+        """The sizes that a time plan chooses from, small to large."""
+        return LADDER
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """How a model of this size is trained over so many epochs; the plan asks for it."""
+        return Recipe()
+
+    @abstractmethod
+    def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The training loss; without smoothing also the one that is judged."""
+
+    @abstractmethod
+    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+        """The task's metrics on a part, in batches of about `size` tokens."""
+
+    def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
+        """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
+        return part
+
+    @abstractmethod
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+        """Answers to inputs as the command line gives them: texts or paths."""
+
+    def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
+        """The answer to one input, piece by piece as it is written."""
+        raise WeftError(f"task {self.name} answers at once: use predict")
+
+    def glimpse(self, module: nn.Module, part: Part) -> str:
+        """A line or two on what the model does now, shown while it trains."""
+        return ""
+
+    def references(self, train: Part, part: Part) -> dict[str, float]:
+        """Scores of simple methods on the same part, to be printed beside the model's own."""
+        return {}
+
+
+def find_sample(task: str, paths: Sequence[str], seed: int) -> Sample[Any] | None:
+    """The built-in sample that `sample:` or `sample:NAME` means, or None if paths are files."""
+    if not any(str(path).startswith(SAMPLE) for path in paths):
+        return None
+    if len(paths) != 1:
+        raise WeftError("a built-in sample stands alone: give sample:NAME or files, not both")
+    name = str(paths[0]).removeprefix(SAMPLE) or task
+    if name != task and name not in samples()[task]:
+        known = ", ".join(f"sample:{known}" for known in samples()[task])
+        raise WeftError(f"task {task} has no sample {name!r}: choose one of {known}")
+    return sample(name, seed)
+
+
+def mean_loss(task: Task, module: nn.Module, part: Part, size: int, most: int | None = None) -> float:
+    """Nats an answer over a part, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
+    training = module.training
+    module.eval()
+    device = next(module.parameters()).device
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for examples in spread(part.batches(size, None), most, part.tokens):
+            loss = task.loss(module, part.batch(examples).to(device))
+            total, count = total + float(loss.total), count + loss.count
+    module.train(training)
+    return total / max(count, 1)
+
+
+def spread(batches: Sequence[Sequence[int]], most: int | None, tokens: int) -> Sequence[Sequence[int]]:
+    """All batches, or so many of them, evenly spread, that they hold about `most` of `tokens`."""
+    if most is None or tokens <= most:
+        return batches
+    wanted = max(1, round(len(batches) * most / tokens))
+    return [batches[number * len(batches) // wanted] for number in range(wanted)]

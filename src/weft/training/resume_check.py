@@ -1,0 +1,52 @@
+"""A run that goes on follows its own spec and plan: the options it was begun with may be given again, no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.foundation.errors import SpecError, WeftError
+from weft.foundation.spec import Spec
+from weft.models.build import read_spec
+from weft.models.presets import preset as preset_named
+from weft.runs.run import task_of
+from weft.tasks.task import Task
+from weft.training.training_spec import TrainingSpec
+
+
+def expect_same(folder: RunFolder, kind: type[Task], preset: str, lengths: Mapping[str, Any], changes: Any) -> None:
+    """Refuse what differs from the run's own options, by name; `lengths` are steps, minutes and seed where given."""
+    spec, plan = folder.read_spec(), folder.read_plan()
+    own = {"steps": plan.get("steps"), "minutes": plan.get("minutes"), "seed": spec.seed}
+    others = [f"--{name} {value:g}" for name, value in lengths.items() if value != own[name]]
+    given = dict(changes or {})
+    others += [f"--set {name}={given[name]}" for name in _other_changes(spec, kind, given)]
+    model = {name: value for name, value in given.items() if not name.startswith(("data.", "training."))}
+    if not others and preset != "auto" and not _is_preset(folder, spec, preset, model):
+        others = [f"--preset {preset}"]
+    if others:
+        raise WeftError(
+            f"{', '.join(others)}: the run in {folder.path} was begun otherwise, and a resumed run follows its own "
+            "spec and plan; leave this out, or begin another run with another --out"
+        )
+
+
+def _other_changes(spec: RunSpec, kind: type[Task], changes: Mapping[str, Any]) -> Iterator[str]:
+    """The names of changes that would make another spec of data, training or model."""
+    owners: dict[str, Spec] = {"data": kind.Options(**spec.data), "training": TrainingSpec(**spec.training)}
+    for name, value in changes.items():
+        room, _, field = name.partition(".")
+        owner, path = (owners[room], field) if room in owners and field else (read_spec(spec.model), name)
+        try:
+            same = owner.replace(**{path: value}) == owner
+        except SpecError:
+            same = False
+        if not same:
+            yield name
+
+
+def _is_preset(folder: RunFolder, spec: RunSpec, name: str, changes: Mapping[str, Any]) -> bool:
+    """Whether the run's model is this preset, fitted to its data and changed."""
+    task, named = task_of(folder, spec), preset_named(name)
+    return named.family in task.families and task.fit(named).replace(**changes) == read_spec(spec.model)

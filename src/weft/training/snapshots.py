@@ -1,0 +1,49 @@
+"""The state of training as flat tensors: weights, optimisers' moments, the average; the inverse puts them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from weft.checkpoints.atomic import DiskError
+from weft.training.averaging import Average
+
+
+def pack(module: nn.Module, optimisers: Sequence[Optimizer], average: Average | None) -> dict[str, Tensor]:
+    """Names: `weight.NAME`, `optimiser.NUMBER.NAME.MOMENT` and `average.NAME`."""
+    tensors = {f"weight.{name}": tensor for name, tensor in module.state_dict().items()}
+    names = {id(weight): name for name, weight in module.named_parameters()}
+    for number, optimiser in enumerate(optimisers):
+        for weight, moments in optimiser.state.items():
+            for moment, value in moments.items():
+                tensors[f"optimiser.{number}.{names[id(weight)]}.{moment}"] = torch.as_tensor(value)
+    if average is not None:
+        tensors |= {f"average.{name}": tensor for name, tensor in average.shadow.items()}
+    return tensors
+
+
+def unpack(
+    tensors: dict[str, Tensor], module: nn.Module, optimisers: Sequence[Optimizer], average: Average | None
+) -> None:
+    """Put a packed state back."""
+    weights = {name.removeprefix("weight."): tensor for name, tensor in tensors.items() if name.startswith("weight.")}
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError:
+        raise DiskError("the state of training is of another model: resume with the options of the run") from None
+    named = dict(module.named_parameters())
+    for name, tensor in tensors.items():
+        if name.startswith("optimiser."):
+            _, number, rest = name.split(".", 2)
+            weight, _, moment = rest.rpartition(".")
+            place = optimisers[int(number)].state[named[weight]]
+            place[moment] = tensor.clone() if moment == "step" else tensor.to(named[weight].device, copy=True)
+    if average is not None:
+        average.shadow = {
+            name.removeprefix("average."): tensor.clone().to(named[name.removeprefix("average.")].device)
+            for name, tensor in tensors.items()
+            if name.startswith("average.")
+        }
