@@ -4,7 +4,8 @@ Batch 1, width 256, 4 heads of 64, float32, projections included. Contestants, w
 the same (which is checked first):
 
 - raw: one linear map for Q, K, V, F.scaled_dot_product_attention, one linear map out: what the machine allows;
-- weft: weft.parts.attention.SelfAttention with Sight.of(x, causal) or without a mask, the sight made in each call;
+- weft: weft.parts.attention.SelfAttention with AttentionContext.of(x, causal) or without a mask, made in each
+  call;
 - torch: torch.nn.MultiheadAttention (need_weights=False; causal: is_causal and its float N x N mask, made beforehand);
   up to N = 16,384, because of that mask;
 - weft window: SelfAttention that sees causal & window(256): O(N w) instead of O(N^2).
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 
 from timing import MEGABYTE, Call, begin, exponent, extra_memory, fresh, interleave, limit, report, table
 from weft.parts.attention import SelfAttention
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Causal, Window
 
 WIDTH, HEADS, WINDOW = 256, 4, 256
@@ -72,7 +73,7 @@ def contestants(mask: str, length: int) -> dict[str, tuple[nn.Module, Callable[[
     weft.load_state_dict(raw.state_dict())
     found: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {
         "raw": (raw, lambda x: raw(x, causal)),
-        "weft": (weft, lambda x: weft(x, Sight.of(x, Causal() if causal else None))),
+        "weft": (weft, lambda x: weft(x, AttentionContext.of(x, Causal() if causal else None))),
     }
     if length <= LONGEST_OF_TORCH:
         peer = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
@@ -86,7 +87,7 @@ def contestants(mask: str, length: int) -> dict[str, tuple[nn.Module, Callable[[
         )
     if causal:
         window = Causal() & Window(WINDOW)
-        found["weft window"] = (weft, lambda x: weft(x, Sight.of(x, window)))
+        found["weft window"] = (weft, lambda x: weft(x, AttentionContext.of(x, window)))
     return found
 
 

@@ -34,7 +34,7 @@ SHAPES = {"gpt2": (12, 768, 12, 50257), "6x384": (6, 384, 6, 256), "4x128": (4, 
 
 
 def built(layers: int, width: int, heads: int, vocabulary: int, length: int = 1024) -> Any:
-    """GPT-2 of this shape, with random weights of its own initialisation."""
+    """GPT-2 of this shape, with random weights of its own initialization."""
     spec = preset("gpt2")
     mixer = spec.mixer[0].replace(heads=heads)
     return weft.build(
@@ -226,9 +226,9 @@ REPEATING = (
 def lookup(run: str, tokens: int, seconds: float) -> tuple[list[Any], list[Any]]:
     """Real weights go on with code that repeats; the text is the very same with and without guesses."""
     opened = weft.load(run)
-    tokeniser = opened.tokeniser
-    assert tokeniser is not None
-    prompt = tokeniser.encode(REPEATING * 3)[-512:]
+    tokenizer = opened.tokenizer
+    assert tokenizer is not None
+    prompt = tokenizer.encode(REPEATING * 3)[-512:]
     plain = generate(opened.module, [prompt], max_tokens=tokens)[0].tokens
     guessed = speculate(opened.module, prompt, PromptLookup(), max_tokens=tokens)
     same = plain == guessed.tokens

@@ -23,7 +23,7 @@ import torch
 from weft.checkpoints.families.llama import FAMILY
 from weft.checkpoints.formats.foreign_checkpoint import shapes_of
 from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
-from weft.data.tokenizers.tokenizer import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset
 
@@ -65,7 +65,7 @@ def write_folder(folder: Path, spec: DecoderSpec, kind: torch.dtype) -> int:
 
     write_streamed(folder / "model.safetensors", slots, make)
     (folder / "config.json").write_text(json.dumps(FAMILY.write(spec)))
-    train_tokeniser("bytes", []).save(folder / "tokenizer.json")
+    train_tokenizer("bytes", []).save(folder / "tokenizer.json")
     return sum(file.stat().st_size for file in folder.iterdir())
 
 

@@ -5,8 +5,8 @@ of them alike. Noise only ever adds time, so `best` (the least of the rounds) is
 `ratio` compares bests; `paired`, the median over rounds of (contestant / reference in the same round), is the second
 opinion: where the two disagree, the machine was too noisy for that line to mean much. Threads are bound to cores
 (`begin`), because on a busy machine the kernel may put two of them on one core, where each waits out the other's time
-slice at every barrier (seen: 100 x). With one thread the clock is the process's own processor time, which ignores the
-neighbours: `--threads 1` gives usable ratios even on a machine that never rests.
+slice at every barrier (seen: 100 x). With one thread the counter is the process's own processor time, which ignores the
+neighbors: `--threads 1` gives usable ratios even on a machine that never rests.
 
 Memory: the peak of resident memory (VmHWM of /proc/self/status) during one call, less what was resident before it.
 The kernel counts it, so it includes what torch's own profiler cannot see (MKL and OpenMP buffers), and counts pages
@@ -47,8 +47,8 @@ def begin(threads: int | None = None) -> None:
         torch.set_num_threads(threads)
 
 
-def clock() -> float:
-    """Seconds: wall clock, or with one thread the process's own processor time."""
+def counter() -> float:
+    """Seconds: wall counter, or with one thread the process's own processor time."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
@@ -66,9 +66,9 @@ def interleave(contestants: dict[str, Call], seconds: float = 10.0, most: int = 
         done = 0
         while done < most:
             for name in names[done % len(names) :] + names[: done % len(names)]:
-                start = clock()
+                start = counter()
                 contestants[name]()
-                times[name].append(clock() - start)
+                times[name].append(counter() - start)
             done += 1
             spent = time.perf_counter() - started
             if spent + spent / done > seconds:

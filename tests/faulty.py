@@ -84,8 +84,8 @@ class TextbookGPT(nn.Module):
         first = 0 if past is None else past[0][0].shape[2]
         return torch.arange(first, first + tokens.shape[1])[None]
 
-    def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
-        return self.tokens(tokens) + self.positions(places)
+    def embed(self, tokens: Tensor, token_positions: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.positions(token_positions)
 
     def forward(self, tokens: Tensor, real: Tensor | None = None, past: Any = None) -> tuple[Tensor, Any]:
         x, new = self.embed(tokens, self.place(tokens, real, past)), []
@@ -258,7 +258,7 @@ class LayerNormOverTime(nn.Module):
         return F.layer_norm(x, x.shape[1:])
 
 
-class CentresOverTime(nn.Module):
+class CentersOverTime(nn.Module):
     def forward(self, x):
         return x - x.mean(1, keepdim=True)
 
@@ -327,8 +327,8 @@ class PositionsOffByOneWithCache(TextbookGPT):
 class LooksAtTheLabel(TextbookGPT):
     """The classic: inputs shifted the wrong way, so each token is fed its own answer."""
 
-    def embed(self, tokens, places):
-        return super().embed(tokens.roll(-1, 1), places)
+    def embed(self, tokens, token_positions):
+        return super().embed(tokens.roll(-1, 1), token_positions)
 
 
 class StartsTooLarge(TextbookGPT):

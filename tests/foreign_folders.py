@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 import peers
-from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 from weft.data.tokenizers.vocabulary_files import from_wordpiece
 
 C, D, H, G, F, L = 277, 42, 6, 2, 37, 2
@@ -20,7 +20,7 @@ LABELS = {0: "bad", 1: "good", 2: "so so"}
 
 def save(model: nn.Module, folder: Path, **files: Any) -> nn.Module:
     """Random weights everywhere, saved as the library does and read back; `files` are written beside."""
-    peers.randomise(model)
+    peers.randomize(model)
     for name, buffer in model.named_buffers():
         if name == "final_logits_bias":
             buffer.normal_()
@@ -32,25 +32,25 @@ def save(model: nn.Module, folder: Path, **files: Any) -> nn.Module:
     return type(model).from_pretrained(folder, **how).eval()
 
 
-def letters(folder: Path, before: str | None = None, after: str | None = None) -> Tokeniser:
+def letters(folder: Path, before: str | None = None, after: str | None = None) -> Tokenizer:
     """tokenizer.json over bytes; every text is framed by these tokens."""
     from tokenizers import processors
 
-    tokeniser = train_tokeniser("bytes", [])
+    tokenizer = train_tokenizer("bytes", [])
     single = " ".join(part for part in (before, "$A", after) if part)
-    named = [(name, tokeniser.id_of(name)) for name in (before, after) if name]
+    named = [(name, tokenizer.id_of(name)) for name in (before, after) if name]
     if named:
-        tokeniser.engine.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
+        tokenizer.engine.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
     folder.mkdir(parents=True, exist_ok=True)
-    tokeniser.save(folder / "tokenizer.json")
-    return tokeniser
+    tokenizer.save(folder / "tokenizer.json")
+    return tokenizer
 
 
 def words(folder: Path) -> None:
     """BERT's vocab.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
-    Tokeniser(from_wordpiece(folder / "vocab.txt")).save(folder / "tokenizer.json")
+    Tokenizer(from_wordpiece(folder / "vocab.txt")).save(folder / "tokenizer.json")
 
 
 def gpt2(folder: Path, **more: Any) -> nn.Module:

@@ -57,7 +57,7 @@ def every_panel() -> dict[str, Panel]:
         "cross": attention(TOKENS, ("uno", "due", "tre")),
         "table": Table("Table", ("a", "b", "c"), TOKENS, numbers(3, T), (), words, scale="signed", row_name="after"),
         "alignment": Table(
-            "Alignment", TOKENS, ("x", "y", "z"), shares(L, T, 3), (layers(),), cells="colours", gold=np.eye(T, 3)
+            "Alignment", TOKENS, ("x", "y", "z"), shares(L, T, 3), (layers(),), cells="colors", gold=np.eye(T, 3)
         ),
         "bars": Bars(
             "Bars", Axis("after", TOKENS, 3), (("a", "b", " c", "\n", "</script>"),) * T, shares(T, 5), ("a",) * T

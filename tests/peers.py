@@ -11,7 +11,7 @@ Weights = dict[str, Tensor]
 
 
 @torch.no_grad()
-def randomise(module: nn.Module, seed: int = 0) -> None:
+def randomize(module: nn.Module, seed: int = 0) -> None:
     """Every weight random: a norm at one or a bias at zero would hide that the map forgot it."""
     random = torch.Generator().manual_seed(seed)
     for name, weight in module.named_parameters():

@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.checkpoints.run_folder import RunFolder, RunSpec
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.models.build import AnySpec
 
 
@@ -17,7 +17,7 @@ def write_run(
     path: Path,
     spec: AnySpec,
     task: str = "text",
-    tokeniser: Tokeniser | None = None,
+    tokenizer: Tokenizer | None = None,
     facts: dict[str, Any] | None = None,
 ) -> Path:
     """A run whose weights are all random, norms and biases too."""
@@ -29,8 +29,8 @@ def write_run(
     folder = RunFolder(path)
     path.mkdir(parents=True)
     folder.write_spec(RunSpec(task=task, model=spec.to_tree(), facts=facts or {}))
-    if tokeniser is not None:
-        folder.write_tokeniser(tokeniser)
+    if tokenizer is not None:
+        folder.write_tokenizer(tokenizer)
     folder.write_model(module.state_dict())
     return path
 

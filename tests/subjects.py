@@ -17,7 +17,7 @@ VOCABULARY, LENGTH, LAYERS = 53, 41, 2
 
 def shrink(spec: Any) -> Any:
     """The same kinds with small numbers: width 30 or 32, primes elsewhere."""
-    changes: dict[str, Any] = {"initialisation": {"scheme": "fan-in", "embedding": 1.0}, "dropout": 0.0}
+    changes: dict[str, Any] = {"initialization": {"scheme": "fan-in", "embedding": 1.0}, "dropout": 0.0}
     if spec.family == "recurrent-seq2seq":
         return spec.replace(vocabulary=VOCABULARY, target_vocabulary=47, width=13, hidden=11, **changes)
     mixers = [mixer.to_tree() for mixer in spec.mixer]

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 import weft
 from weft.parts import kernels
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.kernels import blocked, choose, explicit, fused, weigh
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
 from weft.parts.scores import Additive, Bilinear, ScaledDot
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 pytestmark = pytest.mark.usefixtures("double")
 CPU = torch.device("cpu")
@@ -47,15 +47,15 @@ def test_three_backends_agree_forward_and_backward(B, T, H, G, K, V, block, pick
     ][pick % 8]  # fmt: skip
     attention = SelfAttention(5, heads, G, K, V)
     x = torch.randn(B, T, 5, requires_grad=True)
-    sight = Sight.of(x, mask, position)
+    context = AttentionContext.of(x, mask, position)
     weights = [x, *attention.parameters(), *(position.parameters() if position is not None else ())]
-    real = torch.ones(1, T, 1) if sight.queries.real is None else sight.queries.real[..., None]
+    real = torch.ones(1, T, 1) if context.queries.real is None else context.queries.real[..., None]
     found = []
     for backend in ("explicit", "fused", "blocked"):
         set_backend(attention, backend)
         original = kernels.blocked.__defaults__
         kernels.blocked.__defaults__ = (0.0, block)
-        y = attention(x, sight) * real
+        y = attention(x, context) * real
         found.append((y, *torch.autograd.grad(y.square().sum(), weights, allow_unused=True)))
         kernels.blocked.__defaults__ = original
     for other in found[1:]:
@@ -70,7 +70,7 @@ def test_a_row_that_may_look_nowhere_gives_zeros_and_finite_gradients(backend):
     x = torch.randn(2, 5, 12, requires_grad=True)
     adjacency = torch.ones(5, 5)
     adjacency[2] = 0
-    y = attention(x, Sight.of(x, Graph(adjacency)))
+    y = attention(x, AttentionContext.of(x, Graph(adjacency)))
     assert torch.equal(y[:, 2], attention.output.bias.expand(2, -1))
     y.square().sum().backward()
     assert torch.isfinite(x.grad).all()
@@ -80,7 +80,7 @@ def test_a_row_that_may_look_nowhere_gives_zeros_and_finite_gradients(backend):
 def test_a_batch_row_of_padding_alone_stays_finite():
     attention = SelfAttention(12, 3)
     x = torch.randn(2, 5, 12, requires_grad=True)
-    y = attention(x, Sight.of(x, Real(torch.tensor([[True] * 5, [False] * 5]))))
+    y = attention(x, AttentionContext.of(x, Real(torch.tensor([[True] * 5, [False] * 5]))))
     assert torch.equal(y[1], attention.output.bias.expand(5, -1))
     y.sum().backward()
     assert torch.isfinite(x.grad).all()
@@ -127,25 +127,25 @@ def test_every_score_works_in_self_attention_and_norms_change_it():
     x = torch.randn(2, 7, 12)
     for score in (Bilinear(4, 4, 3), Additive(4, 4, 3)):
         attention = SelfAttention(12, 3, score=score, query_norm=LayerNorm(4), key_norm=LayerNorm(4))
-        sight = Sight.of(x, Causal(), RelativeVectors(4, 2))
+        context = AttentionContext.of(x, Causal(), RelativeVectors(4, 2))
         query, key, value = attention.project(x)
-        query, key = attention.position(query, key, sight)
-        y, A = explicit(query, key, value, sight, score)
-        assert torch.allclose(attention(x, sight), attention.merge(y))
-        assert torch.allclose(attention.weights(query, key, sight), A)
+        query, key = attention.position(query, key, context)
+        y, A = explicit(query, key, value, context, score)
+        assert torch.allclose(attention(x, context), attention.merge(y))
+        assert torch.allclose(attention.weights(query, key, context), A)
         assert torch.equal(A, A.tril())
 
 
 def test_dropout_drops_in_training_only_and_blocks_repeat_it_in_backward():
     q, k, v = (torch.randn(1, 2, 300, 4, requires_grad=True) for _ in range(3))
-    sight = Sight(Places.run(0, 300, CPU), mask=Causal() & Window(40))
+    context = AttentionContext(TokenPositions.run(0, 300, CPU), mask=Causal() & Window(40))
     torch.manual_seed(3)
-    y = blocked(q, k, v, sight, 0.5, dropout=0.5)
-    assert not torch.allclose(y, blocked(q, k, v, sight, 0.5))
+    y = blocked(q, k, v, context, 0.5, dropout=0.5)
+    assert not torch.allclose(y, blocked(q, k, v, context, 0.5))
     (gradient,) = torch.autograd.grad(y.sum(), v)
     direction = torch.randn_like(v)
     torch.manual_seed(3)
-    moved = blocked(q, k, (v + 1e-3 * direction).detach(), sight, 0.5, dropout=0.5)
+    moved = blocked(q, k, (v + 1e-3 * direction).detach(), context, 0.5, dropout=0.5)
     assert torch.allclose((gradient * direction).sum(), (moved - y.detach()).sum() / 1e-3)
     attention = SelfAttention(12, 3, dropout=0.5)
     x = torch.randn(1, 5, 12)
@@ -157,34 +157,34 @@ def test_dropout_drops_in_training_only_and_blocks_repeat_it_in_backward():
 def test_which_kernel_runs_and_why():
     x = torch.zeros(1, 2048, 12)
     attention = SelfAttention(12, 3)
-    assert attention.note(Sight.of(x, Causal())).startswith("fused: the mask is a flag")
-    assert attention.note(Sight.of(x, Causal() & Window(64))).startswith("blocked: 2048 x 2048")
-    assert attention.note(Sight.of(x, Causal(), Alibi(3))).startswith("blocked")
-    assert attention.note(Sight.of(x, Padding(torch.tensor([7])))).startswith("fused: a dense mask")
-    assert SelfAttention(12, 3, score=Additive(4, 4, 3)).note(Sight.of(x)).startswith("explicit: the score")
+    assert attention.note(AttentionContext.of(x, Causal())).startswith("fused: the mask is a flag")
+    assert attention.note(AttentionContext.of(x, Causal() & Window(64))).startswith("blocked: 2048 x 2048")
+    assert attention.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("blocked")
+    assert attention.note(AttentionContext.of(x, Padding(torch.tensor([7])))).startswith("fused: a dense mask")
+    assert SelfAttention(12, 3, score=Additive(4, 4, 3)).note(AttentionContext.of(x)).startswith("explicit: the score")
     mapped = SelfAttention(12, 3, score=Bilinear(4, 4, 3))
-    assert mapped.note(Sight.of(x, Causal(), Alibi(3))).startswith("explicit: a bias reads")
-    assert mapped.note(Sight.of(x)).startswith("fused")
+    assert mapped.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("explicit: a bias reads")
+    assert mapped.note(AttentionContext.of(x)).startswith("fused")
     with pytest.raises(weft.WeftError, match="no dot product"):
-        Additive(4, 4).fold(x)
+        Additive(4, 4).as_dot_product(x)
     with pytest.raises(weft.WeftError, match="no dot product"):
-        choose(Sight.of(x), Additive(4, 4), "fused")
+        choose(AttentionContext.of(x), Additive(4, 4), "fused")
 
 
 def test_a_causal_flag_builds_no_pairs(monkeypatch):
-    monkeypatch.setattr(Sight, "visible_block", lambda *a: pytest.fail("a T x S tensor was built"))
+    monkeypatch.setattr(AttentionContext, "visible_block", lambda *a: pytest.fail("a T x S tensor was built"))
     x = torch.randn(2, 9, 12)
     attention = SelfAttention(12, 3)
-    attention(x, Sight.of(x, Causal()))
-    attention(x, Sight.of(x, Causal() & Padding(torch.tensor([4, 9]))))
+    attention(x, AttentionContext.of(x, Causal()))
+    attention(x, AttentionContext.of(x, Causal() & Padding(torch.tensor([4, 9]))))
     state = attention.make_state()
     assert state.keys is None
 
 
 def test_is_causal_with_one_query_sees_all_keys():
     q, k, v = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 7, 4), torch.randn(1, 1, 7, 4)
-    sight = Sight(Places.run(6, 1, CPU), Places.run(0, 7, CPU), Causal())
-    assert torch.allclose(fused(q, k, v, sight, 0.5), F.scaled_dot_product_attention(q, k, v, scale=0.5))
+    context = AttentionContext(TokenPositions.run(6, 1, CPU), TokenPositions.run(0, 7, CPU), Causal())
+    assert torch.allclose(fused(q, k, v, context, 0.5), F.scaled_dot_product_attention(q, k, v, scale=0.5))
 
 
 @pytest.mark.parametrize(

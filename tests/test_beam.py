@@ -59,9 +59,9 @@ def test_a_prompt_is_searched_the_same_alone_and_in_any_company(name):
     model = writer(name)
     beam, call = Beam(3, 0.8, best=2), {"max_tokens": 9, "stop": STOP}
     alone = [beam_search(model, [PROMPTS[row]], beam, **given(model, [row]), **call)[0] for row in range(4)]
-    for n, plan in enumerate(PLANS):
+    for n, prefill in enumerate(PLANS):
         rows = [[0, 1, 2, 3], [3, 2, 0], [2, 1]][n % 3]
-        together = beam_search(model, [PROMPTS[r] for r in rows], beam, plan=plan, **given(model, rows), **call)
+        together = beam_search(model, [PROMPTS[r] for r in rows], beam, prefill=prefill, **given(model, rows), **call)
         for row, found in zip(rows, together, strict=True):
             for a, b in zip(found, alone[row], strict=True):
                 same(a, b)
@@ -91,7 +91,7 @@ def test_ending_early_misses_nothing(name, penalty, monkeypatch):
 
 
 def test_an_open_hypothesis_may_win_at_a_later_length():
-    """-1.2 / lp(2) is worse than the pool's -1, but -1.2 / lp(20) is better; a negative penalty favours short ones."""
+    """-1.2 / lp(2) is worse than the pool's -1, but -1.2 / lp(20) is better; a negative penalty favors short ones."""
     node = Node(None, 1, -1.0, None)
     one = Hypotheses(0, [Open(0, -1.2, node)], [(-1.0, "stop", node)])
     assert not one.done(Beam(2, 1.0), 1, 20) and one.done(Beam(2, 1.0), 1, 2)

@@ -118,7 +118,7 @@ BROKEN = {
     "list.json": ("[]", "a spec is a table"),
     "broken.toml": ("family = ", "is not TOML"),
     "empty.toml": ("", "family None is unknown"),
-    "unknown.json": ('{"family": "decoder", "colour": 3}', "no field 'colour'"),
+    "unknown.json": ('{"family": "decoder", "color": 3}', "no field 'color'"),
     "clash.json": ('{"family": "decoder", "width": 7}', "does not divide"),
     "binary.json": (b"\xff\xfe\x00", "not UTF-8"),
 }
@@ -157,7 +157,7 @@ def test_user_errors_are_one_sentence(run, words, sentence):
     assert err.startswith("weft: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["nonsense"], ["show", "--colour"], ["show", "gpt2", "x", "--length"]])
+@pytest.mark.parametrize("words", [["nonsense"], ["show", "--color"], ["show", "gpt2", "x", "--length"]])
 def test_usage_errors_exit_with_2(run, words):
     code, out, err = run(*words)
     assert (code, out) == (2, "")

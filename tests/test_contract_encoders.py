@@ -34,7 +34,7 @@ ENCODER: dict[str, list[Any]] = COMMON | {
         {"kind": "attention", "heads": 3},
         {"kind": "attention", "heads": 4, "key_heads": 2, "window": 3, "head_width": 8},
         {"kind": "attention", "heads": 3, "score": "additive"}, {"kind": "linear-attention", "heads": 3},
-        {"kind": "recurrence", "two_ways": True, "hidden": 7}, {"kind": "recurrence", "cell": "lstm"},
+        {"kind": "recurrence", "bidirectional": True, "hidden": 7}, {"kind": "recurrence", "cell": "lstm"},
         {"kind": "convolution", "kernel": 3},
     ],
     "input": [
@@ -63,11 +63,11 @@ START = {"scheme": "fan-in", "embedding": 1.0}
 
 
 def encoder(c) -> EncoderSpec:
-    return EncoderSpec(width=24, layers=2, length=31, initialisation=START, **c)
+    return EncoderSpec(width=24, layers=2, length=31, initialization=START, **c)
 
 
 def seq2seq(c) -> EncoderDecoderSpec:
-    return EncoderDecoderSpec(width=24, layers=2, length=31, vocabulary=47, initialisation=START, **c)
+    return EncoderDecoderSpec(width=24, layers=2, length=31, vocabulary=47, initialization=START, **c)
 
 
 def legal(make):

@@ -199,7 +199,7 @@ def test_a_state_refuses_another_batch_and_what_does_not_fit(name):
     with pytest.raises(weft.WeftError, match="rows"):
         one.run(one.content(2, 3), state=one.module.make_state(3))
     bounded = one.module.make_state(1, capacity=14)
-    if bounded.tracks and all(track.limit for track in bounded.tracks.values()):
+    if bounded.cache_slots and all(slots_of_window.limit for slots_of_window in bounded.cache_slots.values()):
         with pytest.raises(weft.WeftError, match="capacity"):
             one.run(one.content(1, 17), state=bounded)
 
@@ -300,7 +300,7 @@ def test_same_seed_same_bits(name):
 @pytest.mark.parametrize("name", [n for n in weft.presets() if weft.preset(n).family == "decoder"])
 def test_initial_loss_is_near_the_logarithm_of_the_vocabulary(name):
     spec = weft.preset(name)
-    spec = shrink(spec).replace(initialisation=spec.initialisation.to_tree())
+    spec = shrink(spec).replace(initialization=spec.initialization.to_tree())
     model = weft.build(spec).eval()
     tokens = torch.randint(0, 53, (8, 41))
     loss = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), tokens.roll(-1, 1).flatten())

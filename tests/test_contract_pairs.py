@@ -84,7 +84,7 @@ def spec_of(c: dict[str, Any]) -> DecoderSpec:
         feedforward=FEEDFORWARDS[c["feedforward"]],
         positions=POSITIONS.get(c["positions"], {"kind": c["positions"]}),
         norm=NORMS[c["norm"]], arrangement=c["arrangement"], head={"kind": c["head"]},
-        initialisation={"scheme": "fan-in", "embedding": 1.0},
+        initialization={"scheme": "fan-in", "embedding": 1.0},
     )  # fmt: skip
 
 

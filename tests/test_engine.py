@@ -12,12 +12,12 @@ import torch
 
 import weft
 from subjects import shrink
-from weft.data.tokenizers.tokenizer import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.inference.decoding.conditioning import encode
 from weft.inference.decoding.generate import generate, stream
 from weft.inference.decoding.sampling import GREEDY, Chooser, Sampling, choose, choose_each
-from weft.inference.decoding.sessions import Plan
-from weft.inference.decoding.text_stream import Text
+from weft.inference.decoding.sessions import PrefillOptions
+from weft.inference.decoding.text_stream import TextReader
 from weft.inference.engine.engine import Cancelled, Engine, EngineStopped, QueueFull, Request
 from weft.inference.fast.quantize import quantize_model
 from writers import PROMPTS, WRITERS, given, writer
@@ -146,7 +146,7 @@ def test_a_long_prompt_is_read_in_parts_while_others_write():
         assert (long.status, next_one.status) == ("reading", "waiting")
     engine.step()
     assert (long.status, next_one.status) == ("writing", "writing") and engine.statistics.read == 2 + 29 + 1
-    same(long.result(), plainly(model, LONG, max_tokens=3, plan=Plan(chunk=4)))
+    same(long.result(), plainly(model, LONG, max_tokens=3, prefill=PrefillOptions(chunk=4)))
     same(short.result(), plainly(model, [5, 1], max_tokens=20))
 
 
@@ -244,7 +244,10 @@ def test_a_beginning_is_shared_with_its_own_image_only():
 
 
 def test_a_ticket_gives_the_steps_of_a_stream_and_the_text():
-    model, text = writer("nano-gpt"), Text(train_tokeniser("characters", ["abcdefghijklmnopqrstuvwxyz .,!?-;:'\"()"]))
+    model, text = (
+        writer("nano-gpt"),
+        TextReader(train_tokenizer("characters", ["abcdefghijklmnopqrstuvwxyz .,!?-;:'\"()"])),
+    )
     many = {
         "sampling": SAMPLED,
         "max_tokens": 30,
@@ -254,7 +257,7 @@ def test_a_ticket_gives_the_steps_of_a_stream_and_the_text():
     engine = Engine(model, slots=2)
     whole = generate(model, [PROMPTS[0]], seeds=[8], **many)[0]
     assert whole.text and len(whole.tokens) > 3
-    stopping = {**many, "text": Text(text.tokeniser, [whole.text[2:4]])}
+    stopping = {**many, "text": TextReader(text.tokenizer, [whole.text[2:4]])}
     for call in (many, stopping):
         ticket = engine.submit(Request(PROMPTS[0], seed=8, **call))
         expected = list(stream(model, [PROMPTS[0]], seeds=[8], **call))
@@ -424,20 +427,20 @@ def test_numbers_that_are_none_end_their_own_text_and_leave_the_slot_clean():
 
 
 def test_an_error_in_reading_text_concerns_that_text_only():
-    class Broken(Text):
+    class Broken(TextReader):
         def stream(self, before=()):
             raise ValueError("no such character")
 
-    class Late(Text):
+    class Late(TextReader):
         def stream(self, before=()):
             one = super().stream(before)
             one.feed = lambda *ids: 1 / 0
             return one
 
-    model, tokeniser = writer("nano-gpt"), train_tokeniser("characters", ["ab"])
+    model, tokenizer = writer("nano-gpt"), train_tokenizer("characters", ["ab"])
     engine = Engine(model, slots=4)
-    early = engine.submit(request(model, 0, text=Broken(tokeniser)))
-    late = engine.submit(request(model, 0, text=Late(tokeniser)))
+    early = engine.submit(request(model, 0, text=Broken(tokenizer)))
+    late = engine.submit(request(model, 0, text=Late(tokenizer)))
     good = engine.submit(request(model, 1))
     same(good.result(), alone("nano-gpt", 1))
     with pytest.raises(ZeroDivisionError):

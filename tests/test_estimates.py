@@ -80,7 +80,7 @@ MODELS = {
     "encoder": ENCODER,
     "tagger": ENCODER.replace(output=PerTokenSpec(classes=5)),
     "words": ENCODER.replace(input=WordsSpec(vocabulary=31, characters=11, character_width=5, longest=7)),
-    "two ways": ENCODER.replace(mixer=RecurrenceSpec(hidden=7, two_ways=True)),
+    "two ways": ENCODER.replace(mixer=RecurrenceSpec(hidden=7, bidirectional=True)),
     "associated": ENCODER.replace(mixer=LinearAttentionSpec(heads=3)),
     "vectors": weft.preset("nano-sequences").replace(length=13, width=12, layers=2, mixer=AttentionSpec(heads=3)),
     "encoder-decoder": SEQ2SEQ,

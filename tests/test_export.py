@@ -21,7 +21,7 @@ from weft.checkpoints.export import huggingface as export_huggingface
 from weft.checkpoints.families import describe
 from weft.cli.main import app
 from weft.data.readers.texts import CHAT_TOKENS
-from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.parts.lora import adapt, adapters
 
@@ -33,8 +33,8 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def letters(*specials: str) -> Tokeniser:
-    return train_tokeniser("characters", TEXTS, specials=specials)
+def letters(*specials: str) -> Tokenizer:
+    return train_tokenizer("characters", TEXTS, specials=specials)
 
 
 def same_spec(one: Path, other: Path) -> bool:
@@ -78,16 +78,16 @@ def test_half_precision_stays(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [llama, gpt2])
-def test_a_trained_text_run_loads_with_its_tokeniser(shape, tmp_path):
-    tokeniser = letters()
-    run = write_run(tmp_path / "run", shape(tokeniser.vocabulary), tokeniser=tokeniser)
+def test_a_trained_text_run_loads_with_its_tokenizer(shape, tmp_path):
+    tokenizer = letters()
+    run = write_run(tmp_path / "run", shape(tokenizer.vocabulary), tokenizer=tokenizer)
     weft.export(run, "huggingface", tmp_path / "out", certificate=False)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     ids = reader(TEXTS[0])["input_ids"]
-    assert ids == tokeniser.encode(TEXTS[0]) and reader.decode(ids) == TEXTS[0]
-    assert model.config.eos_token_id == reader.eos_token_id == tokeniser.stop
-    assert reader.pad_token_id == tokeniser.pad and reader.bos_token_id == tokeniser.start
+    assert ids == tokenizer.encode(TEXTS[0]) and reader.decode(ids) == TEXTS[0]
+    assert model.config.eos_token_id == reader.eos_token_id == tokenizer.stop
+    assert reader.pad_token_id == tokenizer.pad and reader.bos_token_id == tokenizer.start
     tokens = torch.tensor([ids])
     with torch.no_grad():
         ours, theirs = weft.load(run).module(tokens).logits, model(tokens).logits
@@ -97,8 +97,8 @@ def test_a_trained_text_run_loads_with_its_tokeniser(shape, tmp_path):
 
 
 def test_a_chat_run_brings_its_template(tmp_path):
-    tokeniser = letters(*CHAT_TOKENS)
-    run = write_run(tmp_path / "run", llama(tokeniser.vocabulary), tokeniser=tokeniser)
+    tokenizer = letters(*CHAT_TOKENS)
+    run = write_run(tmp_path / "run", llama(tokenizer.vocabulary), tokenizer=tokenizer)
     weft.export(run, "huggingface", tmp_path / "out", certificate=False)
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     talk = [
@@ -107,23 +107,23 @@ def test_a_chat_run_brings_its_template(tmp_path):
         {"role": "user", "content": "on"},
     ]
     ids = reader.apply_chat_template(talk, add_generation_prompt=True, tokenize=True, return_dict=False)
-    assert ids == weft.load(run).task.habits.chat_ids(talk, tokeniser)
+    assert ids == weft.load(run).task.prompt_format.chat_ids(talk, tokenizer)
 
 
 def test_a_translator_of_t5_shape_reads_and_writes_the_same(tmp_path):
-    tokeniser = letters()
+    tokenizer = letters()
     sizes = {"width": 24, "layers": 1, "mixer.heads": 3, "mixer.head_width": 8, "feedforward.hidden": 37, "length": 61}
-    spec = weft.preset("t5-small").replace(**sizes, vocabulary=tokeniser.vocabulary, **{"head.scale": 24**-0.5})
-    run = write_run(tmp_path / "run", spec, "translation", tokeniser, {"longest": [40, 40], "pairs": 7})
+    spec = weft.preset("t5-small").replace(**sizes, vocabulary=tokenizer.vocabulary, **{"head.scale": 24**-0.5})
+    run = write_run(tmp_path / "run", spec, "translation", tokenizer, {"longest": [40, 40], "pairs": 7})
     weft.export(run, "huggingface", tmp_path / "out", certificate=False)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
     reader = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     source = reader(TEXTS[0], return_tensors="pt")
-    assert source["input_ids"][0].tolist() == [*tokeniser.encode(TEXTS[0]), tokeniser.stop]
+    assert source["input_ids"][0].tolist() == [*tokenizer.encode(TEXTS[0]), tokenizer.stop]
     written = model.generate(source["input_ids"], max_new_tokens=8, do_sample=False, num_beams=1)[0]
-    assert written[0] == tokeniser.start
+    assert written[0] == tokenizer.start
     expected = weft.load(run).answer([TEXTS[0]], temperature=0, max_tokens=8)[0]
-    assert tokeniser.pieces(written[1:].tolist()) == expected.more["tokens"]
+    assert tokenizer.pieces(written[1:].tolist()) == expected.more["tokens"]
 
 
 def test_classes_and_pictures_keep_their_names_and_scales(tmp_path):
@@ -149,7 +149,7 @@ def test_sentence_vectors_keep_their_pooling(tmp_path):
     foreign_folders.bert(tmp_path / "folder")
     run = weft.import_checkpoint(tmp_path / "folder", tmp_path / "run", certificate=False)
     tree = json.loads((run.folder / "spec.json").read_text())
-    tree["facts"] |= {"pool": "first", "normalise": True, "length": 11}
+    tree["facts"] |= {"pool": "first", "normalize": True, "length": 11}
     (run.folder / "spec.json").write_text(json.dumps(tree))
     weft.export(run.folder, "huggingface", tmp_path / "out", certificate=False)
     again = weft.import_checkpoint(tmp_path / "out", tmp_path / "again", certificate=False)
@@ -158,8 +158,8 @@ def test_sentence_vectors_keep_their_pooling(tmp_path):
 
 
 def test_what_is_in_memory_counts_and_adapters_are_merged(tmp_path):
-    tokeniser = letters()
-    run = weft.load(write_run(tmp_path / "run", llama(tokeniser.vocabulary), tokeniser=tokeniser))
+    tokenizer = letters()
+    run = weft.load(write_run(tmp_path / "run", llama(tokenizer.vocabulary), tokenizer=tokenizer))
     adapt(run.module, 3)
     for _, part in adapters(run.module):
         torch.nn.init.normal_(part.second, std=0.1)
@@ -187,8 +187,8 @@ def test_a_model_that_maps_to_nothing_says_which_field_stands_in_the_way():
 
 
 def test_nothing_is_left_half_written_and_nothing_overwritten(tmp_path, monkeypatch):
-    tokeniser = letters()
-    run = write_run(tmp_path / "run", gpt2(tokeniser.vocabulary), tokeniser=tokeniser)
+    tokenizer = letters()
+    run = write_run(tmp_path / "run", gpt2(tokenizer.vocabulary), tokenizer=tokenizer)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(DiskError, match="is there already"):
@@ -212,8 +212,8 @@ def test_nothing_is_left_half_written_and_nothing_overwritten(tmp_path, monkeypa
 
 
 def test_logits_that_differ_are_refused(tmp_path, monkeypatch):
-    tokeniser = letters()
-    run = write_run(tmp_path / "run", gpt2(tokeniser.vocabulary), tokeniser=tokeniser)
+    tokenizer = letters()
+    run = write_run(tmp_path / "run", gpt2(tokenizer.vocabulary), tokenizer=tokenizer)
     honest = export_huggingface.describe
 
     def lying(spec, first=None):
@@ -227,8 +227,8 @@ def test_logits_that_differ_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_command(tmp_path):
-    tokeniser = letters()
-    run = write_run(tmp_path / "run", gpt2(tokeniser.vocabulary), tokeniser=tokeniser)
+    tokenizer = letters()
+    run = write_run(tmp_path / "run", gpt2(tokenizer.vocabulary), tokenizer=tokenizer)
     order = ["export", str(run), "--to", "huggingface", "--out", str(tmp_path / "out")]
     found = json.loads(CliRunner().invoke(app, [*order, "--json"]).stdout)
     assert found["path"] == str(tmp_path / "out") and found["parity"] < 1e-4 and found["parameters"] > 1000
@@ -262,7 +262,7 @@ def test_a_fine_tuned_roberta_stays_one_and_a_missing_pooler_is_made(tmp_path):
 
 
 def test_brackets_in_a_path_are_no_markup(tmp_path):
-    write_run(tmp_path / "run", llama(letters().vocabulary), tokeniser=letters())
+    write_run(tmp_path / "run", llama(letters().vocabulary), tokenizer=letters())
     out = str(tmp_path / "[red]x[_x]")
     result = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--to", "huggingface", "--out", out])
     assert result.exit_code == 0 and "[red]x[_x]" in result.stdout.replace("\n", "")

@@ -17,7 +17,7 @@ from weft.checkpoints.formats.gguf_file import open_file
 from weft.cli.main import app
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, SentencePiece
-from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 from weft.data.tokenizers.vocabulary_files import from_sentencepiece
 from weft.foundation.errors import WeftError
 
@@ -37,41 +37,41 @@ SHAPES = {
 }
 
 
-def pieces() -> Tokeniser:
+def pieces() -> Tokenizer:
     """A SentencePiece model with bytes to fall back on, as Llama 2 has one."""
     controls = [("<unk>", 0.0, UNKNOWN), ("<s>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
     signs = [(f"<0x{n:02X}>", 0.0, BYTE) for n in range(256)]
     merged = ["th", "▁th", "▁the", "at", "▁c", "▁cat", "▁a", "on", "er", "ov", "over"]
     letters = sorted({c for text in TEXTS for c in text.replace(" ", "▁") if c not in "\n"} | {"▁"})
     rows = [(piece, -1.0 - n, NORMAL) for n, piece in enumerate([*merged, *letters])]
-    return Tokeniser(from_sentencepiece(SentencePiece([*controls, *signs, *rows], BPE)))
+    return Tokenizer(from_sentencepiece(SentencePiece([*controls, *signs, *rows], BPE)))
 
 
-def split_as(words: str, digits: int) -> Tokeniser:
-    tokeniser = train_tokeniser("bpe", TEXTS, 300)
+def split_as(words: str, digits: int) -> Tokenizer:
+    tokenizer = train_tokenizer("bpe", TEXTS, 300)
     bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     split = pre_tokenizers.Split(Regex(words % digits), "isolated")
-    tokeniser.engine.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
+    tokenizer.engine.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
     if digits == 1:
-        tokeniser.engine.normalizer = normalizers.NFC()
-    return tokeniser
+        tokenizer.engine.normalizer = normalizers.NFC()
+    return tokenizer
 
 
-def by_digits() -> Tokeniser:
-    tokeniser = train_tokeniser("bpe", TEXTS, 300)
+def by_digits() -> Tokenizer:
+    tokenizer = train_tokenizer("bpe", TEXTS, 300)
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokeniser.engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
-    return tokeniser
+    tokenizer.engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
+    return tokenizer
 
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-TOKENISERS = {
-    "characters": (lambda: train_tokeniser("characters", TEXTS), "t5", None),
-    "bytes": (lambda: train_tokeniser("bytes", []), "gpt2", "gpt-2"),
-    "bpe": (lambda: train_tokeniser("bpe", TEXTS, 300), "gpt2", "gpt-2"),
+TOKENIZERS = {
+    "characters": (lambda: train_tokenizer("characters", TEXTS), "t5", None),
+    "bytes": (lambda: train_tokenizer("bytes", []), "gpt2", "gpt-2"),
+    "bpe": (lambda: train_tokenizer("bpe", TEXTS, 300), "gpt2", "gpt-2"),
     "digits apart": (by_digits, "gpt2", "smollm"),
     "as Llama 3": (lambda: split_as(LLAMA3, 3), "gpt2", "llama-bpe"),
     "as Qwen": (lambda: split_as(LLAMA3, 1), "gpt2", "qwen2"),
@@ -79,15 +79,15 @@ TOKENISERS = {
 }
 
 
-def export(tmp_path, spec, tokeniser, kind=None, facts=None):
-    run = write_run(tmp_path / "run", spec, tokeniser=tokeniser, facts=facts)
+def export(tmp_path, spec, tokenizer, kind=None, facts=None):
+    run = write_run(tmp_path / "run", spec, tokenizer=tokenizer, facts=facts)
     return run, weft.export(run, "gguf", tmp_path / "out", type=kind)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_read_back_it_is_the_same_model(name, tmp_path):
-    tokeniser = train_tokeniser("bytes", [])
-    run, made = export(tmp_path, SHAPES[name](tokeniser.vocabulary + 5), tokeniser)
+    tokenizer = train_tokenizer("bytes", [])
+    run, made = export(tmp_path, SHAPES[name](tokenizer.vocabulary + 5), tokenizer)
     # llama.cpp, where it is installed, looks GELU and SiLU up in tables of half precision.
     bound = 2e-3 if made.peer == "llama.cpp" else 1e-6
     assert made.parity is not None and made.parity < bound and made.path == tmp_path / "out" / "model.gguf"
@@ -95,65 +95,65 @@ def test_read_back_it_is_the_same_model(name, tmp_path):
     back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False)
     kept, again = weft.load(run).module.state_dict(), back.module.state_dict()
     assert set(kept) == set(again) and all(torch.equal(kept[key], again[key]) for key in kept)
-    assert back.tokeniser is not None and back.tokeniser.encode(TEXTS[0]) == tokeniser.encode(TEXTS[0])
-    assert back.spec.facts["stops"] == [tokeniser.stop] and back.spec.facts["before"] == []
+    assert back.tokenizer is not None and back.tokenizer.encode(TEXTS[0]) == tokenizer.encode(TEXTS[0])
+    assert back.spec.facts["stops"] == [tokenizer.stop] and back.spec.facts["before"] == []
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_transformers_reads_the_same_logits(name, tmp_path):
     transformers = pytest.importorskip("transformers")
-    tokeniser = train_tokeniser("bytes", [])
+    tokenizer = train_tokenizer("bytes", [])
     # Its reader of GPT-2 leaves the hidden width out and takes 4 D.
-    spec = SHAPES[name](tokeniser.vocabulary).replace(**({"feedforward.hidden": 96} if name == "gpt2" else {}))
-    run, made = export(tmp_path, spec, tokeniser)
+    spec = SHAPES[name](tokenizer.vocabulary).replace(**({"feedforward.hidden": 96} if name == "gpt2" else {}))
+    run, made = export(tmp_path, spec, tokenizer)
     model = transformers.AutoModelForCausalLM.from_pretrained(made.path.parent, gguf_file=made.path.name).eval()
     tokens = torch.randint(4, 200, (2, 17))
     with torch.no_grad():
         assert torch.allclose(weft.load(run).module(tokens).logits, model(tokens).logits, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", TOKENISERS)
-def test_the_tokeniser_is_told_in_one_of_the_ways_that_llama_cpp_knows(name, tmp_path):
-    make, model, way = TOKENISERS[name]
-    tokeniser = make()
-    _, made = export(tmp_path, llama(tokeniser.vocabulary), tokeniser)
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_tokenizer_is_told_in_one_of_the_ways_that_llama_cpp_knows(name, tmp_path):
+    make, model, way = TOKENIZERS[name]
+    tokenizer = make()
+    _, made = export(tmp_path, llama(tokenizer.vocabulary), tokenizer)
     settings = open_file(made.path).settings
     assert settings["tokenizer.ggml.model"] == model
     if way is not None:
         assert settings["tokenizer.ggml.pre"] == way
-    back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False).tokeniser
+    back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False).tokenizer
     assert back is not None
     for text in TEXTS:
-        assert back.encode(text) == tokeniser.encode(text)
-        assert back.decode(back.encode(text)) == tokeniser.decode(tokeniser.encode(text))
-    assert [back.id_of(token) for token in ("<stop>", "</s>")] == [tokeniser.id_of(t) for t in ("<stop>", "</s>")]
+        assert back.encode(text) == tokenizer.encode(text)
+        assert back.decode(back.encode(text)) == tokenizer.decode(tokenizer.encode(text))
+    assert [back.id_of(token) for token in ("<stop>", "</s>")] == [tokenizer.id_of(t) for t in ("<stop>", "</s>")]
 
 
 def test_words_are_refused_with_a_remedy(tmp_path):
-    with pytest.raises(WeftError, match=r"no way .* WordLevel .* data.tokeniser=bpe"):
-        export(tmp_path, llama(200), train_tokeniser("words", TEXTS))
+    with pytest.raises(WeftError, match=r"no way .* WordLevel .* data.tokenizer=bpe"):
+        export(tmp_path, llama(200), train_tokenizer("words", TEXTS))
     assert not (tmp_path / "out").exists()
 
 
 def test_chats_and_ends_are_told(tmp_path):
-    tokeniser = train_tokeniser("bpe", TEXTS, 300, specials=CHAT_TOKENS)
-    facts = {"before": [tokeniser.start], "stops": [tokeniser.stop, tokeniser.id_of("<Assistant:>")]}
-    _, made = export(tmp_path, llama(tokeniser.vocabulary), tokeniser, facts=facts)
+    tokenizer = train_tokenizer("bpe", TEXTS, 300, specials=CHAT_TOKENS)
+    facts = {"before": [tokenizer.start], "stops": [tokenizer.stop, tokenizer.id_of("<Assistant:>")]}
+    _, made = export(tmp_path, llama(tokenizer.vocabulary), tokenizer, facts=facts)
     back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False)
     assert {name: back.spec.facts[name] for name in facts} == facts
     talk = [{"role": "user", "content": "the cat"}]
-    assert back.task.habits.chat_ids(talk, back.tokeniser) == weft.load(tmp_path / "run").task.habits.chat_ids(
-        talk, tokeniser
-    )
+    assert back.task.prompt_format.chat_ids(talk, back.tokenizer) == weft.load(
+        tmp_path / "run"
+    ).task.prompt_format.chat_ids(talk, tokenizer)
 
 
 @pytest.mark.parametrize(
     ("kind", "stored", "within"), [("f16", "F16", 2e-2), ("bf16", "BF16", 0.2), ("q8_0", "Q8_0", 0.2)]
 )
 def test_types_of_weights(kind, stored, within, tmp_path):
-    tokeniser = train_tokeniser("bytes", [])
+    tokenizer = train_tokenizer("bytes", [])
     sizes = {"width": 64, "feedforward.hidden": 96, "mixer.head_width": 16}
-    _, made = export(tmp_path, llama(tokeniser.vocabulary, **sizes), tokeniser, kind)
+    _, made = export(tmp_path, llama(tokenizer.vocabulary, **sizes), tokenizer, kind)
     tensors = open_file(made.path).tensors
     assert {info.kind for info in tensors.values() if len(info.shape) == 2} == {stored}
     assert {info.kind for info in tensors.values() if len(info.shape) == 1} == {"F32"}
@@ -161,17 +161,17 @@ def test_types_of_weights(kind, stored, within, tmp_path):
 
 
 def test_rows_that_are_no_whole_blocks_stay_in_half_precision(tmp_path):
-    tokeniser = train_tokeniser("bytes", [])
-    _, made = export(tmp_path, gpt2(tokeniser.vocabulary), tokeniser, "q8_0")
+    tokenizer = train_tokenizer("bytes", [])
+    _, made = export(tmp_path, gpt2(tokenizer.vocabulary), tokenizer, "q8_0")
     tensors = open_file(made.path).tensors
     assert tensors["blk.0.attn_qkv.weight"].kind == "F16" and tensors["position_embd.weight"].kind == "F32"
 
 
 def test_what_llama_cpp_would_compute_otherwise_is_refused_by_name(tmp_path):
-    tokeniser = train_tokeniser("bytes", [])
+    tokenizer = train_tokenizer("bytes", [])
 
     def refused(words, spec, kind=None):
-        run = write_run(tmp_path / f"run{len(list(tmp_path.iterdir()))}", spec, tokeniser=tokeniser)
+        run = write_run(tmp_path / f"run{len(list(tmp_path.iterdir()))}", spec, tokenizer=tokenizer)
         with pytest.raises(WeftError, match=words):
             weft.export(run, "gguf", tmp_path / "out", type=kind)
 
@@ -188,8 +188,8 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused_by_name(tmp_path):
 
 
 def test_the_command(tmp_path):
-    tokeniser = train_tokeniser("bytes", [])
-    run = write_run(tmp_path / "run", gpt2(tokeniser.vocabulary), tokeniser=tokeniser)
+    tokenizer = train_tokenizer("bytes", [])
+    run = write_run(tmp_path / "run", gpt2(tokenizer.vocabulary), tokenizer=tokenizer)
     order = ["export", str(run), "--to", "gguf", "--type", "f16", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, [*order, "--json"])
     found = json.loads(result.stdout)
@@ -200,32 +200,32 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize("kind", ["bpe", "characters"])
 def test_llama_cpp_continues_with_the_same_text(name, kind, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    tokeniser = train_tokeniser(kind, TEXTS, 300)
-    run, made = export(tmp_path, SHAPES[name](tokeniser.vocabulary), tokeniser)
+    tokenizer = train_tokenizer(kind, TEXTS, 300)
+    run, made = export(tmp_path, SHAPES[name](tokenizer.vocabulary), tokenizer)
     model = llama_cpp.Llama(str(made.path), n_ctx=61, n_threads=1, verbose=False)
     prompt = "the cat ran"
     ids = model.tokenize(prompt.encode(), add_bos=False, special=False)
-    assert ids == tokeniser.encode(prompt)
+    assert ids == tokenizer.encode(prompt)
     theirs = list(islice(model.generate(ids, temp=0.0), 12))
     ours = weft.load(run).answer([prompt], max_tokens=12, temperature=0)[0].more["tokens"]
-    assert tokeniser.pieces(theirs)[: len(ours)] == ours and len(ours) > 3
+    assert tokenizer.pieces(theirs)[: len(ours)] == ours and len(ours) > 3
     model.close()
 
 
 def test_a_letter_that_training_never_saw_is_unknown_to_llama_cpp_too(tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
-    tokeniser = train_tokeniser("characters", TEXTS)
-    _, made = export(tmp_path, llama(tokeniser.vocabulary), tokeniser)
+    tokenizer = train_tokenizer("characters", TEXTS)
+    _, made = export(tmp_path, llama(tokenizer.vocabulary), tokenizer)
     theirs = llama_cpp.Llama(str(made.path), n_ctx=64, verbose=False)
     for text in ("a Ω b", "Ω", " the  cat\n"):
-        assert theirs.tokenize(text.encode(), add_bos=False) == tokeniser.encode(text)
+        assert theirs.tokenize(text.encode(), add_bos=False) == tokenizer.encode(text)
 
 
 def test_three_ends_are_told_by_their_names(tmp_path):
     names = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
-    tokeniser = train_tokeniser("bytes", [], specials=names)
-    stops = [tokeniser.id_of(name) for name in names]
-    write_run(tmp_path / "run", llama(tokeniser.vocabulary), tokeniser=tokeniser, facts={"stops": stops})
+    tokenizer = train_tokenizer("bytes", [], specials=names)
+    stops = [tokenizer.id_of(name) for name in names]
+    write_run(tmp_path / "run", llama(tokenizer.vocabulary), tokenizer=tokenizer, facts={"stops": stops})
     made = weft.export(tmp_path / "run", "gguf", tmp_path / "out")
     settings = open_file(made.path).settings
     assert [settings[f"tokenizer.ggml.{role}_token_id"] for role in ("eos", "eot", "eom")] == [
@@ -238,14 +238,14 @@ def test_three_ends_are_told_by_their_names(tmp_path):
 
 
 def test_biases_that_llama_cpp_lacks_are_refused(tmp_path):
-    tokeniser = train_tokeniser("bytes", [])
+    tokenizer = train_tokenizer("bytes", [])
     with pytest.raises(WeftError, match=r"mixer\.bias"):
-        export(tmp_path, llama(tokeniser.vocabulary, **QWEN3, **{"mixer.bias": True}), tokeniser)
+        export(tmp_path, llama(tokenizer.vocabulary, **QWEN3, **{"mixer.bias": True}), tokenizer)
 
 
 def test_one_expert_is_read_alone(tmp_path):
-    tokeniser = train_tokeniser("bytes", [])
-    _, made = export(tmp_path, SHAPES["mixtral"](tokeniser.vocabulary), tokeniser)
+    tokenizer = train_tokenizer("bytes", [])
+    _, made = export(tmp_path, SHAPES["mixtral"](tokenizer.vocabulary), tokenizer)
     file = open_file(made.path)
     whole = file.read("blk.1.ffn_up_exps.weight")
     for number in range(5):
@@ -254,12 +254,12 @@ def test_one_expert_is_read_alone(tmp_path):
 
 
 def test_answers_that_differ_are_refused(tmp_path, monkeypatch):
-    tokeniser = train_tokeniser("bytes", [])
-    other = torch.randn(24, tokeniser.vocabulary)
+    tokenizer = train_tokenizer("bytes", [])
+    other = torch.randn(24, tokenizer.vocabulary)
     monkeypatch.setattr(exporting, "ask_llama_cpp", lambda path, tokens: other)
     with pytest.raises(WeftError, match=r"llama\.cpp differ .* nothing was written"):
-        export(tmp_path, llama(tokeniser.vocabulary), tokeniser)
+        export(tmp_path, llama(tokenizer.vocabulary), tokenizer)
     assert not (tmp_path / "out").exists()
-    write_run(tmp_path / "again", llama(tokeniser.vocabulary), tokeniser=tokeniser)
+    write_run(tmp_path / "again", llama(tokenizer.vocabulary), tokenizer=tokenizer)
     made = weft.export(tmp_path / "again", "gguf", tmp_path / "out", certificate=False)
     assert made.parity is None and made.path.exists()

@@ -13,7 +13,7 @@ import weft
 from runs_on_disk import gpt2, llama, write_run
 from weft.checkpoints.export import export as exporting
 from weft.cli.main import app
-from weft.data.tokenizers.tokenizer import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -30,7 +30,7 @@ CASES = {
 def exported(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("onnx")
     spec = CASES[request.param]()
-    run = write_run(folder / "run", spec, tokeniser=train_tokeniser("characters", ["abc def"]))
+    run = write_run(folder / "run", spec, tokenizer=train_tokenizer("characters", ["abc def"]))
     made = weft.export(run, "onnx", folder / "out")
     return weft.load(run).module, made
 
@@ -111,14 +111,14 @@ def test_the_file_tells_what_it_holds(exported):
 def test_what_has_no_graph_is_refused_by_name(tmp_path):
     for name, words in {"nano-rnn": "mixer is 'recurrence'", "nano-gru-dot": "family is 'recurrent-seq2seq'"}.items():
         spec = weft.preset(name).replace(width=8, vocabulary=C)
-        run = write_run(tmp_path / name, spec, tokeniser=train_tokeniser("characters", ["abc"]))
+        run = write_run(tmp_path / name, spec, tokenizer=train_tokenizer("characters", ["abc"]))
         with pytest.raises(WeftError, match=words):
             weft.export(run, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_package_is_named_with_the_remedy(tmp_path, monkeypatch):
-    run = write_run(tmp_path / "run", gpt2(C), tokeniser=train_tokeniser("characters", ["abc"]))
+    run = write_run(tmp_path / "run", gpt2(C), tokenizer=train_tokenizer("characters", ["abc"]))
     known = builtins.__import__
 
     def without(name, *rest, **more):
@@ -134,7 +134,7 @@ def test_a_missing_package_is_named_with_the_remedy(tmp_path, monkeypatch):
 def test_answers_that_differ_are_refused(tmp_path, monkeypatch):
     from weft.checkpoints.export import onnx as export_onnx
 
-    run = write_run(tmp_path / "run", gpt2(C), tokeniser=train_tokeniser("characters", ["abc"]))
+    run = write_run(tmp_path / "run", gpt2(C), tokenizer=train_tokenizer("characters", ["abc"]))
     monkeypatch.setattr(export_onnx, "write_onnx", lambda run, out: ["model.onnx"])
     monkeypatch.setattr(export_onnx, "judge_onnx", lambda run, out: (0.1, 2.0))
     with pytest.raises(WeftError, match=r"onnxruntime differ by 0\.1"):

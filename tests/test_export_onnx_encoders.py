@@ -7,19 +7,19 @@ import torch
 
 import weft
 from runs_on_disk import write_run
-from weft.checkpoints.export.export_source import open_run
+from weft.checkpoints.export.export_source import open_export_source
 from weft.checkpoints.export.onnx import module_of, open_session
-from weft.data.tokenizers.tokenizer import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokenizer
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 C = 31
 
 
-def export(tmp_path, spec, task, tokeniser=None, facts=None):
-    run = write_run(tmp_path / "run", spec, task, tokeniser, facts)
+def export(tmp_path, spec, task, tokenizer=None, facts=None):
+    run = write_run(tmp_path / "run", spec, task, tokenizer, facts)
     made = weft.export(run, "onnx", tmp_path / "out")
     assert made.parity is not None and made.parity < 1e-5
-    return module_of(open_run(run)), made
+    return module_of(open_export_source(run)), made
 
 
 def session(made, file="model.onnx"):
@@ -27,17 +27,17 @@ def session(made, file="model.onnx"):
 
 
 def letters():
-    return train_tokeniser("characters", ["abc def"])
+    return train_tokenizer("characters", ["abc def"])
 
 
 def test_sentence_vectors(tmp_path):
     sizes = {"width": 20, "layers": 1, "mixer.heads": 2, "feedforward.hidden": 17, "length": 23}
     spec = weft.preset("minilm-l6").replace(**sizes, **{"input.vocabulary": C, "output.hidden": None})
-    facts = {"pool": "mean", "normalise": True, "length": 23}
+    facts = {"pool": "mean", "normalize": True, "length": 23}
     run = write_run(tmp_path / "run", spec, "embedding", letters(), facts)
     made = weft.export(run, "onnx", tmp_path / "out")
     loaded = weft.load(run)
-    rows = [loaded.tokeniser.encode(text) for text in ("abc", "def abc")]
+    rows = [loaded.tokenizer.encode(text) for text in ("abc", "def abc")]
     tokens = torch.tensor([rows[0] + [0] * 4, rows[1]])
     mask = torch.tensor([[1] * 3 + [0] * 4, [1] * 7])
     found = session(made)({"tokens": tokens, "mask": mask})["vectors"]

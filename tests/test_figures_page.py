@@ -166,17 +166,17 @@ def test_pointing_at_a_cell_tells_its_number(browser, tmp_path):
     assert told.startswith("e (4) looks at c (2): ") and float(told.split(": ")[1]) == pytest.approx(value, rel=1e-3)
 
 
-def test_pointing_at_a_word_colours_what_it_looks_at(browser, tmp_path):
+def test_pointing_at_a_word_colors_what_it_looks_at(browser, tmp_path):
     panel = attention()
     browser.open(Picture("x", (panel,)).write(tmp_path / "x.html"))
-    colours = "[...document.querySelectorAll('.token')].map(t => t.style.background)"
-    before = browser.run(colours)
+    colors = "[...document.querySelectorAll('.token')].map(t => t.style.background)"
+    before = browser.run(colors)
     place = browser.run(
         "(() => { const b = document.querySelectorAll('.token')[1].getBoundingClientRect();"
         " return [b.x + 4, b.y + 6]; })()"
     )
     browser.point(*place)
-    after = browser.run(colours)
+    after = browser.run(colors)
     assert before != after
     row = panel.maps.values[1, 2, 1]
     darkest = browser.run(

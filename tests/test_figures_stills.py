@@ -114,7 +114,7 @@ def test_the_glow_is_where_the_map_is_large():
     assert lit(pixels, np.zeros((1, 1), np.float32)).shape == pixels.shape
 
 
-def test_filters_are_stretched_about_grey():
+def test_filters_are_stretched_about_gray():
     found = tint(np.array([[[[0.0], [2.0]], [[-2.0], [1.0]]]]))
     np.testing.assert_allclose(found[0, ..., 0], [[0.5, 1.0], [0.0, 0.75]])
 

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 import foreign_folders
 import weft
 from weft.checkpoints.run_folder import RunFolder
-from weft.data.tokenizers.tokenizer import load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.tag_encoders import PieceTags
+from weft.tasks.support.tag_encoders import PieceTagEncoder
 from weft.training.reporting import Reporter
 
 R = 3
@@ -45,7 +45,7 @@ def vit(tmp_path_factory):
     return weft.import_checkpoint(folder / "folder", folder / "run", certificate=False).folder
 
 
-def labelled(path: Path, *labels: str) -> Path:
+def labeled(path: Path, *labels: str) -> Path:
     texts = list(MOODS.values())
     path.write_text("".join(f"{texts[n % len(labels)]}\t{labels[n % len(labels)]}\n" for n in range(8 * len(labels))))
     return path
@@ -74,7 +74,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], but: str)
 
 
 def test_an_embedding_model_becomes_a_classifier(tmp_path, bert):
-    data = labelled(tmp_path / "moods.tsv", "good", "bad", "odd")
+    data = labeled(tmp_path / "moods.tsv", "good", "bad", "odd")
     run = weft.train("classification", data, tmp_path / "run", base=bert, steps=1, set=STILL)
     before, after = weights(bert), weights(run.folder)
     assert same(before, after, "head.linear") and set(after) - set(before) == {"head.linear.weight", "head.linear.bias"}
@@ -91,13 +91,13 @@ def test_an_embedding_model_becomes_a_classifier(tmp_path, bert):
 
 
 def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
-    first = labelled(tmp_path / "first.tsv", "good", "bad", "odd")
+    first = labeled(tmp_path / "first.tsv", "good", "bad", "odd")
     base = weft.train("classification", first, tmp_path / "base", base=bert, steps=2, set=FAST).folder
-    few = labelled(tmp_path / "few.tsv", "good", "odd")
+    few = labeled(tmp_path / "few.tsv", "good", "odd")
     again = weft.train("classification", few, tmp_path / "again", base=base, steps=1, set=STILL)
     assert again.spec.facts["classes"] == ["bad", "good", "odd"] and same(weights(base), weights(again.folder), "none")
-    other = labelled(tmp_path / "other.tsv", "ham", "spam", "none")
-    notes = Notes()
+    other = labeled(tmp_path / "other.tsv", "ham", "spam", "none")
+    notes = Auxiliary()
     run = weft.train("classification", other, tmp_path / "run", base=base, steps=1, set=STILL, reporter=notes)
     assert run.spec.facts["classes"] == ["ham", "none", "spam"] and "learned anew" in notes.heard[0]
     one, two = weights(base), weights(run.folder)
@@ -105,7 +105,7 @@ def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
     assert (one["head.linear.weight"] - two["head.linear.weight"]).abs().max() > 1e-3
 
 
-class Notes(Reporter):
+class Auxiliary(Reporter):
     def __init__(self):
         self.heard: list[str] = []
 
@@ -144,10 +144,10 @@ def test_tags_by_pieces(tmp_path, bert):
     assert back.predict("a dogs.") == answer.output
 
 
-def test_a_word_is_labelled_at_its_first_piece_and_long_rows_are_cut_between_words(tmp_path):
+def test_a_word_is_labeled_at_its_first_piece_and_long_rows_are_cut_between_words(tmp_path):
     foreign_folders.words(tmp_path)
-    tokeniser = load_tokeniser(tmp_path / "tokenizer.json")
-    reading = PieceTags(tokeniser, Frame((2,), (3,)))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    reading = PieceTagEncoder(tokenizer, Frame((2,), (3,)))
     words = ("the", "cats", "sat", "\u200b", "dogs", ".")
     part = reading.part([words], [np.arange(6)])
     none = IGNORED
@@ -164,17 +164,17 @@ def test_a_word_is_labelled_at_its_first_piece_and_long_rows_are_cut_between_wor
 
 
 def test_pieces_with_a_blank_in_front_belong_to_the_word_behind_it():
-    tokeniser = train_tokeniser("bpe", ["the cats sat on the mats and the dogs " * 9], vocabulary=290)
+    tokenizer = train_tokenizer("bpe", ["the cats sat on the mats and the dogs " * 9], vocabulary=290)
     words = ["the", "cats", "sat"]
-    part = PieceTags(tokeniser).part([words], [np.arange(3)])
-    assert part.rows[0].tolist() == tokeniser.encode("the cats sat")
+    part = PieceTagEncoder(tokenizer).part([words], [np.arange(3)])
+    assert part.rows[0].tolist() == tokenizer.encode("the cats sat")
     starts = np.flatnonzero(part.labels[0] != IGNORED)
-    pieces = [tokeniser.decode(row) for row in np.split(part.rows[0], starts[1:])]
+    pieces = [tokenizer.decode(row) for row in np.split(part.rows[0], starts[1:])]
     assert pieces == ["the", " cats", " sat"]
 
 
 def test_adapters_and_a_new_head_learn_together_and_resume_to_the_same_bits(tmp_path, bert):
-    data = labelled(tmp_path / "moods.tsv", "good", "bad")
+    data = labeled(tmp_path / "moods.tsv", "good", "bad")
     often = FAST | {"training.evaluate_every": 3, "training.checkpoint_every": 3, "training.lora": R}
 
     def tune(name, reporter=None, resume=False):
@@ -184,7 +184,7 @@ def test_adapters_and_a_new_head_learn_together_and_resume_to_the_same_bits(tmp_
     whole = tune("whole")
     snapshot = RunFolder(whole.folder).read_snapshot()
     assert snapshot is not None
-    moved = {name for name in snapshot.tensors if name.startswith("optimiser.")}
+    moved = {name for name in snapshot.tensors if name.startswith("optimizer.")}
     assert any("head.linear.weight" in name for name in moved) and any("head.hidden" in name for name in moved)
     before = weights(bert)
     assert torch.equal(snapshot.tensors["weight.embedding.weight"], before["embedding.weight"])
@@ -210,8 +210,8 @@ class StopAfter(Reporter):
 
 
 def test_what_cannot_be_taken_over_is_refused(tmp_path, bert, vit):
-    data = labelled(tmp_path / "moods.tsv", "good", "bad")
+    data = labeled(tmp_path / "moods.tsv", "good", "bad")
     with pytest.raises(WeftError, match="give --from a run of task classification or embedding"):
         weft.train("classification", data, tmp_path / "run", base=vit, steps=1)
-    with pytest.raises(WeftError, match=r"data\.tokeniser was settled"):
-        weft.train("classification", data, tmp_path / "run", base=bert, steps=1, set={"data.tokeniser": "bpe"})
+    with pytest.raises(WeftError, match=r"data\.tokenizer was settled"):
+        weft.train("classification", data, tmp_path / "run", base=bert, steps=1, set={"data.tokenizer": "bpe"})

@@ -15,7 +15,7 @@ from weft.data.samples import samples
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.presets import preset
 from weft.tasks.names import TASKS
-from weft.tasks.task import LADDER, Decoding, Size
+from weft.tasks.task import LADDER, GenerationOptions, Size
 from weft.training.reporting import Reporter
 from weft.training.training_spec import TrainingSpec
 
@@ -88,7 +88,7 @@ def settings(changes):
 )
 def test_numbers_that_make_no_answer_are_refused(option, number, sentence):
     with pytest.raises(WeftError, match=re.escape(sentence)):
-        Decoding(**{option: number})
+        GenerationOptions(**{option: number})
 
 
 def test_no_tokens_are_not_the_usual_length(run, home):

@@ -17,17 +17,17 @@ from weft.models.image_text import ImageTextSpec
 from weft.models.shrink import shrink
 from weft.models.vision import VisionSpec
 from weft.parts.attention import SelfAttention, set_backend
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.embeddings import ConvolutionStem, PatchEmbedding, SegmentEmbedding
 from weft.parts.masks import Causal, Documents, Graph, Padding, Real, Window
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 TOKENS = torch.randint(0, 31, (2, 10), generator=torch.Generator().manual_seed(0))
 CPU = torch.device("cpu")
 
 
 def decoder(**fields):
-    numbers = {"vocabulary": 31, "width": 24, "layers": 2, "initialisation": {"scheme": "fan-in", "embedding": 1.0}}
+    numbers = {"vocabulary": 31, "width": 24, "layers": 2, "initialization": {"scheme": "fan-in", "embedding": 1.0}}
     return weft.build(DecoderSpec(**(numbers | {"mixer": {"kind": "attention", "heads": 4}} | fields))).double().eval()
 
 
@@ -48,8 +48,8 @@ def test_padding_and_documents_combine_with_and_only():
     for make in (lambda: real | Window(1), lambda: ~real, lambda: Causal() | (Causal() & Documents(TOKENS))):
         with pytest.raises(weft.WeftError, match="can only be combined with &"):
             make()
-    with pytest.raises(weft.WeftError, match="the places do not"):
-        Sight(Places.run(0, 5, CPU), mask=Padding(torch.tensor([3])))
+    with pytest.raises(weft.WeftError, match="the token positions do not"):
+        AttentionContext(TokenPositions.run(0, 5, CPU), mask=Padding(torch.tensor([3])))
     with pytest.raises(weft.WeftError, match="no padding and no documents"):
         weft.build("nano-vit")(torch.zeros(2, 1, 28, 28), mask=real.real)
     with pytest.raises(weft.WeftError, match="not with a Tensor"):
@@ -99,7 +99,7 @@ def test_a_memory_is_reordered_with_its_state():
 
 def test_image_text_never_restarts_inside_the_image():
     spec = ImageTextSpec(vocabulary=31, width=24, layers=2, image=12, patch=4, positions={"kind": "learned"})
-    model = weft.build(spec.replace(initialisation={"scheme": "fan-in", "embedding": 1.0})).double().eval()
+    model = weft.build(spec.replace(initialization={"scheme": "fan-in", "embedding": 1.0})).double().eval()
     real = torch.ones(2, 4, dtype=torch.bool)
     real[1] = False
     state = model.make_state(2)
@@ -238,7 +238,7 @@ def test_inputs_of_other_types():
         (lambda: decoder()(TOKENS, mask=Graph(torch.ones(3, 10, 10))), "3 rows for 2"),
         (lambda: weft.build(3), "not from a int"),
         (lambda: weft.build("nano-gpt", device="cuda:3"), "no device"),
-        (lambda: DecoderSpec(initialisation={"std": -1.0}), "greater than or equal to 0"),
+        (lambda: DecoderSpec(initialization={"std": -1.0}), "greater than or equal to 0"),
         (lambda: DecoderSpec(version=7), "version 7 is not 1"),
         (lambda: weft.read_spec("width = ["), "neither JSON nor TOML"),
         (

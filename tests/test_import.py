@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import weft
 from foreign_folders import FOLDERS, LABELS, bart, bert, decoder, gpt2, roberta, t5, vision
 from weft.checkpoints.certificate import draw_inputs, widened
-from weft.checkpoints.convert import bring_in
+from weft.checkpoints.convert import convert_checkpoint
 from weft.checkpoints.families import FAMILIES, describe
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.formats.huggingface import open_folder
@@ -137,9 +137,9 @@ def test_a_wrong_table_shows_in_the_certificate(tmp_path, monkeypatch):
     good = Rows.read
     monkeypatch.setattr(Rows, "read", lambda self, x: good(self, [x[0], *x[:0:-1]]))
     with pytest.raises(weft.WeftError, match="logits differ from those of transformers by"):
-        bring_in(tmp_path / "folder", tmp_path / "run")
+        convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert bring_in(tmp_path / "folder", tmp_path / "run", certified=False).certificate is None
+    assert convert_checkpoint(tmp_path / "folder", tmp_path / "run", certified=False).certificate is None
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -150,7 +150,7 @@ def test_half_precision_stays_on_the_disk(tmp_path, kind, monkeypatch):
     model.save_pretrained(tmp_path / "folder")
     monkeypatch.setattr(certificate, "WHOLE", 0)  # as a large model: mapped, and widened piece by piece
     monkeypatch.setattr(certificate, "PIECE", 1000)
-    made = bring_in(tmp_path / "folder", tmp_path / "run")
+    made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert made.certificate.difference < 1e-4 and made.certificate.within > 1e-4
     assert {tensor.dtype for tensor in load_file(tmp_path / "run" / "model.safetensors").values()} == {kind}
     assert next(weft.load(tmp_path / "run").module.parameters()).dtype == torch.float32
@@ -166,7 +166,7 @@ def test_half_precision_stays_on_the_disk(tmp_path, kind, monkeypatch):
 
 def test_shards_and_torch_files_give_the_same_run(tmp_path):
     model = gpt2(tmp_path / "one")
-    expected = load_file(bring_in(tmp_path / "one", tmp_path / "run1").run / "model.safetensors")
+    expected = load_file(convert_checkpoint(tmp_path / "one", tmp_path / "run1").run / "model.safetensors")
     shutil.copytree(tmp_path / "one", tmp_path / "many")
     (tmp_path / "many" / "model.safetensors").unlink()
     model.save_pretrained(tmp_path / "many", max_shard_size="40KB")
@@ -174,9 +174,9 @@ def test_shards_and_torch_files_give_the_same_run(tmp_path):
     shutil.copytree(tmp_path / "one", tmp_path / "pickled")
     (tmp_path / "pickled" / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
-    bring_in(tmp_path / "many", tmp_path / "run2", certified=False)
+    convert_checkpoint(tmp_path / "many", tmp_path / "run2", certified=False)
     with pytest.warns(UserWarning, match="weights_only=True"):
-        bring_in(tmp_path / "pickled", tmp_path / "run3", certified=False)
+        convert_checkpoint(tmp_path / "pickled", tmp_path / "run3", certified=False)
     for name in ("run2", "run3"):
         found = load_file(tmp_path / name / "model.safetensors")
         assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
@@ -189,7 +189,7 @@ def test_other_spellings_of_the_same_weights(tmp_path):
     old = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     old |= {"lm_head.weight": old["wte.weight"].clone(), "h.0.attn.bias": torch.ones(1, 1, 97, 97)}
     save_file(old, tmp_path / "gpt2" / "model.safetensors")
-    assert bring_in(tmp_path / "gpt2", tmp_path / "run1").certificate.holds
+    assert convert_checkpoint(tmp_path / "gpt2", tmp_path / "run1").certificate.holds
     bert(tmp_path / "bert")
     weights = load_file(tmp_path / "bert" / "model.safetensors")
     swap = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -200,7 +200,9 @@ def test_other_spellings_of_the_same_weights(tmp_path):
         old[f"bert.{name}"] = tensor
     old["bert.embeddings.position_ids"] = torch.arange(19)[None]
     save_file(old, tmp_path / "bert" / "model.safetensors")
-    assert bring_in(tmp_path / "bert", tmp_path / "run2").parameters == sum(t.numel() for t in weights.values())
+    assert convert_checkpoint(tmp_path / "bert", tmp_path / "run2").parameters == sum(
+        t.numel() for t in weights.values()
+    )
 
 
 def test_older_configs_say_the_same(tmp_path):
@@ -220,29 +222,29 @@ def test_older_configs_say_the_same(tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "mixtral"])
 def test_greedy_texts_are_those_of_the_other_library(made, name):
     theirs, folder, run = made(name)
-    tokeniser = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    ids = tokeniser("she sells", return_tensors="pt").input_ids
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    ids = tokenizer("she sells", return_tensors="pt").input_ids
     written = theirs.generate(ids, max_new_tokens=13, do_sample=False, pad_token_id=0)[0, ids.shape[1] :].tolist()
     written = written[: written.index(2)] if 2 in written else written
     answer = run.answer(["she sells"], max_tokens=13, temperature=0.0)[0]
-    assert answer.more["tokens"] == run.tokeniser.pieces(written)
-    assert run.task.habits.stops == (2,) and run.task.habits.before == ((1,) if name != "gpt2" else ())
+    assert answer.more["tokens"] == run.tokenizer.pieces(written)
+    assert run.task.prompt_format.stops == (2,) and run.task.prompt_format.before == ((1,) if name != "gpt2" else ())
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["t5", "t5, gated", "bart", "marian"])
 def test_greedy_translations_are_those_of_the_other_library(made, name):
     theirs, folder, run = made(name)
-    tokeniser = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    ids = tokeniser("she sells", return_tensors="pt").input_ids
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    ids = tokenizer("she sells", return_tensors="pt").input_ids
     how = {"max_new_tokens": 11, "do_sample": False, "num_beams": 1, "forced_eos_token_id": None, "use_cache": False}
     muted = {"bad_words_ids": [[0]]} if name == "marian" else {}
     written = theirs.generate(ids, **how, **muted)[0].tolist()[len((0, *run.task.ends.first)) :]
     written = written[: written.index(2)] if 2 in written else written
     answer = run.answer(["she sells"], max_tokens=11)[0]
-    assert answer.more["tokens"] == run.tokeniser.pieces(written)
+    assert answer.more["tokens"] == run.tokenizer.pieces(written)
     assert run.task.ends.start == theirs.config.decoder_start_token_id
-    run.task.restore(run.task.options, run.task.facts(), run.tokeniser)
+    run.task.restore(run.task.options, run.task.facts(), run.tokenizer)
     assert run.task.facts() == run.spec.facts
 
 
@@ -336,14 +338,14 @@ def test_a_chat_model_keeps_its_template(tmp_path, place, run):
     (tmp_path / "folder" / "tokenizer_config.json").write_text(json.dumps(settings))
     found = weft.import_checkpoint(tmp_path / "folder", tmp_path / "run", certificate=False)
     expected = "<start>user\nhello<stop><start>assistant<stop>"
-    ids = found.task.habits.chat_ids([{"role": "user", "content": "hello"}], found.tokeniser)
-    assert found.tokeniser.decode(ids, keep_special=True) == expected and ids[0] == 1
-    assert found.task.habits.before == ()
+    ids = found.task.prompt_format.chat_ids([{"role": "user", "content": "hello"}], found.tokenizer)
+    assert found.tokenizer.decode(ids, keep_special=True) == expected and ids[0] == 1
+    assert found.task.prompt_format.before == ()
     code, out, _ = run("predict", tmp_path / "run", "hello", "--chat", "--temperature", "0", "--max-tokens", "3")
     assert code == 0 and "hello" not in out
-    plain = found.task.restore(found.task.options, {}, found.tokeniser)
+    plain = found.task.restore(found.task.options, {}, found.tokenizer)
     with pytest.raises(weft.WeftError, match="not taught to chat"):
-        plain.predict(found.module, ["hello"], weft.tasks.task.Decoding(chat=True))
+        plain.predict(found.module, ["hello"], weft.tasks.task.GenerationOptions(chat=True))
 
 
 def test_hostile_templates_are_shut_in():
@@ -389,7 +391,7 @@ def test_a_real_story_token_for_token(tmp_path):
     written = theirs.generate(torch.tensor([[1]]), max_new_tokens=200, do_sample=False)[0, 1:].tolist()
     run = weft.import_checkpoint(folder, tmp_path / "run")
     answer = run.answer([""], max_tokens=200, temperature=0.0)[0]
-    assert answer.more["tokens"] == run.tokeniser.pieces(written) and "Lily" in answer.output
+    assert answer.more["tokens"] == run.tokenizer.pieces(written) and "Lily" in answer.output
 
 
 def test_a_mistral_that_does_not_speak_of_its_window_has_its_usual_one(tmp_path):
@@ -416,18 +418,18 @@ def test_a_pooler_that_nothing_uses_is_left_out(tmp_path, make):
     body = "bert" if make is bert else "roberta"
     more = {f"{body}.pooler.dense.weight": torch.randn(42, 42), f"{body}.pooler.dense.bias": torch.randn(42)}
     save_file(load_file(file) | more, file, {"format": "pt"})
-    assert set(bring_in(tmp_path / "folder", tmp_path / "run").left_out) == set(more)
+    assert set(convert_checkpoint(tmp_path / "folder", tmp_path / "run").left_out) == set(more)
 
 
 def test_a_score_is_no_class(tmp_path):
     bert(tmp_path / "folder", "ForSequenceClassification", num_labels=1)
     with pytest.raises(weft.WeftError, match="one label"):
-        bring_in(tmp_path / "folder", tmp_path / "run")
+        convert_checkpoint(tmp_path / "folder", tmp_path / "run")
 
 
 def test_older_folders_of_sentence_transformers_are_certified_too(tmp_path):
     bert(tmp_path / "folder" / "0_Transformer")
     rows = [{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
     (tmp_path / "folder" / "modules.json").write_text(json.dumps(rows))
-    made = bring_in(tmp_path / "folder", tmp_path / "run")
+    made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert made.task == "embedding" and made.certificate is not None and made.certificate.holds

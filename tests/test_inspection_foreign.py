@@ -12,7 +12,7 @@ from torch import nn
 import weft
 from weft.inspection.analysis.lens import logit_lens, streams
 from weft.inspection.interventions.effects import head_effects, logit_difference
-from weft.inspection.recording import function_overrides as taps
+from weft.inspection.recording import function_overrides as overrides
 from weft.inspection.recording.watch import watch
 from weft.parts.scores import ScaledDot
 
@@ -67,7 +67,7 @@ def test_maps_are_those_of_the_eager_implementation(kind):
     with watch(fused) as seen:
         watched = fused(**given)[0]
     assert torch.equal(plain, watched)
-    assert not taps._taps
+    assert not overrides._overrides
     with watch(eager) as open_seen:
         expected = eager(**given, output_attentions=True)
     found = {"self": "attentions"}

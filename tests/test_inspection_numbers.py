@@ -25,7 +25,7 @@ from weft.inspection.analysis.statistics import initial_sharpness, sharpness, un
 from weft.inspection.recording.watch import watch
 from weft.parts.embeddings import PatchEmbedding
 from weft.parts.masks import Padding
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 TOKENS = torch.tensor([[3, 7, 11, 2, 5, 9, 8], [4, 1, 6, 10, 12, 2, 3]])
 
@@ -197,8 +197,8 @@ def test_the_logit_lens_ends_at_the_models_own_answer():
     assert torch.allclose(lens.probabilities[0], first[1].softmax(-1).topk(4).values)
 
 
-def _places() -> Places:
-    return Places.run(0, 7, torch.device("cpu"))
+def _places() -> TokenPositions:
+    return TokenPositions.run(0, 7, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["nano-seq2seq", "nano-vit", "nano-encoder"])

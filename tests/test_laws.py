@@ -95,9 +95,9 @@ class Lossy(Tokenizer):
         return list(text.lower().encode())
 
 
-def test_tokeniser_round_trip():
+def test_tokenizer_round_trip():
     model = weft.build(shrink(weft.preset("gpt2")))
-    law = "tokeniser round trip"
+    law = "tokenizer round trip"
     assert check(model, laws=("causality",), tokenizer=Tokenizer())[law].verdict == "holds"
     finding = check(model, laws=("causality",), tokenizer=Lossy())[law]
     assert finding.verdict == "broken" and "Hello" in finding.evidence

@@ -43,7 +43,7 @@ CACHE = "cache = full forward"
 DOCUMENTS = "document isolation"
 ROWS = "attention rows are distributions"
 GRADIENTS = "gradients reach every parameter"
-NEIGHBOUR = {DOCUMENTS: "sees its neighbour"}
+NEIGHBOR = {DOCUMENTS: "sees its neighbor"}
 LEFT = {"left padding": "positions count the padding"}
 BOTH_SIDES = {"left padding": "embed_positions", "source padding": "positions count the padding"}
 LEAK = {
@@ -84,14 +84,14 @@ BREAKS: dict[str, dict[str, str]] = {
     # The scan of several tokens starts from zero, whatever the cache holds; only single tokens go on from its state.
     "MambaForCausalLM": {CACHE: "in chunks"},
     "FalconMambaForCausalLM": {CACHE: "in chunks"},
-    "JambaForCausalLM": {CACHE: "in chunks", **NEIGHBOUR},
+    "JambaForCausalLM": {CACHE: "in chunks", **NEIGHBOR},
     # BambaModel.forward numbers positions from 0 in each call, past or not, unless position_ids are given.
     "BambaForCausalLM": {CACHE: "positions restart"},
     # With use_cache=True no causal mask is made, so that several tokens in one call see each other.
     "FSMTForConditionalGeneration": {CACHE: "in chunks"},
     # Attention is masked by document, but Lightning attention reads neither position_ids nor seq_idx (nor does Jamba's
     # scan), and chunked_overlay counts chunks by index in the row.
-    **dict.fromkeys(("Llama4ForCausalLM", "MiniMaxForCausalLM"), NEIGHBOUR),
+    **dict.fromkeys(("Llama4ForCausalLM", "MiniMaxForCausalLM"), NEIGHBOR),
     # lm_head starts with deviation 1 where it is not tied to the embedding.
     "MT5ForConditionalGeneration": {"initial loss": "weights start too large"},
     # BatchNorm, in training.
@@ -613,12 +613,12 @@ def test_own_attention_without_a_triangle():
 
 
 def test_own_model_that_subtracts_its_mean_over_time():
-    class CentredNorm(nn.LayerNorm):
+    class CenteredNorm(nn.LayerNorm):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x - x.mean(1, keepdim=True))
 
     _caught(
-        check(OwnModel(norm=CentredNorm), laws=("causality",)),
+        check(OwnModel(norm=CenteredNorm), laws=("causality",)),
         "causality",
         "blocks.0.norm1",
         "statistics over the sequence",

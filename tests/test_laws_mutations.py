@@ -12,11 +12,11 @@ import faulty as f
 import weft
 from weft.laws import BrokenLawError, check
 from weft.models.shrink import shrink
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.convolution import Convolution
 from weft.parts.masks import Causal, Window
 from weft.parts.recurrence import Recurrence
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 ATTENTION, MLP, NORM = "blocks.1.attention", "blocks.1.mlp", "blocks.1.norm1"
 
@@ -46,7 +46,7 @@ TEXTBOOK = [
     ({"norm1": f.BatchNormOverTime}, "causality", "blocks.1.norm1.norm", "in training"),
     ({"norm1": f.BatchNormOverTime}, "batch independence", "blocks.1.norm1.norm", "statistics over the batch"),
     ({"norm1": f.LayerNormOverTime}, "causality", NORM, "statistics over the sequence"),
-    ({"norm1": f.CentresOverTime}, "causality", NORM, "statistics over the sequence"),
+    ({"norm1": f.CentersOverTime}, "causality", NORM, "statistics over the sequence"),
     ({"mlp": f.GlobalMax}, "causality", MLP, ""),
     ({"mlp": f.DropoutInEval}, "eval is deterministic", MLP, "randomness"),
     ({"mlp": f.ExpertChoice}, "causality", MLP, ""),
@@ -123,15 +123,15 @@ def wrap_sight(m, change):
     part = m.stack.blocks[1].mixer
     forward = type(part).forward
 
-    def faulty(self, x, sight=None, state=None):
-        return forward(self, x, change(sight), state)
+    def faulty(self, x, context=None, state=None):
+        return forward(self, x, change(context), state)
 
     part.forward = types.MethodType(faulty, part)
 
 
 def documents_leak(m):
     def change(s):
-        return Sight(replace(s.queries, documents=None, packed=False), None, s.mask, s.position)
+        return AttentionContext(replace(s.queries, documents=None, packed=False), None, s.mask, s.position)
 
     wrap_sight(m, change)
 
@@ -139,16 +139,18 @@ def documents_leak(m):
 def documents_count_on(m):
     part = m.input.position
     forward = type(part).forward
-    part.forward = types.MethodType(lambda self, x, p: forward(self, x, Places.run(0, x.shape[1], x.device)), part)
+    part.forward = types.MethodType(
+        lambda self, x, p: forward(self, x, TokenPositions.run(0, x.shape[1], x.device)), part
+    )
 
 
 def absolute_leak(m):
     part = m.stack.blocks[1].mixer
     forward = type(part).forward
 
-    def faulty(self, x, sight=None, state=None):
-        ramp = torch.sin(sight.queries.positions.to(x.dtype))[..., None]
-        return forward(self, x + 0.1 * ramp, sight, state)
+    def faulty(self, x, context=None, state=None):
+        ramp = torch.sin(context.queries.positions.to(x.dtype))[..., None]
+        return forward(self, x + 0.1 * ramp, context, state)
 
     part.forward = types.MethodType(faulty, part)
 
@@ -157,24 +159,24 @@ def index_leak(m):
     part = m.stack.blocks[1].mixer
     forward = type(part).forward
 
-    def faulty(self, x, sight=None, state=None):
-        return forward(self, x + torch.linspace(0, 1, x.shape[1], dtype=x.dtype)[:, None], sight, state)
+    def faulty(self, x, context=None, state=None):
+        return forward(self, x + torch.linspace(0, 1, x.shape[1], dtype=x.dtype)[:, None], context, state)
 
     part.forward = types.MethodType(faulty, part)
 
 
 def graph_ignored(m):
-    wrap_sight(m, lambda s: Sight(s.queries, s.keys, None, s.position))
+    wrap_sight(m, lambda s: AttentionContext(s.queries, s.keys, None, s.position))
 
 
 def source_hidden(m):
     part = m.source_input
     forward = type(part).forward
 
-    def faulty(self, x, places, segments=None):
+    def faulty(self, x, token_positions, segments=None):
         x = x.clone()
         x[:, -1] = 0
-        return forward(self, x, places, segments)
+        return forward(self, x, token_positions, segments)
 
     part.forward = types.MethodType(faulty, part)
 
@@ -183,8 +185,8 @@ def source_padding_seen(m):
     part = m.decoder.blocks[1].cross
     forward = type(part).forward
 
-    def faulty(self, x, memory, sight=None, state=None):
-        plain = Sight(sight.queries, Places.run(0, memory.shape[1], x.device))
+    def faulty(self, x, memory, context=None, state=None):
+        plain = AttentionContext(context.queries, TokenPositions.run(0, memory.shape[1], x.device))
         return forward(self, x, memory, plain, state)
 
     part.forward = types.MethodType(faulty, part)
@@ -194,27 +196,27 @@ def steps_over_padding(m):
     part = m.stack.blocks[1].mixer.recurrent
     forward = type(part).forward
 
-    def faulty(self, x, places, start=None, document=None):
-        return forward(self, x, Places.run(0, x.shape[1], x.device), start, document)
+    def faulty(self, x, token_positions, start=None, document=None):
+        return forward(self, x, TokenPositions.run(0, x.shape[1], x.device), start, document)
 
     part.forward = types.MethodType(faulty, part)
 
 
 def two_way_recurrence(m):
-    m.stack.blocks[1].mixer = Recurrence(48, "gru", two_ways=True)
+    m.stack.blocks[1].mixer = Recurrence(48, "gru", bidirectional=True)
 
 
-def centred_convolution(m):
+def centered_convolution(m):
     m.stack.blocks[1].mixer = Convolution(48, 3, causal=False)
 
 
 def softmax_over_nothing(m):
     part = m.stack.blocks[1].mixer
 
-    def faulty(self, query, key, value, sight):
+    def faulty(self, query, key, value, context):
         e = self.score(query, key)
-        if sight.form != "everything":
-            e = e.masked_fill(~sight.visible, float("-inf"))
+        if context.form != "everything":
+            e = e.masked_fill(~context.visible, float("-inf"))
         return e.softmax(-1) @ value
 
     part.gather = types.MethodType(faulty, part)
@@ -229,10 +231,10 @@ def token_dropped(m):
     part = m.stack.blocks[1].feedforward
     forward = type(part).forward
 
-    def faulty(self, x, notes=None):
+    def faulty(self, x, auxiliary=None):
         rows = x.reshape(-1, x.shape[-1])
         kept = torch.arange(len(rows)) < int(0.6 * len(rows))
-        return forward(self, x, notes) * kept.view(x.shape[:-1])[..., None]
+        return forward(self, x, auxiliary) * kept.view(x.shape[:-1])[..., None]
 
     part.forward = types.MethodType(faulty, part)
 
@@ -242,7 +244,7 @@ OURS = [
     (wider_window, lambda: model("mistral-7b"), "reach", MIXER, "too wide"),
     (no_window, lambda: model("mistral-7b"), "reach", MIXER, "without its window"),
     (missing_scale, lambda: model("gpt2"), "backend equality", MIXER, "scale"),
-    (documents_leak, lambda: model("llama-2-7b"), "document isolation", MIXER, "neighbour"),
+    (documents_leak, lambda: model("llama-2-7b"), "document isolation", MIXER, "neighbor"),
     (documents_count_on, lambda: model("gpt2"), "document isolation", "input.position", "positions"),
     (absolute_leak, lambda: model("llama-2-7b"), "shift invariance", MIXER, "absolute"),
     (index_leak, lambda: model("bert-base", positions={"kind": "none"}), "permutation equivariance", MIXER, "index"),
@@ -251,7 +253,7 @@ OURS = [
     (source_padding_seen, lambda: model("t5-small"), "source padding", "decoder.blocks.1.cross", "looked at"),
     (steps_over_padding, lambda: model("nano-rnn"), "left padding", MIXER + ".recurrent.net", "looked at"),
     (two_way_recurrence, lambda: model("nano-rnn"), "causality", MIXER + ".recurrent.net", ""),
-    (centred_convolution, lambda: model("nano-conv"), "causality", MIXER + ".taps", "shifted by one"),
+    (centered_convolution, lambda: model("nano-conv"), "causality", MIXER + ".taps", "shifted by one"),
     (softmax_over_nothing, lambda: model("bert-base"), "rows that see nothing", MIXER, "0 / 0"),
     (sigmoid_for_softmax, lambda: model("gpt2"), "attention rows are distributions", MIXER, "softmax"),
     (token_dropped, lambda: model("nano-moe"), "all lengths", FEED, "length"),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import weft
 from weft.parts.attention import SelfAttention, parameter_free_attention
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.block import PostNorm, PreNorm
 from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, patchify
 from weft.parts.feedforward import FeedForward
@@ -19,7 +19,7 @@ from weft.parts.masks import Causal
 from weft.parts.norms import LayerNorm
 from weft.parts.relative import AttentionPosition
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, scaled_dot
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -36,7 +36,7 @@ def test_parameter_free_attention_is_row_stochastic_and_stays_in_the_convex_hull
         assert torch.allclose(sum(w[j] * x[0, j] for j in range(7)), y[0, i])
 
 
-def test_weights_are_diagonally_dominant_for_normalised_inputs():
+def test_weights_are_diagonally_dominant_for_normalized_inputs():
     x = F.normalize(torch.randn(3, 11, 64), dim=-1) * 3
     _, W = parameter_free_attention(x)
     assert (W.argmax(-1) == torch.arange(11)).all()
@@ -84,7 +84,13 @@ def test_worked_numbers():
     e = ScaledDot()(q, k).flatten()
     assert [round(float(x), 1) for x in e] == [58.9, 57.2]
     v = torch.tensor([[1.0, 0.0], [0.0, 1.0]])[None, None]
-    y, A = explicit(q, k, v, Sight(Places.run(1, 1, q.device), Places.run(0, 2, q.device), Causal()), ScaledDot())
+    y, A = explicit(
+        q,
+        k,
+        v,
+        AttentionContext(TokenPositions.run(1, 1, q.device), TokenPositions.run(0, 2, q.device), Causal()),
+        ScaledDot(),
+    )
     assert [round(float(a), 2) for a in A.flatten()] == [0.85, 0.15]
     assert torch.allclose(y.flatten(), A.flatten())
 
@@ -149,8 +155,8 @@ def test_patches_times_a_matrix_are_a_strided_convolution():
     assert torch.equal(pixels, images.flatten(2).transpose(1, 2))
 
 
-class _Neighbours(AttentionPosition):
-    """Each head looks at one of the nine neighbours on an h x w grid."""
+class _Neighbors(AttentionPosition):
+    """Each head looks at one of the nine neighbors on an h x w grid."""
 
     def __init__(self, h: int, w: int) -> None:
         super().__init__()
@@ -175,7 +181,7 @@ def test_multi_head_attention_with_relative_positions_can_be_any_3x3_convolution
         attention.qkv.weight[18:] = torch.eye(D).repeat(9, 1)
         attention.output.weight.copy_(kernel.permute(0, 2, 3, 1).flatten(1))
     x = torch.randn(2, h * w, D)
-    y = attention(x, Sight.of(x, position=_Neighbours(h, w)))
+    y = attention(x, AttentionContext.of(x, position=_Neighbors(h, w)))
     conv = F.conv2d(x.transpose(1, 2).unflatten(-1, (h, w)), kernel)
     inner = y.transpose(1, 2).unflatten(-1, (h, w))[:, :, 1:-1, 1:-1]
     assert torch.allclose(inner, conv, atol=1e-10)
@@ -192,10 +198,10 @@ def test_a_vision_transformer_reaches_the_whole_image_after_one_layer():
 
 def test_a_layer_of_convolution_does_not_reach_far():
     spec = weft.preset("nano-conv").replace(layers=1, width=16)
-    model = weft.build(spec.replace(initialisation={"scheme": "fan-in"}), dtype=torch.float64).eval()
+    model = weft.build(spec.replace(initialization={"scheme": "fan-in"}), dtype=torch.float64).eval()
     x = torch.randn(1, 20, 16, requires_grad=True)
-    places = Places.run(0, 20, x.device)
-    (gradient,) = torch.autograd.grad(model.stack(x, places)[0, 19].square().sum(), x)
+    token_positions = TokenPositions.run(0, 20, x.device)
+    (gradient,) = torch.autograd.grad(model.stack(x, token_positions)[0, 19].square().sum(), x)
     reached = (gradient[0].abs().sum(-1) > 0).nonzero().flatten()
     assert reached.tolist() == list(range(20 - 7, 20))
 

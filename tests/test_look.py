@@ -24,9 +24,9 @@ from weft.figures.panels.tables import Table
 from weft.figures.web.packing import unpack
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.flows import gold_links
-from weft.inspection.pictures.look import look, picture_of, views_of
-from weft.inspection.pictures.observations import fitted, scene_of
-from weft.inspection.pictures.panels import Asked, closest_pair, find_token, telling_head, telling_place
+from weft.inspection.pictures.look import kinds_of, look, picture_of
+from weft.inspection.pictures.observations import fitted, observe
+from weft.inspection.pictures.panels import LookOptions, closest_pair, find_token, telling_head, telling_place
 from weft.inspection.recording.watch import watch
 from weft.models.build import build
 
@@ -66,7 +66,7 @@ CASES = {
         "sample:shapes/2",
         ["overlay", "overlay", "bars", "tiles", "tiles"],
     ),
-    "captions": ("captions", "scenes", {"width": 20, "layers": 2, **HEADS}, "sample:scenes/1", ["overlay"]),
+    "captions": ("captions", "observations", {"width": 20, "layers": 2, **HEADS}, "sample:observations/1", ["overlay"]),
     "forecast": (
         "forecast",
         "seasonal",
@@ -84,7 +84,7 @@ CASES = {
     "tones": ("sequences", "tones", {"width": 20, "layers": 1, **ATTENTION}, "sample:tones/2", ["channels", "bars"]),
 }
 PRESETS = {"recurrent": "nano-gru-additive"}
-SIZES = {"markov": 600, "dates": 40, "sentiment": 40, "nodes": 30, "pronouns": 40, "shapes": 24, "scenes": 24}
+SIZES = {"markov": 600, "dates": 40, "sentiment": 40, "nodes": 30, "pronouns": 40, "shapes": 24, "observations": 24}
 SIZES |= {"seasonal": 200, "skeletons": 12, "tones": 12}
 
 
@@ -102,7 +102,7 @@ def small_samples():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, small_samples):
-    """`runs("text")`: a run of one step, made when first asked for."""
+    """`runs("text")`: a run of one step, made when first options for."""
     folder = tmp_path_factory.mktemp("runs")
     patch = pytest.MonkeyPatch()
     patch.setenv("WEFT_CACHE", str(folder / "cache"))
@@ -132,11 +132,11 @@ def test_each_task_has_its_picture(runs, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["text", "translation", "tagging", "images", "recurrent", "captions"])
 def test_every_kind_of_picture_is_drawn(runs, name):
-    scene = scene_of(runs(name), CASES[name][3])
-    views = views_of(scene)
-    assert {"attention", "explain", "statistics"} <= set(views)
-    for kind in views:
-        found = picture_of(scene, kind)
+    observation = observe(runs(name), CASES[name][3])
+    kinds = kinds_of(observation)
+    assert {"attention", "explain", "statistics"} <= set(kinds)
+    for kind in kinds:
+        found = picture_of(observation, kind)
         assert found.panels and len(found.html()) < 3_000_000, kind
 
 
@@ -145,7 +145,7 @@ def test_what_is_drawn_is_what_was_seen(runs):
     attention = look(run, "lora lo").panels[0]
     assert isinstance(attention, Attention) and attention.rows == tuple("lora lo")
     with watch(run) as seen, torch.no_grad():
-        run.module(torch.tensor([run.tokeniser.encode("lora lo")]))
+        run.module(torch.tensor([run.tokenizer.encode("lora lo")]))
     for layer in range(2):
         maps = seen.attention(layer)
         whole = unpack(attention.tree()["maps"]["whole"])
@@ -157,21 +157,21 @@ def test_next_tokens_are_the_models_own(runs):
     run = runs("text")
     bars = look(run, "lora lo").panels[1]
     with torch.no_grad():
-        shares = run.module(torch.tensor([run.tokeniser.encode("lora lo")])).logits[0].softmax(-1)
+        shares = run.module(torch.tensor([run.tokenizer.encode("lora lo")])).logits[0].softmax(-1)
     np.testing.assert_allclose(bars.values.max(1), shares.max(1).values.numpy(), atol=1e-6)
-    best = run.tokeniser.pieces([int(shares[3].argmax())])[0]
+    best = run.tokenizer.pieces([int(shares[3].argmax())])[0]
     assert bars.labels[3][0] == best and bars.marks == (*"ora lo", None)
 
 
 def test_layer_head_and_row_are_shown_first(runs):
-    panel = look(runs("text"), "lora lo", None, Asked(layer=0, head=1, row="3")).panels[0]
+    panel = look(runs("text"), "lora lo", None, LookOptions(layer=0, head=1, row="3")).panels[0]
     assert panel.shown() == "layer 0, head 1" and panel.focus == 3
     with pytest.raises(WeftError, match="choose --layer among 0, 1"):
-        look(runs("text"), "lora lo", None, Asked(layer=5))
+        look(runs("text"), "lora lo", None, LookOptions(layer=5))
     with pytest.raises(WeftError, match="choose --head from 0 to 1"):
-        look(runs("text"), "lora lo", None, Asked(head=2))
+        look(runs("text"), "lora lo", None, LookOptions(head=2))
     with pytest.raises(WeftError, match="there is no token 'zebra'"):
-        look(runs("text"), "lora lo", None, Asked(row="zebra"))
+        look(runs("text"), "lora lo", None, LookOptions(row="zebra"))
 
 
 def test_a_text_longer_than_the_model_reads(runs):
@@ -183,7 +183,7 @@ def test_a_text_longer_than_the_model_reads(runs):
 def test_the_pair_view_multiplies_queries_and_keys(runs):
     run = runs("classification")
     given = "the film was not terrible"
-    pair = look(run, given, None, Asked(pair=("not", "terrible"))).panels[-1]
+    pair = look(run, given, None, LookOptions(pair=("not", "terrible"))).panels[-1]
     assert isinstance(pair, Pair) and pair.ways.options[0] == "not looks at terrible"
     with watch(run) as seen:
         run.answer([given])
@@ -201,15 +201,15 @@ def test_the_pair_view_multiplies_queries_and_keys(runs):
 
 
 def test_a_pair_that_is_asked_for_is_always_shown(runs):
-    run, pair = runs("text"), Asked(pair=("r", "a"))
+    run, pair = runs("text"), LookOptions(pair=("r", "a"))
     assert [panel.kind for panel in look(run, "lora lo", None, pair).panels] == ["attention", "bars", "pair"]
     assert [panel.kind for panel in look(run, "lora lo", "pair", pair).panels] == ["pair"]
     found = look(run, "lora lo", "lens", pair).panels[-1]
     assert isinstance(found, Pair) and found.ways.options == ("r looks at a", "a looks at r")
     with pytest.raises(WeftError, match="there is no token 'zebra' in this input"):
-        look(run, "lora lo", None, Asked(pair=("r", "zebra")))
+        look(run, "lora lo", None, LookOptions(pair=("r", "zebra")))
     with pytest.raises(WeftError, match="no self-attention in which two words meet"):
-        look(runs("recurrent"), "3 May 1987", None, Asked(pair=("3", "M")))
+        look(runs("recurrent"), "3 May 1987", None, LookOptions(pair=("3", "M")))
 
 
 def test_effects_quote_their_tokens(runs):
@@ -232,28 +232,28 @@ def test_heads_that_rest_on_the_first_token_are_not_telling():
     layers, heads = Axis("layer", ("0", "1")), Axis("head", ("0", "1", "2"))
     tokens = tuple("abcde")
     panel = Attention("", tokens, tokens, layers, heads, Whole(values))
-    scene = types.SimpleNamespace(
+    observation = types.SimpleNamespace(
         layers=lambda kind: [0, 1],
         sizes=lambda layer, kind: (1, 3, 5, 5),
         attention=lambda layer, kind, rows: torch.from_numpy(values[layer][:, rows]),
     )
-    assert telling_head(panel, 4) == telling_place(scene, "self", 4) == (1, 1)
+    assert telling_head(panel, 4) == telling_place(observation, "self", 4) == (1, 1)
     # The second token of a causal text has the first alone to look at.
-    assert telling_head(panel, 1) == telling_place(scene, "encoder", 1) == (0, 2)
+    assert telling_head(panel, 1) == telling_place(observation, "encoder", 1) == (0, 2)
     # The first token of another text is one like others.
     source = Attention("", tokens, tuple("vwxyz"), layers, heads, Whole(values))
-    assert telling_head(source, 4) == telling_place(scene, "cross", 4) == (0, 0)
-    assert closest_pair(scene)[1] == 2
+    assert telling_head(source, 4) == telling_place(observation, "cross", 4) == (0, 0)
+    assert closest_pair(observation)[1] == 2
 
 
 def test_tags_stand_below_and_the_odd_one_is_in_focus(runs, monkeypatch):
     run, given = runs("tagging"), CASES["tagging"][3]
-    scene = scene_of(run, given)
+    observation = observe(run, given)
     words = given.split()
     tags = tuple(("animal", 0.9) if word == "it" else ("O", 0.8) for word in words)
     from dataclasses import replace
 
-    picture = picture_of(replace(scene, tags=tags))
+    picture = picture_of(replace(observation, tags=tags))
     tokens, attention = picture.panels
     assert tokens.below[7] == "animal 0.90" and tokens.below[0] == "O 0.80"
     assert attention.focus == words.index("it") and attention.layers.chosen == 1
@@ -265,14 +265,16 @@ def test_tags_stand_below_and_the_odd_one_is_in_focus(runs, monkeypatch):
 def test_alignment_knows_the_gold_of_its_sample(runs):
     from dataclasses import replace
 
-    scene = scene_of(runs("translation"), "sample:dates/3")
-    assert gold_links(scene, 11) is None
-    right = scene.truth.target
-    told = replace(scene, said=right, written=(*right, "<stop>"))
+    observation = observe(runs("translation"), "sample:dates/3")
+    assert gold_links(observation, 11) is None
+    right = observation.truth.target
+    told = replace(observation, said=right, written=(*right, "<stop>"))
     gold = gold_links(told, 11)
-    assert [set(links) for links in gold] == [set(links) for links in scene.truth.alignment] + [set()]
+    assert [set(links) for links in gold] == [set(links) for links in observation.truth.alignment] + [set()]
     panel = look(runs("translation"), "sample:dates/3").panels[0]
-    assert isinstance(panel, Table) and panel.columns[: len(scene.truth.source)] == tuple(scene.truth.source)
+    assert isinstance(panel, Table) and panel.columns[: len(observation.truth.source)] == tuple(
+        observation.truth.source
+    )
     assert "aligns best" in panel.title
 
 
@@ -286,52 +288,54 @@ def test_recurrent_alignment_is_its_own(runs):
 
 def test_words_of_a_caption_look_at_patches(runs):
     run = runs("captions")
-    scene = scene_of(run, "sample:scenes/1")
-    panel = picture_of(scene).panels[0]
+    observation = observe(run, "sample:observations/1")
+    panel = picture_of(observation).panels[0]
     assert isinstance(panel, Overlay)
-    cells = scene.grid[0] * scene.grid[1]
-    maps = scene.attention(1, "self")
+    cells = observation.grid[0] * observation.grid[1]
+    maps = observation.attention(1, "self")
     place = 2
-    expected = maps[1, cells + place, :cells].reshape(scene.grid).numpy()
+    expected = maps[1, cells + place, :cells].reshape(observation.grid).numpy()
     np.testing.assert_allclose(panel.maps[place, 1, 2], expected, atol=1e-6)
-    assert panel.choices[0].options[0] == scene.written[0] and scene.tokens[cells] == "<start>"
+    assert panel.choices[0].options[0] == observation.written[0] and observation.tokens[cells] == "<start>"
 
 
 def test_forecasts_show_each_columns_attention(runs):
-    scene = scene_of(runs("forecast"), "sample:seasonal")
-    panel = picture_of(scene).panels[0]
+    observation = observe(runs("forecast"), "sample:seasonal")
+    panel = picture_of(observation).panels[0]
     assert panel.attention.shape[:3] == (3, 2, 3) and panel.ahead.shape == (7, 3) and panel.low is not None
     values = samples.sample("seasonal").train.values[-48:]
     np.testing.assert_allclose(panel.history, values, rtol=1e-5)
-    np.testing.assert_allclose(panel.attention[2, 1, 2], scene.attention(1, "self", -1, batch=2)[1].numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        panel.attention[2, 1, 2], observation.attention(1, "self", -1, batch=2)[1].numpy(), atol=1e-6
+    )
 
 
 def test_windows_of_a_series_are_numbered_back_from_its_end(runs):
     run = runs("forecast")
     values = samples.sample("seasonal").train.values
-    last, same, earlier = (scene_of(run, f"sample:{name}") for name in ("seasonal", "seasonal/0", "seasonal/2"))
+    last, same, earlier = (observe(run, f"sample:{name}") for name in ("seasonal", "seasonal/0", "seasonal/2"))
     np.testing.assert_array_equal(last.history, same.history)
     np.testing.assert_array_equal(last.ahead, same.ahead)
     np.testing.assert_allclose(earlier.history, values[-48 - 14 : -14], rtol=1e-5)
     assert earlier.name == "sample:seasonal/2" and not np.allclose(earlier.ahead, last.ahead)
     most = (len(values) - 48) // 7
-    assert scene_of(run, f"sample:seasonal/{most}").history.shape == (48, 3)
+    assert observe(run, f"sample:seasonal/{most}").history.shape == (48, 3)
     with pytest.raises(WeftError, match=f"no window {most + 1}: .* up to number {most}, each 7 steps earlier"):
-        scene_of(run, f"sample:seasonal/{most + 1}")
+        observe(run, f"sample:seasonal/{most + 1}")
 
 
 def test_attention_in_time_is_the_mean_over_steps(runs):
-    scene = scene_of(runs("skeletons"), "sample:skeletons/1")
-    panel = picture_of(scene).panels[0]
-    maps = scene.attention(0, "self")
+    observation = observe(runs("skeletons"), "sample:skeletons/1")
+    panel = picture_of(observation).panels[0]
+    maps = observation.attention(0, "self")
     np.testing.assert_allclose(panel.attention[0, 1:], maps.mean(1).numpy(), atol=1e-6)
     assert panel.up == "z" and panel.joints.shape[1:] == (18, 3) and panel.bones == samples.BONES
 
 
 def test_rolled_out_over_the_image(runs):
-    scene = scene_of(runs("images"), "sample:shapes/2")
-    overlay = picture_of(scene).panels[1]
-    maps = torch.stack([scene.attention(layer, "self").mean(0) for layer in range(2)])
+    observation = observe(runs("images"), "sample:shapes/2")
+    overlay = picture_of(observation).panels[1]
+    maps = torch.stack([observation.attention(layer, "self").mean(0) for layer in range(2)])
     T = maps.shape[-1]
     both = (0.5 * maps[1] + 0.5 * torch.eye(T)) @ (0.5 * maps[0] + 0.5 * torch.eye(T))
     np.testing.assert_allclose(overlay.maps[0, 1].ravel(), both.mean(0).numpy(), atol=1e-6)
@@ -340,10 +344,10 @@ def test_rolled_out_over_the_image(runs):
 
 def test_explain_is_the_heads_own_output(runs):
     run = runs("text")
-    panel = look(run, "lora lo", "explain", Asked(layer=1, head=0, row="5")).panels[0]
+    panel = look(run, "lora lo", "explain", LookOptions(layer=1, head=0, row="5")).panels[0]
     assert panel.title == "One output unfolded: l (5), layer 1, head 0"
     with watch(run) as seen, torch.no_grad():
-        run.module(torch.tensor([run.tokeniser.encode("lora lo")]))
+        run.module(torch.tensor([run.tokenizer.encode("lora lo")]))
     _, _, values = seen.vectors(1)
     output = seen.attention(1, 0, 5) @ values[0]
     found = {step.name: step for step in panel.steps}
@@ -352,7 +356,7 @@ def test_explain_is_the_heads_own_output(runs):
 
 
 def test_long_texts_are_looked_at_in_parts(tmp_path, small_samples):
-    changes = {"width": 8, "layers": 1, "length": 4096, "data.tokeniser": "characters", **HEADS, **TINY}
+    changes = {"width": 8, "layers": 1, "length": 4096, "data.tokenizer": "characters", **HEADS, **TINY}
     run = weft.train("text", "sample:markov", tmp_path / "run", steps=1, set=changes)
     text = samples.sample("markov").train * 8
     picture = look(run, text[:4096])
@@ -361,7 +365,7 @@ def test_long_texts_are_looked_at_in_parts(tmp_path, small_samples):
     assert "Weights beyond the" in picture.left_out[0] and f"{panel.maps.kept:.1%}" in picture.left_out[0]
     assert picture.write(tmp_path / "x.html").stat().st_size < 30_000_000
     with watch(run) as seen, torch.no_grad():
-        run.module(torch.tensor([run.tokeniser.encode(text[:4096])]))
+        run.module(torch.tensor([run.tokenizer.encode(text[:4096])]))
     for kind, told in (
         ("flow", "look at 128 or fewer"),
         ("rollout", "look at 2,048 or fewer"),
@@ -442,14 +446,14 @@ def test_mistakes_are_told_in_one_sentence(runs, cli, monkeypatch, tmp_path, wor
 )
 def test_inputs_that_are_none(runs, name, given, told):
     with pytest.raises(WeftError, match=told):
-        scene_of(runs(name), given)
+        observe(runs(name), given)
 
 
 def test_samples_tell_what_is_right(runs):
-    scene = scene_of(runs("tagging"), "sample:pronouns/2")
+    observation = observe(runs("tagging"), "sample:pronouns/2")
     words, tags = samples.sample("pronouns").validation[2]
-    assert scene.tokens == words and scene.truth == tags
-    assert "(it is" in picture_of(scene_of(runs("tones"), "sample:tones/2")).panels[1].title
+    assert observation.tokens == words and observation.truth == tags
+    assert "(it is" in picture_of(observe(runs("tones"), "sample:tones/2")).panels[1].title
 
 
 # --- seen.show() -----------------------------------------------------------------------------------------------------
@@ -472,7 +476,7 @@ def test_show_is_inline_in_notebooks(runs, monkeypatch):
     pytest.importorskip("plotly")
     run = runs("text")
     with watch(run) as seen, torch.no_grad():
-        run.module(torch.tensor([run.tokeniser.encode("lora")]))
+        run.module(torch.tensor([run.tokenizer.encode("lora")]))
     shown = []
 
     class ZMQInteractiveShell:

@@ -20,7 +20,7 @@ from weft.foundation.errors import WeftError
 from weft.parts.lora import AdaptedLinear, adapt, adapters, merge, merged, merged_state
 from weft.parts.quantized import quantize
 from weft.tasks.registry import task_named
-from weft.training.optimizers import build_optimisers
+from weft.training.optimizers import build_optimizers
 from weft.training.reporting import Reporter
 
 R, ALPHA = 3, 7.0
@@ -95,7 +95,7 @@ def test_every_linear_map_inside_blocks_is_adapted_and_nothing_else_learns():
     module = adapt(build("t5-small"), R)
     inside = [name for name, part in module.named_modules() if isinstance(part, nn.Linear) and ".blocks." in name]
     assert [name for name, _ in adapters(module)] == inside and len(inside) == 2 + 5 + 2 * 2
-    trained = {id(w) for o in build_optimisers(module, "adamw") for group in o.param_groups for w in group["params"]}
+    trained = {id(w) for o in build_optimizers(module, "adamw") for group in o.param_groups for w in group["params"]}
     assert trained == {id(weight) for _, part in adapters(module) for weight in (part.first, part.second)}
     names = {name.rpartition(".")[2] for name, weight in module.named_parameters() if weight.requires_grad}
     assert names == {"first", "second"}
@@ -131,7 +131,7 @@ def tune(tmp_path, first, name="run", steps=9, reporter=None, resume=False, **ch
     )
 
 
-def test_a_run_is_trained_on_with_its_model_tokeniser_and_weights(tmp_path, first):
+def test_a_run_is_trained_on_with_its_model_tokenizer_and_weights(tmp_path, first):
     run = tune(tmp_path, first, steps=1, **{"training.rate": 1e-9})
     before = weft.load(first)
     assert run.spec.model == before.spec.model and run.spec.base == str(first)
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path, first):
     refused("is a run of task text, but task translation is to be trained", task="translation")
     refused("leave --preset out", preset="gpt2")
     refused("layers: the weights of", set={"layers": 3})
-    refused("data.tokeniser was settled", set={"data.tokeniser": "bytes"})
+    refused("data.tokenizer was settled", set={"data.tokenizer": "bytes"})
     refused("give it with --from", set={"training.lora": 2}, base=None)
     refused("no run folder", base=tmp_path / "nowhere")
     assert not (tmp_path / "out" / "spec.json").exists()
@@ -204,7 +204,7 @@ def test_the_command(tmp_path, first):
     found = json.loads(result.stdout)
     assert found["steps"] == 1 and found["run"] == str(tmp_path / "out")
     tree = json.loads((tmp_path / "out" / "spec.json").read_text())
-    assert tree["base"] == str(first) and tree["training"]["lora"] == 2 and tree["training"]["optimiser"] == "adamw"
+    assert tree["base"] == str(first) and tree["training"]["lora"] == 2 and tree["training"]["optimizer"] == "adamw"
     refused = CliRunner().invoke(app, [*order[:5], "--lora", "2", "--steps", "1"])
     assert refused.exit_code == 2
 
@@ -260,8 +260,8 @@ def test_each_task_keeps_what_it_learned_before(tmp_path, name):
     facts = [json.loads(json.dumps(task.facts())) for task in (before, after.task)]
     assert all(facts[0][field] == facts[1][field] for field in KEPT[name])
     assert len(after.train) > len(after.validation) > 0
-    if before.tokeniser is not None:
-        assert after.task.tokeniser is before.tokeniser
+    if before.tokenizer is not None:
+        assert after.task.tokenizer is before.tokenizer
 
 
 def test_data_of_another_kind_are_named(tmp_path):

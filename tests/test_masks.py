@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import (
     Causal,
     Dilated,
@@ -20,7 +20,7 @@ from weft.parts.masks import (
     strided,
     visible_pairs,
 )
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 CPU = torch.device("cpu")
 
@@ -78,7 +78,7 @@ masks = st.recursive(
 @given(masks, st.integers(0, 6), st.integers(1, 13), st.integers(0, 6), st.integers(1, 13), st.integers(1, 5))
 def test_what_a_mask_knows_in_advance_is_true(mask, q0, T, k0, S, block):
     """`band`, `covers`, `form` and `extents` agree with the tensor."""
-    queries, keys = Places.run(q0, T, CPU), Places.run(k0, S, CPU)
+    queries, keys = TokenPositions.run(q0, T, CPU), TokenPositions.run(k0, S, CPU)
     visible = visible_pairs(mask, queries, keys).expand(1, T, S)[0]
     if mask.covers((q0, q0 + T - 1), (k0, k0 + S - 1)):
         assert visible.all()
@@ -86,39 +86,39 @@ def test_what_a_mask_knows_in_advance_is_true(mask, q0, T, k0, S, block):
     distance = queries.positions[0][:, None] - keys.positions[0][None]
     assert back is None or not visible[distance > back].any()
     assert ahead is None or not visible[distance < -ahead].any()
-    sight = Sight(queries, keys, mask)
-    if sight.form == "everything":
+    context = AttentionContext(queries, keys, mask)
+    if context.form == "everything":
         assert visible.all()
-    elif sight.form == "causal":
+    elif context.form == "causal":
         assert torch.equal(visible, torch.ones(T, S).tril().bool())
-    assert torch.equal(sight.visible.expand(1, 1, T, S)[0, 0], visible)
+    assert torch.equal(context.visible.expand(1, 1, T, S)[0, 0], visible)
     outside = visible.clone()
-    for a, b, c, d in sight.extents(block):
-        assert torch.equal(sight.visible_block(a, b, c, d).expand(1, 1, b - a, d - c)[0, 0], visible[a:b, c:d])
+    for a, b, c, d in context.extents(block):
+        assert torch.equal(context.visible_block(a, b, c, d).expand(1, 1, b - a, d - c)[0, 0], visible[a:b, c:d])
         outside[a:b, c:d] = False
     assert not outside.any()
 
 
 def test_the_cheapest_form():
     x = torch.zeros(2, 9, 4)
-    assert Sight.of(x).form == "everything"
-    assert Sight.of(x, Causal()).form == "causal"
-    assert Sight.of(x, Causal() & Window(9)).form == "causal"
-    assert Sight.of(x, Causal() & Window(8)).form == "dense"
-    assert Sight.of(x, Causal() & Padding(torch.tensor([4, 9]))).form == "causal"
-    assert Sight.of(x, Causal() & Padding(torch.tensor([4, 9]), "left")).form == "dense"
-    assert Sight.of(x, Padding(torch.tensor([4, 9]))).visible.shape == (2, 1, 1, 9)
-    one = Sight(Places.run(8, 1, CPU), Places.run(0, 9, CPU), Causal())
+    assert AttentionContext.of(x).form == "everything"
+    assert AttentionContext.of(x, Causal()).form == "causal"
+    assert AttentionContext.of(x, Causal() & Window(9)).form == "causal"
+    assert AttentionContext.of(x, Causal() & Window(8)).form == "dense"
+    assert AttentionContext.of(x, Causal() & Padding(torch.tensor([4, 9]))).form == "causal"
+    assert AttentionContext.of(x, Causal() & Padding(torch.tensor([4, 9]), "left")).form == "dense"
+    assert AttentionContext.of(x, Padding(torch.tensor([4, 9]))).visible.shape == (2, 1, 1, 9)
+    one = AttentionContext(TokenPositions.run(8, 1, CPU), TokenPositions.run(0, 9, CPU), Causal())
     assert one.form == "everything"
     assert "positions" not in one.keys.__dict__
 
 
 def test_a_window_and_documents_bound_the_blocks():
     x = torch.zeros(1, 1000, 4)
-    for _, _, k0, k1 in Sight.of(x, Causal() & Window(50)).extents(100):
+    for _, _, k0, k1 in AttentionContext.of(x, Causal() & Window(50)).extents(100):
         assert k1 - k0 <= 150
     ids = torch.arange(10).repeat_interleave(100)[None]
-    for q0, q1, k0, k1 in Sight.of(x, Causal() & Documents(ids)).extents(50):
+    for q0, q1, k0, k1 in AttentionContext.of(x, Causal() & Documents(ids)).extents(50):
         assert k0 == q0 // 100 * 100 and k1 == q1
 
 
@@ -140,8 +140,11 @@ def test_equal_masks_are_one_and_repeats_vanish():
         (lambda: Documents(torch.tensor([[0, 1, 0]])).grid(3), "stand together"),
         (lambda: Documents(torch.tensor([[0, 1, 1]])).grid(4), "one mark a token"),
         (lambda: (Padding(torch.tensor([2])) & Real(torch.ones(1, 3))).grid(3), "twice"),
-        (lambda: Documents(torch.tensor([[0]])).allows(Places.run(0, 1, CPU), Places.run(0, 1, CPU)), "carry none"),
-        (lambda: Places.of(torch.zeros(1, 2, 3)), "positions"),
+        (
+            lambda: Documents(torch.tensor([[0]])).allows(TokenPositions.run(0, 1, CPU), TokenPositions.run(0, 1, CPU)),
+            "carry none",
+        ),
+        (lambda: TokenPositions.of(torch.zeros(1, 2, 3)), "positions"),
     ],
 )
 def test_errors_say_what_to_do(make, word):
@@ -151,8 +154,8 @@ def test_errors_say_what_to_do(make, word):
 
 def test_a_graph_sees_along_its_edges_only():
     A = torch.rand(2, 5, 5) > 0.5
-    places = Places.run(0, 5, CPU)
-    assert torch.equal(Graph(A).allows(places, places), A)
-    assert not Graph(A).allows(places, Places.run(5, 3, CPU)).any()
+    token_positions = TokenPositions.run(0, 5, CPU)
+    assert torch.equal(Graph(A).allows(token_positions, token_positions), A)
+    assert not Graph(A).allows(token_positions, TokenPositions.run(5, 3, CPU)).any()
     assert Graph(A[0]).text(5)
     assert "5 nodes" in repr(Graph(A))

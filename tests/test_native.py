@@ -15,7 +15,7 @@ from weft.inference.fast.native import NativeStack, library
 from weft.inference.fast.optimized import prepared
 from weft.inference.fast.packed_weights import product
 from weft.inference.fast.quantize import quantize_model
-from weft.inference.fast.single_token import LeanStack
+from weft.inference.fast.single_token import SingleTokenStack
 from weft.parts.quantized import Int8Linear
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler on this machine")
@@ -130,7 +130,7 @@ def test_an_encoder_decoder_looks_at_real_sources_only():
 def test_what_it_does_not_know_stays_with_torch(changes):
     model = model_of("plain", **changes)
     twin = prepared(model)
-    assert isinstance(twin.stack, LeanStack) and not isinstance(twin.stack, NativeStack)
+    assert isinstance(twin.stack, SingleTokenStack) and not isinstance(twin.stack, NativeStack)
     prompt, pieces = tokens_of(2, 3), tokens_of(2, 7, seed=6).split(1, 1)
     expected = written(model, prompt, pieces)
     assert torch.allclose(written(twin, prompt, pieces), expected, atol=1e-3 * float(expected.abs().max()))

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from peers import cross_attention, load, norm, prefixed, randomise, self_attention, torch_block
+from peers import cross_attention, load, norm, prefixed, randomize, self_attention, torch_block
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec
 from weft.models.position_specs import NoPositionsSpec
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.block import PostNorm, PreNorm, Source
 from weft.parts.embeddings import PatchEmbedding
 from weft.parts.feedforward import FeedForward
@@ -21,7 +21,7 @@ from weft.parts.masks import Causal, Dilated, Graph, Mask, Padding, Prefix, Real
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.recurrence import Recurrence, Recurrent, gru_step, lstm_step, rnn_step
 from weft.parts.relative import Alibi
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 B, T, S, H, K, F, M = 2, 5, 11, 3, 7, 29, 13  # M: the memory's width
 D = H * K
@@ -42,7 +42,7 @@ def agree(ours: Tensor, theirs: Tensor) -> None:
 
 def attentions(dtype: torch.dtype = torch.float64, bias: bool = True) -> tuple[SelfAttention, nn.MultiheadAttention]:
     theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = SelfAttention(D, H, bias=bias).to(dtype)
     load(ours, self_attention(theirs), theirs)
     return ours, theirs
@@ -93,7 +93,7 @@ def test_masks_are_the_opposite_of_attn_mask(dtype, backend, name):
     ours, theirs = attentions(dtype)
     set_backend(ours, backend)
     x = random(B, T, D, dtype=dtype)
-    agree(ours(x, Sight.of(x, mask)), theirs(x, x, x, attn_mask=~seen)[0])
+    agree(ours(x, AttentionContext.of(x, mask)), theirs(x, x, x, attn_mask=~seen)[0])
 
 
 BANDS: dict[str, tuple[Mask, Callable[[Tensor], Tensor]]] = {
@@ -112,7 +112,7 @@ def test_blocks_of_queries_and_their_gradients(dtype, name):
     ours, theirs = attentions(dtype)
     set_backend(ours, "blocked")
     x, y = (random(B, length, D, dtype=dtype).requires_grad_() for _ in range(2))
-    out = ours(x, Sight.of(x, mask))
+    out = ours(x, AttentionContext.of(x, mask))
     expected = theirs(y, y, y, attn_mask=~seen(distances(length)), need_weights=False)[0]
     agree(out, expected)
     (out**2).sum().backward()
@@ -133,7 +133,7 @@ def test_padding_is_key_padding_mask(dtype, backend, causal, side):
     real = index < lengths[:, None] if side == "right" else index >= T - lengths[:, None]
     expected = theirs(x, x, x, key_padding_mask=~real, attn_mask=distances(T) < 0 if causal else None)[0]
     for mask in (Padding(lengths, side), Real(real)):
-        out = ours(x, Sight.of(x, mask & Causal() if causal else mask))
+        out = ours(x, AttentionContext.of(x, mask & Causal() if causal else mask))
         agree(out[real], expected[real])
 
 
@@ -142,9 +142,9 @@ def test_weights_are_those_that_torch_gives(dtype):
     ours, theirs = attentions(dtype)
     x, lengths = random(B, T, D, dtype=dtype), torch.tensor([2, 4])
     real = torch.arange(T) < lengths[:, None]
-    sight = Sight.of(x, Causal() & Padding(lengths))
+    context = AttentionContext.of(x, Causal() & Padding(lengths))
     query, key, _ = ours.project(x)
-    weights = ours.weights(query, key, sight)
+    weights = ours.weights(query, key, context)
     call = {"key_padding_mask": ~real, "attn_mask": distances(T) < 0}
     expected = theirs(x, x, x, average_attn_weights=False, **call)[1]
     agree(weights.transpose(1, 2)[real], expected.transpose(1, 2)[real])
@@ -160,7 +160,7 @@ def test_alibi_is_an_additive_mask(dtype, backend):
     slopes = torch.tensor([2.0**-4, 2.0**-8, 2.0**-2], dtype=dtype)  # two heads' slopes, then the first between them
     bias = (-slopes[:, None, None] * distances(T).abs()).masked_fill(distances(T) < 0, float("-inf"))
     expected = theirs(x, x, x, attn_mask=bias.repeat(B, 1, 1))[0]
-    agree(ours(x, Sight.of(x, Causal(), Alibi(H))), expected)
+    agree(ours(x, AttentionContext.of(x, Causal(), Alibi(H))), expected)
 
 
 @both_types
@@ -169,7 +169,7 @@ def test_alibi_is_an_additive_mask(dtype, backend):
 @pytest.mark.parametrize("memory_width", [D, M])
 def test_cross_attention(dtype, backend, bias, memory_width):
     theirs = nn.MultiheadAttention(D, H, bias=bias, kdim=memory_width, vdim=memory_width, batch_first=True).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = CrossAttention(D, H, memory_width, bias=bias).to(dtype)
     load(ours, cross_attention(theirs), theirs)
     set_backend(ours, backend)
@@ -177,18 +177,18 @@ def test_cross_attention(dtype, backend, bias, memory_width):
     agree(ours(x, memory), theirs(x, memory, memory)[0])
 
     lengths = torch.tensor([3, 8])
-    sight = Sight(Places.run(0, T, x.device), Places.of_lengths(lengths, S))
+    context = AttentionContext(TokenPositions.run(0, T, x.device), TokenPositions.of_lengths(lengths, S))
     expected, weights = theirs(
         x, memory, memory, key_padding_mask=torch.arange(S) >= lengths[:, None], average_attn_weights=False
     )
-    agree(ours(x, memory, sight), expected)
-    agree(ours.weights(ours.project(x), ours.remember(memory)[0], sight), weights)
+    agree(ours(x, memory, context), expected)
+    agree(ours.weights(ours.project(x), ours.remember(memory)[0], context), weights)
 
 
 @both_types
 def test_cross_attention_with_keys_and_values_of_their_own_width(dtype):
     theirs = nn.MultiheadAttention(D, H, kdim=M, vdim=17, batch_first=True).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = CrossAttention(D, H, M + 17).to(dtype)
     ours.load_state_dict(cross_attention(theirs))
     x, key, value = (random(B, n, d, dtype=dtype, seed=d) for n, d in ((T, D), (S, M), (S, 17)))
@@ -201,7 +201,7 @@ def test_cross_attention_with_keys_and_values_of_their_own_width(dtype):
 def blocks(norm_first: bool, activation: str, dtype: torch.dtype, decoder: bool = False):
     kind = nn.TransformerDecoderLayer if decoder else nn.TransformerEncoderLayer
     theirs = kind(D, H, F, 0.0, activation, layer_norm_eps=1e-3, batch_first=True, norm_first=norm_first).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = (PreNorm if norm_first else PostNorm)(
         SelfAttention(D, H),
         FeedForward(D, F, activation),
@@ -220,8 +220,8 @@ def test_encoder_layer(dtype, activation, norm_first):
     x, lengths = random(B, T, D, dtype=dtype), torch.tensor([2, 4])
     real = torch.arange(T) < lengths[:, None]
     agree(ours(x), theirs(x))
-    agree(ours(x, Sight.of(x, Causal())), theirs(x, src_mask=distances(T) < 0))
-    agree(ours(x, Sight.of(x, Real(real)))[real], theirs(x, src_key_padding_mask=~real)[real])
+    agree(ours(x, AttentionContext.of(x, Causal())), theirs(x, src_mask=distances(T) < 0))
+    agree(ours(x, AttentionContext.of(x, Real(real)))[real], theirs(x, src_key_padding_mask=~real)[real])
 
 
 @both_types
@@ -232,8 +232,8 @@ def test_decoder_layer(dtype, activation, norm_first):
     x, memory = random(B, T, D, dtype=dtype), random(B, S, D, dtype=dtype, seed=2)
     lengths = torch.tensor([3, 8])
     padding = torch.arange(S) >= lengths[:, None]
-    seen = Source(memory, Sight(Places.run(0, T, x.device), Places.of_lengths(lengths, S)))
-    out = ours(x, Sight.of(x, Causal()), source=seen)
+    seen = Source(memory, AttentionContext(TokenPositions.run(0, T, x.device), TokenPositions.of_lengths(lengths, S)))
+    out = ours(x, AttentionContext.of(x, Causal()), source=seen)
     agree(out, theirs(x, memory, tgt_mask=distances(T) < 0, memory_key_padding_mask=padding))
 
 
@@ -250,7 +250,7 @@ def test_stacks_of_a_whole_transformer_and_their_steps(dtype, norm_first):
             "decoder": nn.TransformerDecoder(decoder, 3, nn.LayerNorm(D)),
         }
     ).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     spec = EncoderDecoderSpec(
         width=D,
         layers=2,
@@ -269,17 +269,17 @@ def test_stacks_of_a_whole_transformer_and_their_steps(dtype, norm_first):
         load(getattr(ours, side), weights, theirs[side])
 
     x, source = random(B, T, D, dtype=dtype), random(B, S, D, dtype=dtype, seed=2)
-    places = Places.of_lengths(torch.tensor([3, 8]), S)
-    padding = ~places.real
+    token_positions = TokenPositions.of_lengths(torch.tensor([3, 8]), S)
+    padding = ~token_positions.real
     memory = theirs["encoder"](source, src_key_padding_mask=padding)
     expected = theirs["decoder"](x, memory, tgt_mask=distances(T) < 0, memory_key_padding_mask=padding)
 
-    hidden = ours.encoder(source, places)
+    hidden = ours.encoder(source, token_positions)
     agree(hidden[~padding], memory[~padding])
-    agree(ours.decoder(x, Places.run(0, T, x.device), memory=(hidden, places)), expected)
+    agree(ours.decoder(x, TokenPositions.run(0, T, x.device), memory=(hidden, token_positions)), expected)
     state = ours.make_state(B)
     steps = [
-        ours.decoder(x[:, a:b], Places.run(a, b - a, x.device), state=state, memory=(hidden, places))
+        ours.decoder(x[:, a:b], TokenPositions.run(a, b - a, x.device), state=state, memory=(hidden, token_positions))
         for a, b in ((0, 2), (2, 3), (3, 5))
     ]
     agree(torch.cat(steps, 1), expected)
@@ -292,7 +292,7 @@ def test_stacks_of_a_whole_transformer_and_their_steps(dtype, norm_first):
 @pytest.mark.parametrize("bias", [True, False])
 def test_layer_norm(dtype, bias):
     theirs = nn.LayerNorm(D, eps=1e-2, bias=bias).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = LayerNorm(D, epsilon=1e-2, bias=bias).to(dtype)
     load(ours, _norm(theirs), theirs)
     x = random(B, T, D, dtype=dtype)
@@ -307,7 +307,7 @@ def _norm(theirs: nn.Module) -> dict[str, Tensor]:
 @both_types
 def test_rms_norm(dtype):
     theirs = nn.RMSNorm(D, eps=1e-2).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = RMSNorm(D, epsilon=1e-2).to(dtype)
     load(ours, _norm(theirs), theirs)
     x = random(B, T, D, dtype=dtype)
@@ -318,7 +318,7 @@ def test_rms_norm(dtype):
 @pytest.mark.parametrize("patch", [1, 5])
 def test_patches_are_a_convolution(dtype, patch):
     theirs = nn.Conv2d(3, D, patch, stride=patch).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = PatchEmbedding(patch, 3, D).to(dtype)
     load(ours, {"linear.weight": theirs.weight.flatten(1), "linear.bias": theirs.bias}, theirs)
     images = random(B, 3, 2 * patch, 7 * patch, dtype=dtype)
@@ -330,10 +330,10 @@ def test_patches_are_a_convolution(dtype, patch):
 # --- recurrence ---
 
 
-def nets(cell: str, two_ways: bool, dtype: torch.dtype) -> tuple[Recurrent, nn.RNNBase]:
-    theirs = CELLS[cell](M, K, batch_first=True, bidirectional=two_ways).to(dtype)
-    randomise(theirs)
-    ours = Recurrent(cell, M, K, two_ways).to(dtype)
+def nets(cell: str, bidirectional: bool, dtype: torch.dtype) -> tuple[Recurrent, nn.RNNBase]:
+    theirs = CELLS[cell](M, K, batch_first=True, bidirectional=bidirectional).to(dtype)
+    randomize(theirs)
+    ours = Recurrent(cell, M, K, bidirectional).to(dtype)
     load(ours, prefixed("net", theirs.state_dict()), theirs)
     return ours, theirs
 
@@ -350,17 +350,17 @@ def ends(hidden) -> tuple[Tensor, ...]:
     return tuple(torch.cat(list(part), 1) for part in (hidden if isinstance(hidden, tuple) else (hidden,)))
 
 
-each_net = pytest.mark.parametrize(("cell", "two_ways"), [(c, w) for c in CELLS for w in (False, True)])
+each_net = pytest.mark.parametrize(("cell", "bidirectional"), [(c, w) for c in CELLS for w in (False, True)])
 
 
 @both_types
 @each_net
-def test_recurrent_nets(dtype, cell, two_ways):
-    ours, theirs = nets(cell, two_ways, dtype)
+def test_recurrent_nets(dtype, cell, bidirectional):
+    ours, theirs = nets(cell, bidirectional, dtype)
     x = random(B, T, M, dtype=dtype)
-    mine, start = starts(cell, 2 if two_ways else 1, B, dtype)
+    mine, start = starts(cell, 2 if bidirectional else 1, B, dtype)
     for given, begin in ((None, None), (mine, start)):
-        out, end = ours(x, Places.run(0, T, x.device), given)
+        out, end = ours(x, TokenPositions.run(0, T, x.device), given)
         expected, last = theirs(x, begin)
         agree(out, expected)
         for a, b in zip(end, ends(last), strict=True):
@@ -369,23 +369,23 @@ def test_recurrent_nets(dtype, cell, two_ways):
 
 @both_types
 @each_net
-def test_recurrent_nets_over_packed_sequences(dtype, cell, two_ways):
-    ours, theirs = nets(cell, two_ways, dtype)
+def test_recurrent_nets_over_packed_sequences(dtype, cell, bidirectional):
+    ours, theirs = nets(cell, bidirectional, dtype)
     lengths = torch.tensor([2, 5, 3])
     x = random(3, T, M, dtype=dtype)
-    mine, start = starts(cell, 2 if two_ways else 1, 3, dtype)
+    mine, start = starts(cell, 2 if bidirectional else 1, 3, dtype)
     packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
     expected, last = theirs(packed, start)
     expected = pad_packed_sequence(expected, batch_first=True, total_length=T)[0]
 
-    out, end = ours(x, Places.of_lengths(lengths, T), mine)
+    out, end = ours(x, TokenPositions.of_lengths(lengths, T), mine)
     agree(out, expected)
     for a, b in zip(end, ends(last), strict=True):
         agree(a, b)
 
     shifts = T - lengths
     left = torch.stack([row.roll(int(shift), 0) for row, shift in zip(x, shifts, strict=True)])
-    out, end = ours(left, Places.of_lengths(lengths, T, "left"), mine)
+    out, end = ours(left, TokenPositions.of_lengths(lengths, T, "left"), mine)
     agree(out, torch.stack([row.roll(int(shift), 0) for row, shift in zip(expected, shifts, strict=True)]))
     for a, b in zip(end, ends(last), strict=True):
         agree(a, b)
@@ -393,12 +393,12 @@ def test_recurrent_nets_over_packed_sequences(dtype, cell, two_ways):
 
 @both_types
 @each_net
-def test_recurrent_nets_start_afresh_at_each_later_document(dtype, cell, two_ways):
-    ours, theirs = nets(cell, two_ways, dtype)
+def test_recurrent_nets_start_afresh_at_each_later_document(dtype, cell, bidirectional):
+    ours, theirs = nets(cell, bidirectional, dtype)
     x = random(1, S, M, dtype=dtype)
     ids = torch.tensor([[4, 4, 4, 9, 9, 9, 9, 9, 2, 2, -1]])
-    mine, start = starts(cell, 2 if two_ways else 1, 1, dtype)
-    out, end = ours(x, Places.of_documents(ids), mine)
+    mine, start = starts(cell, 2 if bidirectional else 1, 1, dtype)
+    out, end = ours(x, TokenPositions.of_documents(ids), mine)
     pieces = [theirs(x[:, a:b], given) for a, b, given in ((0, 3, start), (3, 8, None), (8, 10, None))]
     agree(out[:, :10], torch.cat([piece for piece, _ in pieces], 1))
     for a, b in zip(end, ends(pieces[-1][1]), strict=True):
@@ -409,7 +409,7 @@ def test_recurrent_nets_start_afresh_at_each_later_document(dtype, cell, two_way
 @pytest.mark.parametrize("cell", CELLS)
 def test_recurrence_as_a_mixer_goes_on_from_its_state(dtype, cell):
     theirs = CELLS[cell](D, K, batch_first=True).to(dtype)
-    randomise(theirs)
+    randomize(theirs)
     ours = Recurrence(D, cell, K).to(dtype)
     ours.recurrent.net.load_state_dict(theirs.state_dict())
     x = random(B, T, D, dtype=dtype)
@@ -424,7 +424,7 @@ def test_steps_are_the_cells(dtype):
     x, h, m = (random(B, d, dtype=dtype, seed=s) for d, s in ((M, 1), (K, 2), (K, 3)))
     for cell, step in ((nn.RNNCell, rnn_step), (nn.GRUCell, gru_step), (nn.LSTMCell, lstm_step)):
         theirs = cell(M, K).to(dtype)
-        randomise(theirs)
+        randomize(theirs)
         weights = (theirs.weight_ih, theirs.weight_hh, theirs.bias_ih, theirs.bias_hh)
         if cell is nn.LSTMCell:
             for a, b in zip(lstm_step(x, h, m, *weights), theirs(x, (h, m)), strict=True):

@@ -77,7 +77,7 @@ def draw(*shape: int, below: int = C, seed: int = 1) -> Tensor:
 def peer(kind: type, config: Any, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> nn.Module:
     """Their model, with every weight random."""
     theirs = kind._from_config(config, attn_implementation=attention).eval()
-    peers.randomise(theirs)
+    peers.randomize(theirs)
     return theirs.to(dtype)
 
 
@@ -235,16 +235,16 @@ def left_padded(lengths: list[int], length: int) -> tuple[Tensor, Tensor]:
 def wide_peers(monkeypatch):
     """Their norms and unscaled angles in the type of the model."""
 
-    def normalise(self, x):
+    def normalize(self, x):
         return nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
 
     def turn(self, x, position_ids):
         angles = position_ids[..., None] * BASE ** -(torch.arange(0, K, 2, dtype=x.dtype) / K)
         return torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin()
 
-    monkeypatch.setattr(modeling_t5.T5LayerNorm, "forward", normalise)
+    monkeypatch.setattr(modeling_t5.T5LayerNorm, "forward", normalize)
     for module, name in ((modeling_llama, "Llama"), (modeling_mistral, "Mistral"), (modeling_qwen3, "Qwen3")):
-        monkeypatch.setattr(getattr(module, f"{name}RMSNorm"), "forward", normalise)
+        monkeypatch.setattr(getattr(module, f"{name}RMSNorm"), "forward", normalize)
         monkeypatch.setattr(getattr(module, f"{name}RotaryEmbedding"), "forward", turn)
 
 
@@ -512,7 +512,7 @@ def t5(gated: bool) -> tuple[nn.Module, nn.Module]:
     theirs = transformers.T5ForConditionalGeneration._from_config(config).eval()
     if gated:
         theirs.lm_head.weight = nn.Parameter(torch.empty(C, 23))
-    peers.randomise(theirs)
+    peers.randomize(theirs)
     for name, weight in theirs.named_parameters():
         if name.endswith(".q.weight"):
             weight.data *= 7**-0.5  # T5 starts its queries so, instead of scaling the scores

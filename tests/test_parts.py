@@ -1,4 +1,4 @@
-"""Feed-forwards, experts, recurrence, convolution, linear attention, outputs, quantized, initialisation, blocks."""
+"""Feed-forwards, experts, recurrence, convolution, linear attention, outputs, quantized, initialization, blocks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import weft
 from weft.foundation.seeds import generator
 from weft.parts import linear_attention as linear
 from weft.parts.attention import ResidualLinear, SelfAttention
-from weft.parts.attention_context import Sight
-from weft.parts.auxiliary import Notes
+from weft.parts.attention_context import AttentionContext
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.block import PreNorm, stochastic_depth
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.embeddings import (
@@ -29,7 +29,7 @@ from weft.parts.embeddings import (
 )
 from weft.parts.experts import Experts, balance_loss, grouped_linear, route, z_loss
 from weft.parts.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, activation, gated_width
-from weft.parts.initialization import FanIn, Normal, Scheme, Xavier, initialise
+from weft.parts.initialization import FanIn, Normal, Scheme, Xavier, initialize
 from weft.parts.masks import Everything
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.outputs import ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead, pool_tokens
@@ -37,7 +37,7 @@ from weft.parts.quantized import Int8Linear, quantize, quantize_rows
 from weft.parts.recurrence import Recurrent
 from weft.parts.stack import Stack
 from weft.parts.state import TensorState
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 pytestmark = pytest.mark.usefixtures("double")
 CPU = torch.device("cpu")
@@ -114,7 +114,7 @@ def test_router_losses():
 def test_padding_counts_in_no_expert_statistic():
     part, x = Experts(5, 7, 4, 2), torch.randn(2, 6, 5)
     real = torch.tensor([[True] * 6, [True] * 2 + [False] * 4])
-    padded, alone = Notes(real), Notes()
+    padded, alone = Auxiliary(real), Auxiliary()
     part(x, padded)
     part(torch.cat((x[0], x[1, :2])), alone)
     for name, value in alone.summary().items():
@@ -132,7 +132,7 @@ def test_grouped_products_on_both_paths():
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 def test_recurrence_by_the_lectures_steps(cell):
     net, x = Recurrent(cell, 5, 7), torch.randn(2, 6, 5)
-    out, end = net(x, Places.run(0, 6, CPU))
+    out, end = net(x, TokenPositions.run(0, 6, CPU))
     hidden = tuple(torch.zeros(2, 7) for _ in end)
     for t in range(6):
         hidden = net.step(x[:, t], hidden)
@@ -140,21 +140,21 @@ def test_recurrence_by_the_lectures_steps(cell):
     assert all(torch.allclose(a, b) for a, b in zip(hidden, end, strict=True))
 
 
-@pytest.mark.parametrize("two_ways", [False, True])
-def test_recurrence_starts_from_its_state_and_skips_padding(two_ways):
-    net, x = Recurrent("lstm", 5, 7, two_ways), torch.randn(3, 6, 5)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_recurrence_starts_from_its_state_and_skips_padding(bidirectional):
+    net, x = Recurrent("lstm", 5, 7, bidirectional), torch.randn(3, 6, 5)
     start = tuple(torch.randn(3, net.width) for _ in "hc")
     real = torch.tensor([[False, True, True, False, True, False], [False] * 6, [True] * 6])
-    out, end = net(x, Places.of_real(real), start)
-    alone, last = net(x[:1, [1, 2, 4]], Places.run(0, 3, CPU), tuple(s[:1] for s in start))
+    out, end = net(x, TokenPositions.of_real(real), start)
+    alone, last = net(x[:1, [1, 2, 4]], TokenPositions.run(0, 3, CPU), tuple(s[:1] for s in start))
     assert torch.allclose(out[0, [1, 2, 4]], alone[0]) and torch.equal(out[0, [0, 3, 5]], torch.zeros(3, net.width))
     assert all(torch.allclose(a[0], b[0]) for a, b in zip(end, last, strict=True))
     assert all(torch.equal(a[1], b[1]) for a, b in zip(end, start, strict=True))
-    empty, kept = net(x, Places.of_real(torch.zeros(3, 6, dtype=torch.bool)), start)
+    empty, kept = net(x, TokenPositions.of_real(torch.zeros(3, 6, dtype=torch.bool)), start)
     assert not empty.any() and kept is start
 
 
-def test_convolution_by_hand_causal_and_centred():
+def test_convolution_by_hand_causal_and_centered():
     x = torch.randn(2, 9, 4)
     for causal in (True, False):
         part = Convolution(4, 3, causal, groups=2)
@@ -173,7 +173,7 @@ def test_convolution_by_hand_causal_and_centred():
 
 def test_grid_convolution():
     part, x = GridConvolution(4, 3), torch.randn(2, 15, 4)
-    y = part(x, Sight(Places.run(0, 15, CPU, grid=(3, 5))))
+    y = part(x, AttentionContext(TokenPositions.run(0, 15, CPU, grid=(3, 5))))
     image = part.taps(x.transpose(1, 2).unflatten(-1, (3, 5))).flatten(2).transpose(1, 2)
     assert torch.allclose(y, part.output(image))
     assert part.make_state() == TensorState()
@@ -184,24 +184,24 @@ def test_grid_convolution():
 
 
 @settings(max_examples=30, deadline=None)
-@given(T=st.integers(1, 23), chunk=st.integers(1, 9), normalise=st.booleans(), seed=st.integers(0, 99))
-def test_linear_attention_parallel_chunked_and_recurrent_agree(T, chunk, normalise, seed):
+@given(T=st.integers(1, 23), chunk=st.integers(1, 9), normalize=st.booleans(), seed=st.integers(0, 99))
+def test_linear_attention_parallel_chunked_and_recurrent_agree(T, chunk, normalize, seed):
     torch.manual_seed(seed)
-    phi = linear.FEATURES["elu" if normalise else "identity"]
+    phi = linear.FEATURES["elu" if normalize else "identity"]
     q, k, v = phi(torch.randn(2, 3, T, 5)), phi(torch.randn(2, 3, T, 5)), torch.randn(2, 3, T, 7)
     by_hand = (q @ k.transpose(-2, -1)).tril()
-    by_hand = (by_hand / by_hand.sum(-1, keepdim=True) if normalise else by_hand) @ v
-    assert torch.allclose(linear.parallel(q, k, v, normalise), by_hand)
-    for y, (S, z) in (linear.chunked(q, k, v, normalise, chunk=chunk), linear.recurrent(q, k, v, normalise)):
+    by_hand = (by_hand / by_hand.sum(-1, keepdim=True) if normalize else by_hand) @ v
+    assert torch.allclose(linear.parallel(q, k, v, normalize), by_hand)
+    for y, (S, z) in (linear.chunked(q, k, v, normalize, chunk=chunk), linear.recurrent(q, k, v, normalize)):
         assert torch.allclose(y, by_hand)
         assert torch.allclose(S, k.transpose(-2, -1) @ v) and torch.allclose(z, k.sum(2))
-    assert torch.allclose(linear.full(q, k, v, normalise)[:, :, -1], by_hand[:, :, -1])
+    assert torch.allclose(linear.full(q, k, v, normalize)[:, :, -1], by_hand[:, :, -1])
 
 
 def test_linear_attention_over_everything_ignores_padding_and_keeps_no_state():
     part, x = linear.LinearAttention(12, 3, causal=False), torch.randn(2, 7, 12)
     real = torch.tensor([[True] * 7, [False, True, True, False, True, False, False]])
-    y = part(x, Sight(Places.of_real(real)))
+    y = part(x, AttentionContext(TokenPositions.of_real(real)))
     assert torch.allclose(y[1, [1, 2, 4]], part(x[1:, [1, 2, 4]])[0])
     with pytest.raises(weft.WeftError, match="keeps no state"):
         part(x, None, TensorState())
@@ -212,12 +212,12 @@ def test_linear_attention_over_everything_ignores_padding_and_keeps_no_state():
 
 def test_outputs():
     hidden = torch.randn(2, 5, 6)
-    places = Places.of_lengths(torch.tensor([3, 5]), 5, "left")
-    assert torch.allclose(pool_tokens(hidden, places, "mean")[0], hidden[0, 2:].mean(0))
-    assert torch.equal(pool_tokens(hidden, places, "first")[0], hidden[0, 2])
-    right = Places.of_lengths(torch.tensor([3, 5]), 5)
+    token_positions = TokenPositions.of_lengths(torch.tensor([3, 5]), 5, "left")
+    assert torch.allclose(pool_tokens(hidden, token_positions, "mean")[0], hidden[0, 2:].mean(0))
+    assert torch.equal(pool_tokens(hidden, token_positions, "first")[0], hidden[0, 2])
+    right = TokenPositions.of_lengths(torch.tensor([3, 5]), 5)
     assert torch.equal(pool_tokens(hidden, right, "last")[0], hidden[0, 2])
-    plain = Places.run(0, 5, CPU)
+    plain = TokenPositions.run(0, 5, CPU)
     assert torch.allclose(pool_tokens(hidden, plain, "mean"), hidden.mean(1))
     assert torch.equal(pool_tokens(hidden, plain, "last"), hidden[:, -1])
     head = PooledHead(6, 4, "first", hidden=9, activation_name="relu")
@@ -260,7 +260,10 @@ def test_inputs_refuse_what_they_cannot_take():
         (lambda: images(torch.zeros(1, 3, 9, 8)), "9 x 8 does not divide"),
         (lambda: images(torch.zeros(1, 1, 8, 8)), "1 channels"),
         (lambda: images(torch.zeros(3, 8, 8)), "channels, height, width"),
-        (lambda: SequenceInput()(torch.zeros(1, 2, 6), Places.run(0, 2, CPU), torch.zeros(1, 2)), "no segments"),
+        (
+            lambda: SequenceInput()(torch.zeros(1, 2, 6), TokenPositions.run(0, 2, CPU), torch.zeros(1, 2)),
+            "no segments",
+        ),
         (lambda: Experts(4, 4, 2, 3), "3 active of 2"),
     ):
         with pytest.raises(weft.WeftError, match=word):
@@ -270,7 +273,7 @@ def test_inputs_refuse_what_they_cannot_take():
 def test_sequence_input_in_order():
     part = SequenceInput(None, ClassToken(6), SegmentEmbedding(2, 6), LayerNorm(6))
     x, segments = torch.randn(2, 4, 6), torch.tensor([[0, 0, 1, 1]] * 2)
-    y = part(x, Places.run(0, 5, CPU), segments)
+    y = part(x, TokenPositions.run(0, 5, CPU), segments)
     by_hand = torch.cat((part.class_token.vector.expand(2, 1, 6), x + part.segments.table[segments]), 1)
     assert torch.allclose(y, part.norm(by_hand))
     stem = ConvolutionStem(3, (8, 16))
@@ -321,21 +324,21 @@ def test_a_quantized_model_stays_close_and_lawful():
     assert torch.allclose(torch.cat(pieces, 1), after)
 
 
-def test_initialisation_schemes():
+def test_initialization_schemes():
     blocks = [PreNorm(SelfAttention(64, 4), FeedForward(64), lambda: LayerNorm(64)) for _ in range(8)]
     model = Stack(blocks, [Everything()] * 8)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    initialise(model, Normal(std=0.02), generator(1))
+    initialize(model, Normal(std=0.02), generator(1))
     assert float(model.blocks[0].mixer.qkv.weight.std()) == pytest.approx(0.02, rel=0.05)
     assert float(model.blocks[0].mixer.output.weight.std()) == pytest.approx(0.02 / 4, rel=0.05)
     assert not model.blocks[0].feedforward.up.bias.any()
-    initialise(model, Xavier(zero_residual=True), generator(1))
+    initialize(model, Xavier(zero_residual=True), generator(1))
     weight = model.blocks[0].feedforward.up.weight
     assert float(weight.abs().max()) == pytest.approx(math.sqrt(6 / (64 + 256)), rel=0.01)
     residual = [m for m in model.modules() if isinstance(m, ResidualLinear)]
     assert len(residual) == 16 and not any(m.weight.any() for m in residual)
-    initialise(model, FanIn(), generator(1))
+    initialize(model, FanIn(), generator(1))
     assert float(weight.std()) == pytest.approx(1 / 8, rel=0.05)
     with pytest.raises(NotImplementedError):
         Scheme().fill(weight, 1, 1, generator(1))

@@ -20,7 +20,7 @@ from weft.parts.relative import (
     rotate,
     t5_buckets,
 )
-from weft.parts.token_positions import Places, first_real, last_real, real_counts
+from weft.parts.token_positions import TokenPositions, first_real, last_real, real_counts
 
 pytestmark = pytest.mark.usefixtures("double")
 CPU = torch.device("cpu")
@@ -38,27 +38,27 @@ def test_sinusoids_are_the_formula():
 
 def test_learned_positions_refuse_to_go_past_the_end():
     part, x = LearnedPositions(11, 6), torch.randn(2, 11, 6)
-    assert torch.equal(part(x, Places.run(0, 11, CPU)), x + part.table)
-    assert torch.equal(part(x[:, :3], Places.run(4, 3, CPU)), x[:, :3] + part.table[4:7])
-    assert torch.equal(part(x[:, :2], Places.of(torch.tensor([[5, 2]]))), x[:, :2] + part.table[[5, 2]])
-    for places in (Places.run(8, 4, CPU), Places.of(torch.tensor([[0, 11]]))):
+    assert torch.equal(part(x, TokenPositions.run(0, 11, CPU)), x + part.table)
+    assert torch.equal(part(x[:, :3], TokenPositions.run(4, 3, CPU)), x[:, :3] + part.table[4:7])
+    assert torch.equal(part(x[:, :2], TokenPositions.of(torch.tensor([[5, 2]]))), x[:, :2] + part.table[[5, 2]])
+    for token_positions in (TokenPositions.run(8, 4, CPU), TokenPositions.of(torch.tensor([[0, 11]]))):
         with pytest.raises(weft.WeftError, match="12 tokens, but the learned positions hold 11: raise `length`"):
-            part(torch.randn(1, places.length, 6), places)
+            part(torch.randn(1, token_positions.length, 6), token_positions)
 
 
 def test_padding_needs_no_learned_position():
     part = LearnedPositions(5, 6)
     for side in ("left", "right"):
-        places = Places.of_lengths(torch.tensor([5, 2]), 9, side)
-        assert part(torch.zeros(2, 9, 6), places).shape == (2, 9, 6)
+        token_positions = TokenPositions.of_lengths(torch.tensor([5, 2]), 9, side)
+        assert part(torch.zeros(2, 9, 6), token_positions).shape == (2, 9, 6)
 
 
 def test_positions_may_be_concatenated():
     x = torch.randn(2, 5, 6)
-    places = Places.run(0, 5, CPU)
-    y = LearnedPositions(9, 4, "concatenate")(x, places)
+    token_positions = TokenPositions.run(0, 5, CPU)
+    y = LearnedPositions(9, 4, "concatenate")(x, token_positions)
     assert y.shape == (2, 5, 10) and torch.equal(y[..., :6], x)
-    y = SinusoidalPositions(4, "concatenate")(x, places)
+    y = SinusoidalPositions(4, "concatenate")(x, token_positions)
     assert torch.allclose(y[0, :, 6:], sinusoids(torch.arange(5), 4, torch.float64))
 
 
@@ -99,7 +99,7 @@ def test_scalings_stretch_as_they_say():
 def test_alibi_slopes():
     assert alibi_slopes(8).tolist() == [2.0**-h for h in range(1, 9)]
     assert alibi_slopes(3).tolist() == [2.0**-4, 2.0**-8, 2.0**-2]
-    bias = Alibi(2).bias(torch.zeros(1, 2, 3, 4), Places.run(0, 3, CPU), Places.run(0, 3, CPU))
+    bias = Alibi(2).bias(torch.zeros(1, 2, 3, 4), TokenPositions.run(0, 3, CPU), TokenPositions.run(0, 3, CPU))
     assert bias[0, 0, 2].tolist() == [-2 * 2.0**-4, -(2.0**-4), 0.0]
 
 
@@ -138,15 +138,15 @@ def test_learned_axes_add_row_and_column():
 
 
 def test_places():
-    left = Places.of_lengths(torch.tensor([2, 4]), 4, "left")
+    left = TokenPositions.of_lengths(torch.tensor([2, 4]), 4, "left")
     assert left.positions.tolist() == [[-1, -1, 0, 1], [0, 1, 2, 3]]
     assert first_real(left).tolist() == [2, 0] and last_real(left).tolist() == [3, 3]
-    assert real_counts(left, 2).tolist() == [2, 4] and real_counts(Places.run(3, 5, CPU), 2).tolist() == [5, 5]
-    assert Places.of_real(torch.tensor([[True, True, False]])).pads == "right"
-    assert Places.of_real(torch.tensor([[True, False, True]])).positions.tolist() == [[0, -1, 1]]
-    packed = Places.of_documents(torch.tensor([[4, 4, 2, 2, 2, -1]]))
+    assert real_counts(left, 2).tolist() == [2, 4] and real_counts(TokenPositions.run(3, 5, CPU), 2).tolist() == [5, 5]
+    assert TokenPositions.of_real(torch.tensor([[True, True, False]])).pads == "right"
+    assert TokenPositions.of_real(torch.tensor([[True, False, True]])).positions.tolist() == [[0, -1, 1]]
+    packed = TokenPositions.of_documents(torch.tensor([[4, 4, 2, 2, 2, -1]]))
     assert packed.positions.tolist() == [[0, 1, 0, 1, 2, -1]]
     assert left.after(2).positions.tolist() == [[0, 1, -1, -1, 2, 3], [0, 1, 2, 3, 4, 5]]
-    assert Places.run(0, 3, CPU).after(1).positions.tolist() == [[0, 1, 2, 3]]
+    assert TokenPositions.run(0, 3, CPU).after(1).positions.tolist() == [[0, 1, 2, 3]]
     with pytest.raises(weft.WeftError, match="pack them"):
         packed.after(1)

@@ -22,7 +22,7 @@ from weft.data.readers.files import DataError, read_blocks, read_lines, read_tab
 from weft.data.readers.images import PixelFiles, read_image, read_images
 from weft.data.readers.sequences import read_sequences
 from weft.data.readers.series import read_series
-from weft.data.readers.texts import read_labelled, read_pairs, read_tagged
+from weft.data.readers.texts import read_labeled, read_pairs, read_tagged
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -34,9 +34,9 @@ def refuses(sentence, call, *arguments, **named):
     assert "\n" not in str(caught.value)
 
 
-def picture(path, size=(5, 3), colour=(200, 10, 30), mode="RGB", **options):
+def picture(path, size=(5, 3), color=(200, 10, 30), mode="RGB", **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).convert(mode).save(path, **options)
+    Image.new("RGB", size, color).convert(mode).save(path, **options)
     return path
 
 
@@ -57,9 +57,9 @@ def write(path, content):
 
 @pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "gif", "webp"])
 def test_a_folder_per_class(tmp_path, suffix, monkeypatch):
-    for label, colour in (("cat", (200, 10, 30)), ("dog", (10, 200, 30))):
+    for label, color in (("cat", (200, 10, 30)), ("dog", (10, 200, 30))):
         for number in range(2):
-            picture(tmp_path / label / f"{number}.{suffix}", colour=colour)
+            picture(tmp_path / label / f"{number}.{suffix}", color=color)
     write(tmp_path / "cat" / f".hidden.{suffix}", "no image")
     found = read_images([tmp_path])
     assert found.pixels.shape == (4, 3, 5, 3) and found.pixels.dtype == np.uint8 and found.channels == 3
@@ -72,12 +72,12 @@ def test_a_folder_per_class(tmp_path, suffix, monkeypatch):
     assert read_images([tmp_path], size=7).pixels.shape == (4, 7, 7, 3)
 
 
-def test_grey_turned_deep_and_clear_images(tmp_path):
+def test_gray_turned_deep_and_clear_images(tmp_path):
     for label in ("a", "b"):
         for number in range(2):
             picture(tmp_path / label / f"{number}.png", mode="L")
     assert read_images([tmp_path]).pixels.shape == (4, 3, 5, 1)
-    picture(tmp_path / "a" / "2.gif", colour=(9, 9, 9), mode="L")
+    picture(tmp_path / "a" / "2.gif", color=(9, 9, 9), mode="L")
     assert read_images([tmp_path]).channels == 1
     turn = Image.Exif()
     turn[0x0112] = 6
@@ -158,28 +158,28 @@ def test_npz_of_images(tmp_path):
         np.savez(tmp_path / "a.npz", **named)
         return [tmp_path / "a.npz"]
 
-    grey, labels = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.array([5, 7, 5, 7])
-    found = read_images(save(images=grey, labels=labels))
-    assert (found.pixels[..., 0] == grey).all() and found.classes == ("5", "7")
+    gray, labels = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.array([5, 7, 5, 7])
+    found = read_images(save(images=gray, labels=labels))
+    assert (found.pixels[..., 0] == gray).all() and found.classes == ("5", "7")
     found = read_images(save(x=np.full((4, 3, 5, 7), 0.5, np.float32), y=np.array(["b", "a", "b", "a"])))
     assert found.pixels.shape == (4, 5, 7, 3) and (found.pixels == 128).all() and found.labels.tolist() == [1, 0, 1, 0]
-    assert read_images(save(data=grey.astype(np.int64), targets=labels[:, None] * 1.0)).pixels.max() == 23
+    assert read_images(save(data=gray.astype(np.int64), targets=labels[:, None] * 1.0)).pixels.max() == 23
     refuses("a.npz has no array images or x or data: it has labels", read_images, save(labels=labels))
-    refuses("a.npz has no array labels or y or targets: it has x", read_images, save(x=grey))
-    refuses("a.npz has 4 images and a.npz 3 labels", read_images, save(x=grey, y=labels[:3]))
-    refuses("images of shape 4x6, but [N, H, W]", read_images, save(x=grey.reshape(4, 6), y=labels))
-    refuses("pixels from -1 to 22, but 0 to 1 or 0 to 255", read_images, save(x=grey - 1.0, y=labels))
+    refuses("a.npz has no array labels or y or targets: it has x", read_images, save(x=gray))
+    refuses("a.npz has 4 images and a.npz 3 labels", read_images, save(x=gray, y=labels[:3]))
+    refuses("images of shape 4x6, but [N, H, W]", read_images, save(x=gray.reshape(4, 6), y=labels))
+    refuses("pixels from -1 to 22, but 0 to 1 or 0 to 255", read_images, save(x=gray - 1.0, y=labels))
     refuses("images of type <U1, but numbers", read_images, save(x=np.full((4, 2, 2), "a"), y=labels))
-    refuses("labels are fractions", read_images, save(x=grey, y=labels + 0.5))
-    refuses("labels of shape 2x2", read_images, save(x=grey, y=labels.reshape(2, 2)))
+    refuses("labels are fractions", read_images, save(x=gray, y=labels + 0.5))
+    refuses("labels of shape 2x2", read_images, save(x=gray, y=labels.reshape(2, 2)))
     refuses("holds Python objects, which are never unpickled", read_images, save(x=np.array([{}] * 4), y=labels))
     refuses("b.npz is no .npz file that can be read", read_images, [write(tmp_path / "b.npz", "text")])
-    torn = bytearray(save(x=grey, y=labels)[0].read_bytes())
+    torn = bytearray(save(x=gray, y=labels)[0].read_bytes())
     torn[150:200] = bytes(50)
     refuses("d.npz is no .npz file that can be read", read_images, [write(tmp_path / "d.npz", bytes(torn))])
     other = tmp_path / "c.npz"
     np.savez(other, x=np.zeros((4, 2, 2)), y=labels)
-    refuses("images of 2x2x1 and 2x3x1 in 2 files", read_images, [*save(x=grey, y=labels), other])
+    refuses("images of 2x2x1 and 2x3x1 in 2 files", read_images, [*save(x=gray, y=labels), other])
 
 
 def test_tar_of_images(tmp_path):
@@ -334,7 +334,7 @@ def test_real_data_have_the_counts_their_sources_state():
     assert len(motions.values) == 40 and motions.values[0].shape == (100, 6) and len(motions.classes) == 4
     skeletons = read_sequences([SHARED / "msr_action3d" / "msr_action3d_skeleton.tar.xz"])
     assert len(skeletons.values) == 567 and skeletons.channels == 60 and len(skeletons.classes) == 20
-    assert len(read_labelled([SHARED / "sst2" / "train.tsv"])) == 6920
+    assert len(read_labeled([SHARED / "sst2" / "train.tsv"])) == 6920
     tagged = read_tagged([SHARED / "ud_ewt" / "en_ewt-ud-dev.conllu.gz"])
     assert len(tagged) == 2001 and sum(len(words) for words, _ in tagged) == 25_147
     pairs = read_pairs([SHARED / "multi30k" / f"train.{language}.gz" for language in ("en", "de")])

@@ -20,7 +20,7 @@ def test_an_old_run_loads_and_answers_as_it_did():
     said = json.loads((OLD / "said.json").read_text())
     assert run.predict(said["prompt"], temperature=0.0, max_tokens=12) == said["answer"]
     assert sum(w.numel() for w in run.module.parameters()) == said["parameters"]
-    assert run.task.name == "text" and run.tokeniser.vocabulary == said["vocabulary"]
+    assert run.task.name == "text" and run.tokenizer.vocabulary == said["vocabulary"]
 
 
 def test_a_run_from_the_future_is_refused(tmp_path):

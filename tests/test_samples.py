@@ -225,7 +225,7 @@ def bag_of(text: str) -> tuple[int, int]:
     return sum(word in GOOD for word in words), negations
 
 
-def test_nodes_are_labelled_by_their_neighbours():
+def test_nodes_are_labeled_by_their_neighbors():
     found = sample("nodes", size=800)
     unlike = []
     for graph in found.train:
@@ -308,10 +308,10 @@ def test_captions_say_what_is_in_the_picture():
     found = sample("scenes", size=200)
     for picture, text in zip(found.train.pixels.astype(float), found.train.texts, strict=True):
         where = {}
-        for colour, paint in PALETTE.items():
+        for color, paint in PALETTE.items():
             y, x = np.nonzero(np.abs(picture - np.array(paint)).max(-1) < 6)
             if len(x) >= 12:
-                where[colour] = (x.mean(), y.mean(), len(x))
+                where[color] = (x.mean(), y.mean(), len(x))
         assert set(where) == {word for word in text.split() if word in PALETTE}, text
         if "large" not in text or len(where) == 1:
             continue

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.inference.decoding.sampling import BLOCK, Draws, Sampling, choose, distribution, draw, penalise
+from weft.inference.decoding.sampling import BLOCK, Draws, Sampling, choose, distribution, draw, penalize
 
 P = torch.tensor([[0.1, 0.4, 0.05, 0.25, 0.2]], dtype=torch.float64)
 
@@ -49,7 +49,7 @@ def test_ties_at_an_edge_are_all_kept():
 def test_repetition_makes_seen_tokens_less_likely():
     logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
     seen = torch.tensor([[True, True, False, False]])
-    assert penalise(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
+    assert penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
     tokens, chances = choose(logits, Sampling(temperature=0, repetition=2.0), seen=seen)
     assert tokens.tolist() == [2] and chances.tolist() == pytest.approx([logits.log_softmax(-1)[0, 2].item()])
     assert torch.allclose(

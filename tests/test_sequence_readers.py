@@ -110,7 +110,7 @@ def test_table_of_sequences(tmp_path):
     assert found.values[0].tolist() == [[1], [2]] and found.names[0] == "'u' of c.csv"
     refuses("d.csv has 3 columns: sequence id, time, values", read_sequences, [write(tmp_path / "d.csv", "1,2,3\n")])
     two = write(tmp_path / "e.csv", "1,1,5,a\n1,2,5,b\n")
-    refuses("e.csv, line 2: sequence '1' is labelled 'b', but 'a' before", read_sequences, [two])
+    refuses("e.csv, line 2: sequence '1' is labeled 'b', but 'a' before", read_sequences, [two])
     word = write(tmp_path / "f.csv", "1,1,5,a\n1,2,x,a\n")
     refuses("f.csv, line 2: could not convert string to float: 'x'; the values must", read_sequences, [word])
     more = write(tmp_path / "g.csv", "1,1,5,6,7,a\n")
@@ -204,8 +204,8 @@ def test_a_tone_is_loudest_in_its_own_band(rate, hertz):
     frames = log_mel(tone(hertz, rate), rate)
     window, hop = round(0.025 * rate), round(0.010 * rate)
     assert frames.shape == (1 + (rate // 2 - window) // hop, 40) and frames.dtype == np.float32
-    centres = np.linspace(0, 2595 * np.log10(1 + rate / 2 / 700), 42)[1:-1]
-    nearest = np.abs(centres - 2595 * np.log10(1 + hertz / 700)).argmin()
+    centers = np.linspace(0, 2595 * np.log10(1 + rate / 2 / 700), 42)[1:-1]
+    nearest = np.abs(centers - 2595 * np.log10(1 + hertz / 700)).argmin()
     assert np.abs(frames.argmax(axis=1) - nearest).max() <= 1
     assert (log_mel(np.zeros(9, np.float32), rate) == np.float32(np.log(1e-10))).all()
     # Twice as loud is ln 4 more, in every band that hears anything.

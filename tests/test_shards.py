@@ -1,4 +1,4 @@
-"""The token store: the tokeniser's own ids, whole files or none, and memory that does not grow with the text."""
+"""The token store: the tokenizer's own ids, whole files or none, and memory that does not grow with the text."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from weft.data.stores.text_pieces import Piece, cut_text, has_chats, letters_of,
 from weft.data.stores.token_store import CHAT_TOKENS, TokenStore, token_store
 from weft.data.tokenizers import encoding
 from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
-from weft.data.tokenizers.tokenizer import KINDS, STOP, Tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import KINDS, STOP, Tokenizer, train_tokenizer
 
-SEED_TEXT = "The cat sat on the mat.\nIt's 1,234 o'clock — l'été déjà !\n\n  indented  twice\tand tabs é😀\n" * 3
-TOKENISERS = {kind: train_tokeniser(kind, [SEED_TEXT], 400, specials=CHAT_TOKENS) for kind in KINDS}
+SEED_TEXT = "The cat sat on the mat.\nIt's 1,234 o'counter — l'été déjà !\n\n  indented  twice\tand tabs é😀\n" * 3
+TOKENIZERS = {kind: train_tokenizer(kind, [SEED_TEXT], 400, specials=CHAT_TOKENS) for kind in KINDS}
 WORDS = ["cat", "dog's", "l'été", "1,234", "…", "中文", "é", "x_y", "(the", "the", "<stop>", "<User:>", "<stop"]
 SPACES = [" ", "\n", "  ", "   ", " \n", "\n\n ", "\t", "\x1c", "\u2028", "\x85", "", "\u3000", "\n\n\n"]
 messy = st.lists(st.sampled_from(WORDS + SPACES) | st.text(max_size=5), max_size=31).map("".join)
@@ -134,9 +134,9 @@ def test_samples_are_even_and_bounded(put):
         assert max(np.diff([0, *places, 1])) < 0.08
 
 
-def test_letters_teach_a_tokeniser_every_character(put):
+def test_letters_teach_a_tokenizer_every_character(put):
     text = SEED_TEXT * 31 + "ß\n"
-    learned = [train_tokeniser("characters", texts) for texts in (letters_of([put("a.txt", text)], 101), [text])]
+    learned = [train_tokenizer("characters", texts) for texts in (letters_of([put("a.txt", text)], 101), [text])]
     assert learned[0].engine.get_vocab().keys() == learned[1].engine.get_vocab().keys()
     assert learned[0].decode(learned[0].encode(text)) == text
 
@@ -147,39 +147,39 @@ def test_letters_teach_a_tokeniser_every_character(put):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(texts=st.lists(messy, min_size=1, max_size=5))
-def test_bulk_ids_are_the_tokenisers_own(kind, texts):
-    tokeniser = TOKENISERS[kind]
-    encode = bulk_encoder(tokeniser)
+def test_bulk_ids_are_the_tokenizers_own(kind, texts):
+    tokenizer = TOKENIZERS[kind]
+    encode = bulk_encoder(tokenizer)
     assert type(encode) is (encoding._Table if kind in ("characters", "bytes") else encoding._Units)
     for _ in range(2):
         flat, counts = encode(texts)
-        expected = [tokeniser.encode(text) for text in texts]
+        expected = [tokenizer.encode(text) for text in texts]
         assert counts.tolist() == [len(ids) for ids in expected]
         assert flat.tolist() == [index for ids in expected for index in ids]
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes"])
 def test_the_longest_special_token_wins(kind):
-    tokeniser = train_tokeniser(kind, [SEED_TEXT], specials=["<stop>>", "<s"])
+    tokenizer = train_tokenizer(kind, [SEED_TEXT], specials=["<stop>>", "<s"])
     text = "a<stop>>b<stop><s<sta<<stop"
-    assert bulk_encoder(tokeniser)([text, text]).flat.tolist() == tokeniser.encode(text) * 2
+    assert bulk_encoder(tokenizer)([text, text]).flat.tolist() == tokenizer.encode(text) * 2
 
 
 def test_units_are_forgotten_when_there_are_too_many(monkeypatch):
     monkeypatch.setattr(encoding, "MOST_UNITS", 5)
-    encode = bulk_encoder(TOKENISERS["bpe"])
+    encode = bulk_encoder(TOKENIZERS["bpe"])
     for number in range(7):
         text = f"the cat {number} sat on mat {number}"
-        assert encode([text]).flat.tolist() == TOKENISERS["bpe"].encode(text)
+        assert encode([text]).flat.tolist() == TOKENIZERS["bpe"].encode(text)
     assert len(encode.numbers) < 13
 
 
-def test_other_tokenisers_go_the_general_way():
-    engine = Engine.from_str(TOKENISERS["characters"].engine.to_str())
+def test_other_tokenizers_go_the_general_way():
+    engine = Engine.from_str(TOKENIZERS["characters"].engine.to_str())
     engine.normalizer = normalizers.Lowercase()
-    lower = Tokeniser(engine)
+    lower = Tokenizer(engine)
     assert bulk_encoder(lower)(["The CAT"]).flat.tolist() == lower.encode("the cat")
-    merged = train_tokeniser("bpe", [SEED_TEXT], 400, specials=["two words"])
+    merged = train_tokenizer("bpe", [SEED_TEXT], 400, specials=["two words"])
     assert not isinstance(bulk_encoder(merged), encoding._Units)
     assert bulk_encoder(merged)(["a  two words b"]).flat.tolist() == merged.encode("a  two words b")
 
@@ -188,7 +188,7 @@ def sentencepiece_like():
     vocabulary = {token: index for index, token in enumerate(["<unk>", "▁", "a", "b", "▁a", "▁b", "ab", "</s>", "\n"])}
     engine = Engine(models.BPE(vocab=vocabulary, merges=[("▁", "a"), ("▁", "b"), ("a", "b")], unk_token="<unk>"))
     engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return Tokeniser(engine)
+    return Tokenizer(engine)
 
 
 # --- the store ---
@@ -196,11 +196,11 @@ def sentencepiece_like():
 
 @pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
 def test_one_text_is_one_document_with_the_ids_of_the_whole(kind, put, tmp_path):
-    tokeniser = TOKENISERS.get(kind) or sentencepiece_like()
+    tokenizer = TOKENIZERS.get(kind) or sentencepiece_like()
     text = "ab a b abab " * 61 + "b\n" if kind == "sentencepiece" else SEED_TEXT * 5 + prose(997) + "<stop> end\n"
-    assert joins_spaces(tokeniser) == (kind == "sentencepiece")
-    store = token_store([put("a.txt", text)], tokeniser, tmp_path / "cache")
-    assert store.tokens.tolist() == tokeniser.encode(text)
+    assert joins_spaces(tokenizer) == (kind == "sentencepiece")
+    store = token_store([put("a.txt", text)], tokenizer, tmp_path / "cache")
+    assert store.tokens.tolist() == tokenizer.encode(text)
     assert store.tokens.dtype == np.uint16
     assert store.starts.tolist() == [0] and store.documents == 1 and store.answers is None
     assert store.bytes == len(text.encode()) and store.counted == len(store) == len(store.tokens)
@@ -208,18 +208,18 @@ def test_one_text_is_one_document_with_the_ids_of_the_whole(kind, put, tmp_path)
 
 
 def test_a_large_vocabulary_takes_wider_numbers(put, tmp_path):
-    tokeniser = Tokeniser(Engine(models.WordLevel({f"w{n}": n for n in range(70_001)}, unk_token="w0")))
-    tokeniser.engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    store = token_store([put("a.txt", "w70000 w3 w65536\n")], tokeniser, tmp_path / "cache")
+    tokenizer = Tokenizer(Engine(models.WordLevel({f"w{n}": n for n in range(70_001)}, unk_token="w0")))
+    tokenizer.engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    store = token_store([put("a.txt", "w70000 w3 w65536\n")], tokenizer, tmp_path / "cache")
     assert store.tokens.tolist() == [70_000, 3, 65_536] and store.tokens.dtype == np.uint32
 
 
 def test_documents_are_parted_by_stop(put, tmp_path):
-    tokeniser = TOKENISERS["bytes"]
+    tokenizer = TOKENIZERS["bytes"]
     texts = ["one", "two three", "fünf"]
-    store = token_store([put("a.jsonl", rows(*texts))], tokeniser, tmp_path / "cache")
-    ids = [tokeniser.encode(text) for text in texts]
-    stop = tokeniser.id_of(STOP)
+    store = token_store([put("a.jsonl", rows(*texts))], tokenizer, tmp_path / "cache")
+    ids = [tokenizer.encode(text) for text in texts]
+    stop = tokenizer.id_of(STOP)
     assert store.tokens.tolist() == [*ids[0], stop, *ids[1], stop, *ids[2]]
     assert store.starts.tolist() == [0, 4, 14] and store.documents == 3
     assert store.bytes == 3 + 9 + 5
@@ -230,26 +230,26 @@ def test_documents_are_parted_by_stop(put, tmp_path):
 
 
 def test_chats_count_what_the_assistant_says(put, tmp_path):
-    tokeniser = TOKENISERS["bytes"]
+    tokenizer = TOKENIZERS["bytes"]
     talk = chat(("system", "be"), ("user", "hi"), ("assistant", "hello"), ("user", "?"), ("assistant", "no"))
     path = put("a.jsonl", rows("text", talk, chat(("user", "unheard")), chat(("assistant", "x"))))
-    store = token_store([path], tokeniser, tmp_path / "cache")
-    assert tokeniser.decode(store.tokens.tolist(), keep_special=True) == (
+    store = token_store([path], tokenizer, tmp_path / "cache")
+    assert tokenizer.decode(store.tokens.tolist(), keep_special=True) == (
         "text<stop><System:>be<User:>hi<Assistant:>hello<stop><User:>?<Assistant:>no<stop>"
         "<User:>unheard<stop><Assistant:>x<stop>"
     )
     counted = [token for token, flag in zip(store.tokens.tolist(), store.answers.tolist(), strict=True) if flag]
-    assert tokeniser.decode(counted, keep_special=True) == "text<stop>hello<stop>no<stop>x<stop>"
+    assert tokenizer.decode(counted, keep_special=True) == "text<stop>hello<stop>no<stop>x<stop>"
     assert store.counted == len(counted) and store.bytes == len("texthellonox")
     assert store.window(5, 17).answers.tolist() == store.answers[5:22].tolist()
     assert store.starts.tolist() == [0, 5, 24, 33]
 
 
 def test_a_long_answer_is_opened_and_ended_once(put, tmp_path):
-    tokeniser, words = TOKENISERS["bpe"], "one two three " * 53
-    store = token_store([put("a.jsonl", rows(chat(("user", words), ("assistant", words))))], tokeniser, tmp_path / "c")
-    ids, user, assistant = tokeniser.encode(words), tokeniser.id_of("<User:>"), tokeniser.id_of("<Assistant:>")
-    assert store.tokens.tolist() == [user, *ids, assistant, *ids, tokeniser.stop]
+    tokenizer, words = TOKENIZERS["bpe"], "one two three " * 53
+    store = token_store([put("a.jsonl", rows(chat(("user", words), ("assistant", words))))], tokenizer, tmp_path / "c")
+    ids, user, assistant = tokenizer.encode(words), tokenizer.id_of("<User:>"), tokenizer.id_of("<Assistant:>")
+    assert store.tokens.tolist() == [user, *ids, assistant, *ids, tokenizer.stop]
     assert store.answers.tolist() == [False] * (len(ids) + 2) + [True] * (len(ids) + 1)
     assert (store.folder / "places.bin").stat().st_size > 7 * 8
 
@@ -257,27 +257,27 @@ def test_a_long_answer_is_opened_and_ended_once(put, tmp_path):
 def test_answers_before_the_first_chat_all_count(put, tmp_path, monkeypatch):
     monkeypatch.setattr(shard_files, "BATCH", 53)
     path = put("a.jsonl", rows(*["some text"] * 29, chat(("user", "a"), ("assistant", "b"))))
-    store = token_store([path], TOKENISERS["characters"], tmp_path / "cache")
+    store = token_store([path], TOKENIZERS["characters"], tmp_path / "cache")
     assert len(store.answers) == len(store) == 29 * 10 + 5
     assert store.answers.tolist() == [True] * 290 + [False, False, False, True, True]
     assert store.counted == 292
 
 
-def test_chats_need_a_tokeniser_that_knows_their_tokens(put, tmp_path):
+def test_chats_need_a_tokenizer_that_knows_their_tokens(put, tmp_path):
     path = put("a.jsonl", rows(chat(("user", "a"))))
     with pytest.raises(DataError, match=r"no token <User:>, which chats need: train one with <System:>, <User:>"):
-        token_store([path], train_tokeniser("bytes", []), tmp_path / "cache")
+        token_store([path], train_tokenizer("bytes", []), tmp_path / "cache")
     assert not [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"]
 
 
 def test_texts_that_cannot_be_stored(put, tmp_path):
     with pytest.raises(DataError, match="hold no token: give files with text"):
-        token_store([put("a.txt", " \n")], TOKENISERS["words"], tmp_path / "cache")
+        token_store([put("a.txt", " \n")], TOKENIZERS["words"], tmp_path / "cache")
     for kind in KINDS:
         with pytest.raises(DataError, match="document 1 holds half of a surrogate pair"):
-            token_store([put("b.jsonl", '{"text": "\\ud800"}\n')], TOKENISERS[kind], tmp_path / "cache")
+            token_store([put("b.jsonl", '{"text": "\\ud800"}\n')], TOKENIZERS[kind], tmp_path / "cache")
     with pytest.raises(DataError, match="choose another cache folder"):
-        token_store([put("c.txt", "fine")], TOKENISERS["bytes"], put("file", "") / "cache")
+        token_store([put("c.txt", "fine")], TOKENIZERS["bytes"], put("file", "") / "cache")
 
 
 # --- parts of the store ---
@@ -285,7 +285,7 @@ def test_texts_that_cannot_be_stored(put, tmp_path):
 
 def test_slices_are_stores(put, tmp_path):
     texts = ["aa", "bbb", "ccccc", "ddddddd"]
-    whole = token_store([put("a.jsonl", rows(*texts))], TOKENISERS["characters"], tmp_path / "cache")
+    whole = token_store([put("a.jsonl", rows(*texts))], TOKENIZERS["characters"], tmp_path / "cache")
     part = whole.slice(4, 15)
     assert len(part) == 11 and part.tokens.tolist() == whole.tokens[4:15].tolist()
     assert part.starts.tolist() == [0, 3, 9] and part.documents == 3
@@ -306,20 +306,20 @@ def test_slices_are_stores(put, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_text_is_split_between_words_with_exact_bytes(kind, put, tmp_path):
     text = prose(30_011)
-    tokeniser = TOKENISERS[kind]
-    store = token_store([put("a.txt", text)], tokeniser, tmp_path / "cache")
+    tokenizer = TOKENIZERS[kind]
+    store = token_store([put("a.txt", text)], tokenizer, tmp_path / "cache")
     train, held = store.split(0.1)
     assert len(train) + len(held) == len(store) and abs(len(held) / len(store) - 0.1) < 0.001
     cut = len(text) - held.bytes
     assert text[cut] in " \n"
-    assert held.tokens.tolist() == tokeniser.encode(text[cut:])
+    assert held.tokens.tolist() == tokenizer.encode(text[cut:])
     assert train.bytes == cut
 
 
 def test_documents_are_split_at_the_nearest_start(put, tmp_path):
     def parts(sizes, share):
         path = put("a.jsonl", rows(*["x" * size for size in sizes]))
-        train, held = token_store([path], TOKENISERS["characters"], tmp_path / "cache").split(share)
+        train, held = token_store([path], TOKENIZERS["characters"], tmp_path / "cache").split(share)
         return train.bytes, held.bytes
 
     assert parts([7] * 13, 0.1) == (84, 7)
@@ -327,7 +327,7 @@ def test_documents_are_split_at_the_nearest_start(put, tmp_path):
     assert parts([50, 50], 0.1) == (50, 50)
     one, other = parts([3, 997], 0.1)
     assert one + other == 1000 and abs(other - 100) <= 50
-    tiny = token_store([put("b.txt", "ab\n")], TOKENISERS["characters"], tmp_path / "cache")
+    tiny = token_store([put("b.txt", "ab\n")], TOKENIZERS["characters"], tmp_path / "cache")
     assert [len(part) for part in tiny.split(0.1)] == [2, 1]
     with pytest.raises(DataError, match=r"1 tokens cannot be split"):
         tiny.slice(0, 1).split()
@@ -346,13 +346,13 @@ def made(monkeypatch):
 
 def test_the_same_content_is_made_once(put, tmp_path, made):
     path, copy = put("a.txt", "some text\n"), put("b.txt", "some text\n")
-    first = token_store([path], TOKENISERS["bytes"], tmp_path / "cache")
-    assert token_store([copy], TOKENISERS["bytes"], tmp_path / "cache") == first and len(made) == 1
+    first = token_store([path], TOKENIZERS["bytes"], tmp_path / "cache")
+    assert token_store([copy], TOKENIZERS["bytes"], tmp_path / "cache") == first and len(made) == 1
     others = [
-        token_store([put("b.txt", "same text\n")], TOKENISERS["bytes"], tmp_path / "cache"),
-        token_store([path], TOKENISERS["characters"], tmp_path / "cache"),
-        token_store([path, path], TOKENISERS["bytes"], tmp_path / "cache"),
-        token_store([put("c.md", "some text\n")], TOKENISERS["bytes"], tmp_path / "cache"),
+        token_store([put("b.txt", "same text\n")], TOKENIZERS["bytes"], tmp_path / "cache"),
+        token_store([path], TOKENIZERS["characters"], tmp_path / "cache"),
+        token_store([path, path], TOKENIZERS["bytes"], tmp_path / "cache"),
+        token_store([put("c.md", "some text\n")], TOKENIZERS["bytes"], tmp_path / "cache"),
     ]
     assert len({store.folder for store in [first, *others]}) == 5 == len(made)
 
@@ -360,7 +360,7 @@ def test_the_same_content_is_made_once(put, tmp_path, made):
 @pytest.mark.parametrize("harm", ["cut", "longer", "gone", "no header", "bad header", "other format"])
 def test_a_harmed_store_is_made_again(put, tmp_path, made, harm):
     def get():
-        return token_store([put("a.txt", prose(97))], TOKENISERS["bytes"], tmp_path / "cache")
+        return token_store([put("a.txt", prose(97))], TOKENIZERS["bytes"], tmp_path / "cache")
 
     store = get()
     expected = store.tokens.tolist()
@@ -394,9 +394,9 @@ def test_a_full_disk_leaves_nothing(put, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shard_files.os, "fsync", full)
         with pytest.raises(DataError, match=r"the disk is full, so no tokens were stored in .*: free some space there"):
-            token_store([path], TOKENISERS["bytes"], cache)
+            token_store([path], TOKENIZERS["bytes"], cache)
     assert not [p for p in cache.iterdir() if p.suffix != ".lock"]
-    assert len(token_store([path], TOKENISERS["bytes"], cache))
+    assert len(token_store([path], TOKENIZERS["bytes"], cache))
 
 
 def start(code, *arguments):
@@ -409,20 +409,20 @@ BUILD = """
     import sys
     from pathlib import Path
     from weft.data.stores.token_store import token_store
-    from weft.data.tokenizers.tokenizer import train_tokeniser
+    from weft.data.tokenizers.tokenizer import train_tokenizer
     steps = []
-    store = token_store([sys.argv[1]], train_tokeniser("bytes", []), Path(sys.argv[2]), steps.append)
+    store = token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), steps.append)
     print(bool(steps), store.folder, len(store))
 """
 HANG = """
     import sys, time
     from pathlib import Path
     from weft.data.stores.token_store import token_store
-    from weft.data.tokenizers.tokenizer import train_tokeniser
+    from weft.data.tokenizers.tokenizer import train_tokenizer
     def wait(done):
         print("begun", flush=True)
         time.sleep(600)
-    token_store([sys.argv[1]], train_tokeniser("bytes", []), Path(sys.argv[2]), wait)
+    token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), wait)
 """
 
 
@@ -445,20 +445,20 @@ MEMORY = """
     from pathlib import Path
     import numpy as np
     from weft.data.stores.token_store import sample_texts, token_store
-    from weft.data.tokenizers.tokenizer import train_tokeniser
+    from weft.data.tokenizers.tokenizer import train_tokenizer
 
     def peak():
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
 
     path, kind, cache = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    tokeniser = train_tokeniser(kind, sample_texts([path], 1_000_000), 997)
+    tokenizer = train_tokenizer(kind, sample_texts([path], 1_000_000), 997)
     small = path.with_name("small.txt")
     with path.open("rb") as file:
         small.write_bytes(file.read(4_000_000))
-    token_store([small], tokeniser, cache)
+    token_store([small], tokenizer, cache)
     before = peak()
-    store = token_store([path], tokeniser, cache)
+    store = token_store([path], tokenizer, cache)
     for first in np.random.default_rng(3).integers(0, len(store) - 1025, 5_003):
         store.window(int(first), 1025)
     print(store.bytes, peak() - before)
@@ -486,7 +486,7 @@ def test_stores_of_pieces_do_not_depend_on_their_size(put, tmp_path, monkeypatch
     for number, finest in enumerate((31, 101, pieces.PIECE)):
         monkeypatch.setattr(shard_files, "FINEST", finest)
         monkeypatch.setattr(shard_files, "BATCH", 997 * finest)
-        store = token_store([path], TOKENISERS["bpe"], tmp_path / f"cache{number}")
+        store = token_store([path], TOKENIZERS["bpe"], tmp_path / f"cache{number}")
         assert isinstance(store, TokenStore)
         found.append(store.tokens.tolist())
     assert found[0] == found[1] == found[2]

@@ -1,4 +1,4 @@
-"""Few-shot use: labels by what a language model would write after labelled examples."""
+"""Few-shot use: labels by what a language model would write after labeled examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import weft
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.cli.main import app
-from weft.data.tokenizers.tokenizer import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.tasks.support import few_shot as room
 from weft.tasks.support.few_shot import Question, draw_examples, judge_shots, name_labels, score_labels
@@ -29,7 +29,7 @@ def model(name="nano-gpt", length=211, vocabulary=260):
 
 def task(kind="bytes"):
     texts = [text for text, _ in ROWS] + ["Text: Label:\n 0 1 bad great N/A"]
-    return TextTask(TextOptions(), train_tokeniser(kind, texts))
+    return TextTask(TextOptions(), train_tokenizer(kind, texts))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -37,14 +37,14 @@ def task(kind="bytes"):
 def test_scores_are_those_of_each_whole_prompt_alone(name, kind, monkeypatch):
     monkeypatch.setattr(room, "READ_AT_ONCE", 170)  # several batches
     reader = task(kind)
-    module = model(name, vocabulary=reader.tokeniser.vocabulary)
+    module = model(name, vocabulary=reader.tokenizer.vocabulary)
     question = Question((ROWS[0], ROWS[1]), WORDS)
     texts = [text for text, _ in ROWS[2:]]
     found = score_labels(module, reader, question, texts)
     for row, text in enumerate(texts):
-        start = reader.tokeniser.encode(question.prompt(text))
+        start = reader.tokenizer.encode(question.prompt(text))
         for column, word in enumerate(WORDS.values()):
-            ids = reader.tokeniser.encode(f"{question.prompt(text)} {word}")
+            ids = reader.tokenizer.encode(f"{question.prompt(text)} {word}")
             assert ids[: len(start)] == start
             chances = module(torch.tensor([ids])).logits.log_softmax(-1)[0, len(start) - 1 : -1]
             expected = chances.gather(1, torch.tensor(ids[len(start) :])[:, None]).sum()
@@ -112,7 +112,7 @@ def run(tmp_path):
     module = model().float()
     folder.path.mkdir()
     folder.write_spec(RunSpec(task="text", model=module.spec.to_tree()))
-    folder.write_tokeniser(reader.tokeniser)
+    folder.write_tokenizer(reader.tokenizer)
     folder.write_model(module.state_dict())
     (tmp_path / "dev.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in ROWS))
     return folder.path

@@ -46,7 +46,10 @@ ILLEGAL = [
     (lambda: DecoderSpec(mixer={"kind": "attention", "heads": 4, "key_heads": 3}), "mixer.key_heads 3 does not divide"),
     (lambda: DecoderSpec(mixer={"kind": "recurrence"}), "positions 'rotary' act inside attention, but mixer has none"),
     (lambda: DecoderSpec(mixer={"kind": "attention", "head_width": 5}), "rotary positions turn pairs"),
-    (lambda: DecoderSpec(mixer={"kind": "recurrence", "two_ways": True}, positions={"kind": "none"}), "mixer.two_ways"),
+    (
+        lambda: DecoderSpec(mixer={"kind": "recurrence", "bidirectional": True}, positions={"kind": "none"}),
+        "mixer.bidirectional",
+    ),
     (
         lambda: DecoderSpec(mixer={"kind": "grid-convolution"}, positions={"kind": "none"}),
         "does not work in this family",
@@ -83,7 +86,7 @@ ILLEGAL = [
     (lambda: ImageTextSpec(image=30), "does not divide into patch"),
     (lambda: ImageTextSpec(mixer={"kind": "recurrence"}, positions={"kind": "none"}), "must be attention"),
     (lambda: ImageTextSpec(positions={"kind": "learned", "join": "concatenate"}), "must be add"),
-    (lambda: RecurrentSeq2SeqSpec(attention="dot"), "set two_ways to false"),
+    (lambda: RecurrentSeq2SeqSpec(attention="dot"), "set bidirectional to false"),
     (lambda: weft.preset("nano-gpt").replace(**{"mixer.0.nonsense.deep": 3}), "no field 'mixer.0.nonsense'"),
     (lambda: weft.preset("nano-gpt").replace(**{"width.deep": 3}), "cannot be set"),
     (lambda: weft.read_spec("{"), "not JSON"),
@@ -228,7 +231,7 @@ def test_series_distribution_and_encoder_answers():
 def test_recurrent_seq2seq_variants(cell, attention, wiring):
     spec = RecurrentSeq2SeqSpec(
         vocabulary=23, target_vocabulary=19, width=7, hidden=5, cell=cell, attention=attention, wiring=wiring,
-        two_ways=attention != "dot",
+        bidirectional=attention != "dot",
     )  # fmt: skip
     model = weft.build(spec, dtype=torch.float64).eval()
     source, target = torch.randint(0, 23, (2, 11)), torch.randint(0, 19, (2, 6))

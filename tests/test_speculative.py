@@ -10,7 +10,7 @@ import torch
 import weft
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.sampling import Sampling
-from weft.inference.decoding.speculative import DraftModel, Guess, PromptLookup, speculate
+from weft.inference.decoding.speculative import DraftModel, PromptLookup, Proposal, speculate
 from weft.parts.state import RING_SLACK
 from writers import WRITERS, full_logits, given, tiny, writer
 
@@ -27,8 +27,8 @@ class Oracle:
     def begin(self, sampling, seed) -> None:
         pass
 
-    def propose(self, text: list[int], most: int) -> Guess:
-        return Guess(self.text[len(text) : len(text) + min(7, most)])
+    def propose(self, text: list[int], most: int) -> Proposal:
+        return Proposal(self.text[len(text) : len(text) + min(7, most)])
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -44,7 +44,7 @@ def test_greedy_text_is_the_very_same(name):
         assert (found.tokens, found.ended) == (plain.tokens, plain.ended)
         assert found.log_probabilities == pytest.approx(plain.log_probabilities, abs=1e-9)
         assert found.score == pytest.approx(plain.score, abs=1e-9)
-        assert 0 <= found.kept <= found.guessed
+        assert 0 <= found.kept <= found.proposed
     assert len(plain.tokens) < 6 or speculate(model, PROMPT, drafts[1], max_tokens=34, **conditions).kept > 3
 
 
@@ -60,7 +60,7 @@ def test_rings_that_have_wrapped_take_guesses_back(name):
 def test_a_good_draft_saves_calls():
     model = writer("nano-gpt")
     found = speculate(model, PROMPT, DraftModel(model, 4), max_tokens=31)
-    assert found.kept == found.guessed and found.calls <= 1 + 30 / 5 + 1
+    assert found.kept == found.proposed and found.calls <= 1 + 30 / 5 + 1
     repeat = speculate(writer("alibi"), PROMPT, PromptLookup(8, 1), max_tokens=34)
     assert repeat.calls < 25
 
@@ -74,13 +74,13 @@ def test_with_a_repetition_penalty():
 
 
 class Stubborn:
-    """Always guesses the same tokens, drawn from nothing."""
+    """Always proposes the same tokens, drawn from nothing."""
 
     def begin(self, sampling, seed) -> None:
         pass
 
-    def propose(self, text: list[int], most: int) -> Guess:
-        return Guess([1, 2][:most])
+    def propose(self, text: list[int], most: int) -> Proposal:
+        return Proposal([1, 2][:most])
 
 
 @pytest.mark.parametrize("kind", ["stubborn", "model"])

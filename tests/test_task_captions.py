@@ -15,9 +15,9 @@ from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
 from weft.tasks.captions import CaptionsOptions, CaptionsTask, hold_images_out, suitable_patch, suitable_stem
 from weft.tasks.support.galleries import Gallery, as_images, open_gallery
-from weft.tasks.task import Decoding, Size, mean_loss
+from weft.tasks.task import GenerationOptions, Size, mean_loss
 
-COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
+COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
 TINY = {"width": 32, "layers": 1, "mixer.heads": 2, "stem": (8,), "training.batch": 600, "training.guard": False}
 IMAGES = 24
 
@@ -30,13 +30,13 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Plain colours, two captions each; the folder, and (name, text) of all captions."""
+    """Plain colors, two captions each; the folder, and (name, text) of all captions."""
     folder = tmp_path / "photos"
     folder.mkdir()
     rows = []
     for number in range(IMAGES):
-        name = list(COLOURS)[number % len(COLOURS)]
-        picture = np.full((20, 26, 3), COLOURS[name], dtype=np.uint8)
+        name = list(COLORS)[number % len(COLORS)]
+        picture = np.full((20, 26, 3), COLORS[name], dtype=np.uint8)
         Image.fromarray(picture).save(folder / f"{number}.png")
         rows += [(f"{number}.png", f"All is {name} ."), (f"{number}.png", f"a {name} wall")]
     return folder, rows
@@ -55,7 +55,7 @@ def prepared(paths, cache, **options):
 
 
 def small(found) -> torch.nn.Module:
-    spec = found.task.default_model(Size(24, 2)).replace(**{"initialisation.zero_residual": False})
+    spec = found.task.default_model(Size(24, 2)).replace(**{"initialization.zero_residual": False})
     return weft.build(spec).eval()
 
 
@@ -64,7 +64,7 @@ def test_trains_predicts_evaluates_and_reloads(lines, photos, tmp_path, cache):
     run = weft.train("captions", lines, out=tmp_path / "run", steps=60, set=changes)
     paths = [photos[0] / f"{number}.png" for number in range(4)]
     answers = run.predict(paths)
-    assert [name in answer for name, answer in zip(COLOURS, answers, strict=True)] == [True] * 4
+    assert [name in answer for name, answer in zip(COLORS, answers, strict=True)] == [True] * 4
     again = load(tmp_path / "run")
     for how in ({}, {"beam": 2}, {"temperature": 1.0, "seed": 3}):
         assert run.predict(paths, **how) == again.predict(paths, **how)
@@ -145,7 +145,7 @@ def test_a_batch_teaches_the_caption(lines, cache):
     found = prepared([lines], cache, size=16)
     task, part = found.task, found.train
     batch = part.batch([0, 1])
-    ids = [task.tokeniser.encode(text.lower()) for _, text in part.gallery.captions[:2]]
+    ids = [task.tokenizer.encode(text.lower()) for _, text in part.gallery.captions[:2]]
     assert batch.inputs["tokens"][0].tolist() == [task.ends.start, *ids[0]]
     assert batch.labels[0].tolist() == [*ids[0], task.ends.stop]
     assert batch.labels[1].tolist() == [*ids[1], task.ends.stop, IGNORED]
@@ -164,8 +164,8 @@ def test_padding_and_company_change_nothing(lines, cache):
     assert abs(sum(losses[:6]) - losses[6]) < 1e-9
     paths = [lines.parent / f"{number}.png" for number in range(5)]
     module = module.float()
-    many = [one.output for one in task.predict(module, paths, Decoding(max_tokens=6, batch=3))]
-    assert many == [task.predict(module, [path], Decoding(max_tokens=6))[0].output for path in paths]
+    many = [one.output for one in task.predict(module, paths, GenerationOptions(max_tokens=6, batch=3))]
+    assert many == [task.predict(module, [path], GenerationOptions(max_tokens=6))[0].output for path in paths]
 
 
 def test_measure_at_the_end_of_a_timed_training_takes_fewer_images(cache):
@@ -181,10 +181,10 @@ def test_measure_at_the_end_of_a_timed_training_takes_fewer_images(cache):
 
 def test_rare_words_are_unknown_and_presets_fit(lines, cache):
     found = prepared([lines], cache, size=16, least=15)
-    words = found.task.tokeniser
+    words = found.task.tokenizer
     assert words.id_of("a") is not None and words.id_of("red") is None
-    assert prepared([lines], cache, size=16, lower=False).task.tokeniser.id_of("All") is not None
-    assert prepared([lines], cache, size=16, tokeniser="bpe").task.tokeniser.encode("wall")
+    assert prepared([lines], cache, size=16, lower=False).task.tokenizer.id_of("All") is not None
+    assert prepared([lines], cache, size=16, tokenizer="bpe").task.tokenizer.encode("wall")
     spec = found.task.fit(preset("nano-image-text"))
     assert spec.image == 16 and spec.vocabulary == words.vocabulary
     assert suitable_stem(96) == (16, 32, 64) and suitable_patch(96, 3) == 2
@@ -214,6 +214,6 @@ def test_errors(lines, photos, tmp_path, cache):
         prepared([lines], cache, size=16, augment="twist")
     found = prepared([lines], cache, size=16)
     with pytest.raises(DataError, match="no image"):
-        found.task.predict(small(found), [tmp_path / "none.png"], Decoding())
+        found.task.predict(small(found), [tmp_path / "none.png"], GenerationOptions())
     with pytest.raises(DataError, match="pixels"):
         found.task.read(["sample:scenes"], cache)

@@ -19,12 +19,12 @@ from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks import classification
 from weft.tasks.classification import ClassificationOptions, ClassificationTask
-from weft.tasks.support.graph_nodes import NodeReading
-from weft.tasks.support.input_encoders import READ_AT_ONCE, WordReading, learn_reading
+from weft.tasks.support.graph_nodes import NodeEncoder
+from weft.tasks.support.input_encoders import READ_AT_ONCE, WordEncoder, learn_encoder
 from weft.tasks.support.sentences import probabilities
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import Order, carry_out
+from weft.training.train import TrainRequest, run_training
 
 SMALL = {"width": 16, "layers": 1, "training.batch": 64, "training.threads": 1, "training.guard": False}
 GOOD, BAD = ("fine", "lovely", "superb"), ("dull", "awful", "weak")
@@ -73,13 +73,13 @@ def test_from_a_file_to_a_prediction(tmp_path, name):
 
 
 @pytest.mark.parametrize("kind", ["characters", "words", "bpe", "file"])
-def test_tokenisers_of_every_kind(tmp_path, kind):
+def test_tokenizers_of_every_kind(tmp_path, kind):
     file = write(tmp_path / "a.tsv")
     if kind == "file":
-        first = weft.train("classification", file, tmp_path / "b", steps=1, set={**SMALL, "data.tokeniser": "bpe"})
+        first = weft.train("classification", file, tmp_path / "b", steps=1, set={**SMALL, "data.tokenizer": "bpe"})
         kind = str(first.folder / "tokenizer.json")
     run = weft.train(
-        "classification", file, tmp_path / "run", steps=3, set={**SMALL, "data.tokeniser": kind, "data.vocabulary": 300}
+        "classification", file, tmp_path / "run", steps=3, set={**SMALL, "data.tokenizer": kind, "data.vocabulary": 300}
     )
     assert run.module.spec.input.kind == "tokens" and (tmp_path / "run" / "tokenizer.json").exists()
     again = weft.load(tmp_path / "run")
@@ -119,8 +119,8 @@ def test_batches_are_pure_and_as_many_in_every_epoch(tmp_path):
 
 def test_padding_and_company_change_nothing(tmp_path):
     texts = ["so dull", "the film was really superb and much else besides that is long", "incomprehensibilities", ""]
-    for tokeniser in ("auto", "words"):
-        task = prepared(write(tmp_path / "a.tsv"), tokeniser=tokeniser).task
+    for tokenizer in ("auto", "words"):
+        task = prepared(write(tmp_path / "a.tsv"), tokenizer=tokenizer).task
         module = weft.build(task.default_model(Size(16, 2, 64)), dtype=torch.float64).eval()
         with torch.no_grad():
             for weight in module.parameters():
@@ -133,9 +133,9 @@ def test_padding_and_company_change_nothing(tmp_path):
 
 def test_presets_are_fitted_to_the_data(tmp_path):
     file = write(tmp_path / "a.tsv")
-    words, tokens = prepared(file).task, prepared(file, tokeniser="words").task
+    words, tokens = prepared(file).task, prepared(file, tokenizer="words").task
     bert = tokens.fit(preset("bert-base"))
-    assert bert.input.segments == 2 and bert.input.vocabulary == tokens.tokeniser.vocabulary
+    assert bert.input.segments == 2 and bert.input.vocabulary == tokens.tokenizer.vocabulary
     assert bert.output.classes == 2 and bert.output.hidden == 768
     fitted = words.fit(preset("nano-encoder"))
     assert fitted.input.vocabulary == words.reading.lexicon.vocabulary and fitted.output.pool == "first"
@@ -150,7 +150,9 @@ def test_sample_sentiment_and_simple_methods(tmp_path, monkeypatch):
     small = samples.sample("sentiment", size=300)
     monkeypatch.setattr(classification, "find_sample", lambda *_: small)
     changes = {**SMALL, "width": 32, "training.batch": 512}
-    found = carry_out("classification", ["sample:"], tmp_path / "run", Order(steps=8, changes=changes), Reporter())
+    found = run_training(
+        "classification", ["sample:"], tmp_path / "run", TrainRequest(steps=8, changes=changes), Reporter()
+    )
     assert found.leak is None and found.metrics["accuracy"] <= small.best.value
     assert 0.4 < found.references["bag of bigrams"] < 1
     assert found.run.evaluate("sample:sentiment")["examples"] == len(small.validation)
@@ -158,7 +160,9 @@ def test_sample_sentiment_and_simple_methods(tmp_path, monkeypatch):
 
 def test_nodes_of_graphs(tmp_path):
     many = {"training.guard": False, "training.threads": 1, "width": 32, "training.batch": 1024}
-    done = carry_out("classification", ["sample:nodes"], tmp_path / "run", Order(steps=70, changes=many), Reporter())
+    done = run_training(
+        "classification", ["sample:nodes"], tmp_path / "run", TrainRequest(steps=70, changes=many), Reporter()
+    )
     shortcut = samples.sample("nodes").shortcut.value
     assert done.leak is None and shortcut + 0.05 < done.metrics["accuracy"] <= 1 and not done.references
     tree = {"nodes": ["red", "blue", "red", "blue", "green"], "edges": [[0, 1], [1, 2], [3, 0], [0, 2]]}
@@ -191,10 +195,10 @@ def test_graphs_in_files(tmp_path):
         run.predict([{"nodes": ["red"] * 12, "edges": []}])
 
 
-def test_a_node_sees_its_neighbours_alone():
+def test_a_node_sees_its_neighbors_alone():
     graphs = samples.sample("nodes", size=9).train
-    reading = NodeReading.learn(graphs)
-    spec = reading.dress(reading.model(Size(16, 1, 64)), 2)
+    reading = NodeEncoder.learn(graphs)
+    spec = reading.fit_spec(reading.model(Size(16, 1, 64)), 2)
     module = weft.build(spec, dtype=torch.float64)
     with torch.no_grad():
         for weight in module.parameters():
@@ -209,7 +213,7 @@ def test_a_node_sees_its_neighbours_alone():
     assert moved.tolist() == [n == 0 or bool(graph.adjacency[0, n]) for n in range(len(graph.nodes))]
     batch = reading.part(graphs, [np.ones(12, dtype=np.int64)] * 9).batch([0, 1])
     assert batch.inputs["edges"].shape == (2, 12, 12) and (batch.labels != IGNORED).all()
-    larger = parse_graph({"nodes": ["red"] * 20}, "a graph", labelled=False)
+    larger = parse_graph({"nodes": ["red"] * 20}, "a graph", labeled=False)
     (pair, _) = probabilities(module, reading.part([graph, larger], [labels[0], np.zeros(20, dtype=np.int64)]), 99)
     assert float((pair - before).abs().max()) < 1e-10
 
@@ -240,8 +244,8 @@ def test_other_errors(tmp_path):
     file = write(tmp_path / "a.tsv")
     with pytest.raises(DataError, match="no column 'review'"):
         prepared(file, columns="review,label")
-    with pytest.raises(WeftError, match="no tokeniser at nowhere"):
-        prepared(file, tokeniser="nowhere")
+    with pytest.raises(WeftError, match="no tokenizer at nowhere"):
+        prepared(file, tokenizer="nowhere")
     run = weft.train("classification", file, tmp_path / "run", steps=1, set=SMALL)
     with pytest.raises(DataError, match="label 'neutral' was not seen in training"):
         run.evaluate(write(tmp_path / "b.tsv", [("so so", "neutral")]))
@@ -261,6 +265,6 @@ def test_a_lexicon_numbers_words_and_characters():
     assert shortened("abcdefg", 4) == "abfg" and shortened("abc", 4) == "abc"
     assert Lexicon.from_tree(json.loads(json.dumps(lexicon.to_tree()))) == lexicon
     assert split_words("it 's good, isn't it?") == ["it", "'s", "good", ",", "isn't", "it", "?"]
-    assert isinstance(learn_reading("auto", ["a text"], 9), WordReading)
+    assert isinstance(learn_encoder("auto", ["a text"], 9), WordEncoder)
     with pytest.raises(DataError, match="no word to learn from"):
         Lexicon.learn([[]], 9)

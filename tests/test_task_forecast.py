@@ -21,10 +21,10 @@ from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
 from weft.tasks.forecast import ForecastOptions, ForecastTask, _half_band
 from weft.tasks.support.baselines import naive_forecast
-from weft.tasks.support.windows import LEAST_SPREAD, WindowPart, simple_errors, window_scale
-from weft.tasks.task import Decoding, Size, mean_loss
+from weft.tasks.support.windows import LEAST_SPREAD, WindowSplit, simple_errors, window_scale
+from weft.tasks.task import GenerationOptions, Size, mean_loss
 from weft.training.reporting import Reporter
-from weft.training.train import Order, carry_out
+from weft.training.train import TrainRequest, run_training
 
 SMALL = {
     "width": 16, "layers": 2, "mixer": [{"kind": "convolution", "kernel": 5}, {"kind": "attention", "heads": 2}],
@@ -65,7 +65,7 @@ def prepared(tmp_path, **options):
 def test_a_series_is_learned_judged_saved_and_continued(tmp_path, channels):
     path = write_csv(tmp_path / "a.csv", waves())
     wishes = {**SMALL, **SHORT, "data.channels": channels, "training.rate": 0.01, "data.split": "160/40/40"}
-    done = carry_out("forecast", [str(path)], tmp_path / "run", Order(changes=wishes, steps=60), Reporter())
+    done = run_training("forecast", [str(path)], tmp_path / "run", TrainRequest(changes=wishes, steps=60), Reporter())
     assert done.metrics["mse"] < 0.5 * done.references["naive"] and 0 < done.references["ridge"] < 1
     assert done.metrics["mae"] < math.sqrt(done.metrics["mse"]) and 0.3 < done.metrics["coverage"] <= 1
     assert done.run.module.spec.channels == (2 if channels == "joint" else 1)
@@ -100,7 +100,7 @@ def test_columns_validation_files_and_points(tmp_path):
     path = write_csv(tmp_path / "a.csv", waves())
     held = write_csv(tmp_path / "b.csv", waves(60, seed=3))
     wishes = {**SMALL, **SHORT, "data.columns": "flow", "data.validation": str(held), "distribution": "point"}
-    done = carry_out("forecast", [str(path)], tmp_path / "run", Order(changes=wishes, steps=3), Reporter())
+    done = run_training("forecast", [str(path)], tmp_path / "run", TrainRequest(changes=wishes, steps=3), Reporter())
     assert done.metrics["windows"] == 60 - 26 + 1 and "coverage" not in done.metrics
     assert done.metrics["loss"] == pytest.approx(done.metrics["mse"], rel=1e-5)
     answer = done.run.answer([path])[0]
@@ -156,7 +156,7 @@ def test_parts_do_not_overlap_and_histories_may_reach_back(tmp_path):
 )  # fmt: skip
 def test_batches_are_pure_functions_and_hold_every_window_once(rows, columns, size, channels, seed, epoch):
     values = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
-    part = WindowPart(values, 15, rows, 15, 4, 5, channels)
+    part = WindowSplit(values, 15, rows, 15, 4, 5, channels)
     assert len(part) == (rows - 15 - 4 + 1) * (columns if channels == "independent" else 1)
     judged = part.batches(size, None)
     assert sorted(e for batch in judged for e in batch) == list(range(len(part)))
@@ -200,8 +200,8 @@ def test_a_forecast_moves_and_stretches_with_its_history(tmp_path):
     one, other = found.task.forecast(module, history), found.task.forecast(module, 5 * history + 7)
     torch.testing.assert_close(other.point, 5 * one.point + 7, rtol=0.002, atol=0.002)
     torch.testing.assert_close(other.high - other.low, 5 * (one.high - one.low), rtol=0.002, atol=0.002)
-    centre, spread = window_scale(torch.full((1, 20, 1), 4.0))
-    assert float(centre) == 4 and float(spread) == pytest.approx(LEAST_SPREAD)
+    center, spread = window_scale(torch.full((1, 20, 1), 4.0))
+    assert float(center) == 4 and float(spread) == pytest.approx(LEAST_SPREAD)
 
 
 def test_company_does_not_change_a_forecast(tmp_path):
@@ -216,10 +216,10 @@ def test_a_short_history_is_read_in_whole_patches(tmp_path):
     found = prepared(tmp_path)
     module = weft.build(found.task.default_model(Size(16, 2)))
     rows = waves()
-    eleven, eight = (found.task.predict(module, [rows[-n:]], Decoding())[0] for n in (11, 8))
+    eleven, eight = (found.task.predict(module, [rows[-n:]], GenerationOptions())[0] for n in (11, 8))
     assert eleven.output == eight.output
     with pytest.raises(DataError, match="3 rows of history, but the model reads patches of 4"):
-        found.task.predict(module, [rows[-3:]], Decoding())
+        found.task.predict(module, [rows[-3:]], GenerationOptions())
 
 
 def test_metrics_are_those_of_all_windows(tmp_path):
@@ -303,18 +303,18 @@ def test_samples_and_their_best(tmp_path, name, horizon):
 
 def test_a_model_that_beats_the_best_is_reported(tmp_path, monkeypatch):
     wishes = {**SMALL, "data.context": 24, "data.patch": 12}
-    order = Order(changes=wishes, steps=5)
-    fair = carry_out("forecast", ["sample:brownian"], tmp_path / "fair", order, Reporter())
+    order = TrainRequest(changes=wishes, steps=5)
+    fair = run_training("forecast", ["sample:brownian"], tmp_path / "fair", order, Reporter())
     assert fair.leak is None and fair.metrics["mse"] < 1.5 * fair.best.value
     whole = ForecastTask._cut
 
     def leaking(self, values, number):
         part = whole(self, values, number)
-        return WindowPart(part.values * 0 + part.values[0], *[getattr(part, n) for n in (
+        return WindowSplit(part.values * 0 + part.values[0], *[getattr(part, n) for n in (
             "first", "end", "context", "horizon", "patch", "channels")])  # fmt: skip
 
     monkeypatch.setattr(ForecastTask, "_cut", leaking)
-    unfair = carry_out("forecast", ["sample:brownian"], tmp_path / "unfair", order, Reporter())
+    unfair = run_training("forecast", ["sample:brownian"], tmp_path / "unfair", order, Reporter())
     assert unfair.leak is not None and "something leaks" in unfair.leak
 
 
@@ -335,7 +335,7 @@ def test_every_preset_of_the_family_fits(tmp_path):
 
 def test_a_glimpse_shows_forecast_and_truth(tmp_path):
     found = prepared(tmp_path)
-    line = found.task.glimpse(weft.build(found.task.default_model(Size(16, 2))), found.validation)
+    line = found.task.preview(weft.build(found.task.default_model(Size(16, 2))), found.validation)
     first = waves()[216, 0]
     assert line.startswith("load: +1 ") and f"(was {first:.4g})" in line and "+6 " in line
 
@@ -371,7 +371,7 @@ def test_what_cannot_be_judged_or_continued_is_refused(tmp_path):
         task.read([str(other)], tmp_path)
     module = weft.build(task.default_model(Size(16, 2)))
     with pytest.raises(DataError, match="numbers of shape 30x3, but this model forecasts columns load, flow"):
-        task.predict(module, [np.zeros((30, 3))], Decoding())
+        task.predict(module, [np.zeros((30, 3))], GenerationOptions())
     with pytest.raises(WeftError, match="task forecast has no sample 'dates'"):
         ForecastTask.prepare(["sample:dates"], ForecastOptions(), 0, tmp_path)
     empty = tmp_path / "empty.csv"

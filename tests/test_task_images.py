@@ -19,12 +19,12 @@ from weft.data.readers import images as readers
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.models.presets import preset
-from weft.tasks.images import ImagesOptions, ImagesPart, ImagesTask, Scale, _stem
+from weft.tasks.images import ImagesOptions, ImagesSplit, ImagesTask, Scale, _stem
 from weft.tasks.support.augmentation import change_images
 from weft.tasks.support.labels import hold_out, in_terms_of
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import Order, carry_out
+from weft.training.train import TrainRequest, run_training
 
 SIDE = 10
 CLASSES = ("bars", "blank", "disc")
@@ -39,10 +39,10 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
 
 
-def draw(count=24, colour=False, seed=0, side=SIDE):
+def draw(count=24, color=False, seed=0, side=SIDE):
     random = np.random.default_rng(seed)
     labels = np.arange(count) % 3
-    pixels = random.integers(0, 50, (count, side, side, 3 if colour else 1)).astype(np.uint8)
+    pixels = random.integers(0, 50, (count, side, side, 3 if color else 1)).astype(np.uint8)
     y, x = np.mgrid[0:side, 0:side]
     for picture, label in zip(pixels, labels, strict=True):
         shape = (x % 3 == 0) if label == 0 else (x < 0) if label == 1 else np.hypot(x - 4, y - 4) < 3.5
@@ -50,12 +50,12 @@ def draw(count=24, colour=False, seed=0, side=SIDE):
     return pixels, labels
 
 
-def write_folder(folder, colour=False, **more):
-    pixels, labels = draw(colour=colour, **more)
+def write_folder(folder, color=False, **more):
+    pixels, labels = draw(color=color, **more)
     for number, (picture, label) in enumerate(zip(pixels, labels, strict=True)):
         place = folder / CLASSES[label]
         place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture if colour else picture[..., 0]).save(place / f"{number:02d}.png")
+        Image.fromarray(picture if color else picture[..., 0]).save(place / f"{number:02d}.png")
     return [folder]
 
 
@@ -78,7 +78,7 @@ def write_idx(folder, **more):
 
 
 def write_tar(folder, **more):
-    pixels, labels = draw(colour=True, **more)
+    pixels, labels = draw(color=True, **more)
     folder.mkdir()
     with tarfile.open(folder / "a.tar.xz", "w:xz") as archive:
         for number, (picture, label) in enumerate(zip(pixels, labels, strict=True)):
@@ -138,7 +138,7 @@ def test_statistics_come_from_training_pictures_alone(tmp_path):
 
 
 def test_pictures_that_stay_in_files_give_the_same(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path / "a", colour=True)
+    folder = write_folder(tmp_path / "a", color=True)
     here = prepare(folder, tmp_path)
     monkeypatch.setattr(readers, "IN_MEMORY", 0)
     there = prepare(folder, tmp_path)
@@ -149,7 +149,7 @@ def test_pictures_that_stay_in_files_give_the_same(tmp_path, monkeypatch):
 
 def part(count=23, changes=()):
     pixels, labels = draw(count)
-    return ImagesPart(pixels, np.arange(count), labels, Scale.of(pixels), 7, changes)
+    return ImagesSplit(pixels, np.arange(count), labels, Scale.of(pixels), 7, changes)
 
 
 def test_batches_are_functions_of_seed_and_epoch():
@@ -198,9 +198,9 @@ def test_auto_flips_only_what_looks_alike_in_a_mirror(tmp_path, monkeypatch):
 
 def test_a_sample_knows_its_best_score(tmp_path, monkeypatch):
     monkeypatch.setitem(samples.SAMPLES["images"], "digits", (samples.digits, 60))
-    done = carry_out("images", ["sample:digits"], tmp_path / "run", Order(changes=SMALL, steps=3), Reporter())
+    done = run_training("images", ["sample:digits"], tmp_path / "run", TrainRequest(changes=SMALL, steps=3), Reporter())
     assert done.leak is None and done.metrics["accuracy"] <= 1.0
-    assert set(done.references) == {"nearest neighbour accuracy"}
+    assert set(done.references) == {"nearest neighbor accuracy"}
     assert done.run.evaluate("sample:digits")["examples"] == 10
     assert prepare(["sample:digits"], tmp_path).best.value == 1.0
 
@@ -244,14 +244,14 @@ def test_the_default_suits_any_size(side):
     assert len(_stem(side, 64)) <= 3
 
 
-def test_colour_and_size_of_pictures_to_judge_on_are_made_to_fit(tmp_path):
-    grey, colour = write_npz(tmp_path / "grey"), write_folder(tmp_path / "colour", colour=True)
+def test_color_and_size_of_pictures_to_judge_on_are_made_to_fit(tmp_path):
+    gray, color = write_npz(tmp_path / "gray"), write_folder(tmp_path / "color", color=True)
     large = write_folder(tmp_path / "large", side=20)
-    task = prepare(grey, tmp_path).task
-    for paths in (colour, large):
+    task = prepare(gray, tmp_path).task
+    for paths in (color, large):
         assert task.read([str(path) for path in paths], tmp_path).batch([0, 1]).inputs["images"].shape == (2, 1, 10, 10)
-    coloured = prepare(colour, tmp_path).task
-    assert coloured.read([str(path) for path in grey], tmp_path).batch([0]).inputs["images"].shape == (1, 3, 10, 10)
+    colored = prepare(color, tmp_path).task
+    assert colored.read([str(path) for path in gray], tmp_path).batch([0]).inputs["images"].shape == (1, 3, 10, 10)
     assert prepare(large, tmp_path, size="12").task.side == 12
 
 

@@ -20,7 +20,7 @@ from weft.tasks.sequences import SequencesOptions, SequencesTask
 from weft.tasks.support.augmentation import own_random, resample, shake, turn_joints, warp_time
 from weft.tasks.support.vector_sequences import (
     Preparation,
-    StepsPart,
+    VectorSequencesSplit,
     averaged,
     fill_gaps,
     middle,
@@ -29,7 +29,7 @@ from weft.tasks.support.vector_sequences import (
 )
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import Order, carry_out
+from weft.training.train import TrainRequest, run_training
 
 CLASSES = ("fall", "rise", "wave")
 SMALL = {
@@ -66,21 +66,21 @@ def write_ts(folder, **more):
     return folder / "a.ts"
 
 
-def write_npz(folder, labelled=True, **more):
+def write_npz(folder, labeled=True, **more):
     values, labels = draw(**more)
     arrays = {"x": np.concatenate(values), "lengths": np.array([len(one) for one in values])}
-    np.savez(folder / "a.npz", **arrays, **({"y": np.array(labels)} if labelled else {}))
+    np.savez(folder / "a.npz", **arrays, **({"y": np.array(labels)} if labeled else {}))
     return folder / "a.npz"
 
 
-def write_csv(folder, labelled=True, **more):
+def write_csv(folder, labeled=True, **more):
     values, labels = draw(**more)
     with (folder / "a.csv").open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["id", "time", "a", "b", "c", *(["label"] if labelled else [])])
+        rows.writerow(["id", "time", "a", "b", "c", *(["label"] if labeled else [])])
         for number, (one, label) in enumerate(zip(values, labels, strict=True)):
             for time, step in enumerate(one):
-                rows.writerow([f"q{number}", time, *map(float, step), *([label] if labelled else [])])
+                rows.writerow([f"q{number}", time, *map(float, step), *([label] if labeled else [])])
     return folder / "a.csv"
 
 
@@ -132,10 +132,10 @@ def test_from_files_to_predictions(tmp_path, kind):
 def test_files_to_predict_need_no_labels(tmp_path, kind):
     task = prepare(write_ts(tmp_path), tmp_path).task
     module = weft.build(task.default_model(Size(32, 2)), seed=1)
-    named, plain = (task.predict(module, [WRITERS[kind](tmp_path, labelled=flag)], how()) for flag in (True, False))
+    named, plain = (task.predict(module, [WRITERS[kind](tmp_path, labeled=flag)], how()) for flag in (True, False))
     assert named == plain and len(plain) == 18
     with pytest.raises(DataError):
-        task.read([str(WRITERS[kind](tmp_path, labelled=False))], tmp_path)
+        task.read([str(WRITERS[kind](tmp_path, labeled=False))], tmp_path)
     text = write_ts(tmp_path).read_text()
     bare = [":".join(line.split(":")[:-1]) for line in text.splitlines() if not line.startswith("@")]
     (tmp_path / "bare.ts").write_text("@dimensions 3\n@classLabel false\n@data\n" + "\n".join(bare) + "\n")
@@ -146,9 +146,9 @@ def test_files_to_predict_need_no_labels(tmp_path, kind):
 
 
 def how():
-    from weft.tasks.task import Decoding
+    from weft.tasks.task import GenerationOptions
 
-    return Decoding(batch=5)
+    return GenerationOptions(batch=5)
 
 
 def test_a_folder_of_sounds(tmp_path):
@@ -192,8 +192,10 @@ def test_skeletons_are_split_by_subject(tmp_path):
 def test_samples_know_their_best_score(tmp_path, monkeypatch, name):
     make = getattr(samples, name)
     monkeypatch.setitem(samples.SAMPLES["sequences"], name, (make, 24))
-    done = carry_out("sequences", [f"sample:{name}"], tmp_path / "run", Order(changes=SMALL, steps=2), Reporter())
-    assert done.leak is None and set(done.references) == {"nearest neighbour accuracy"}
+    done = run_training(
+        "sequences", [f"sample:{name}"], tmp_path / "run", TrainRequest(changes=SMALL, steps=2), Reporter()
+    )
+    assert done.leak is None and set(done.references) == {"nearest neighbor accuracy"}
     prepared = prepare(f"sample:{name}", tmp_path)
     assert prepared.best.metric == "accuracy" and prepared.best.value == 1.0
     assert prepared.task.raw == (54 if name == "skeletons" else 40)
@@ -204,7 +206,7 @@ def a_part(changes=(), count=17, **more):
     values, labels = draw(count)
     ready = Preparation.learn(values, **{"stride": 1, "vertical": None, "differences": False, "scaled": True} | more)
     numbers = np.array([CLASSES.index(label) for label in labels])
-    return StepsPart([ready.begin(one) for one in values], numbers, ready, changes)
+    return VectorSequencesSplit([ready.begin(one) for one in values], numbers, ready, changes)
 
 
 def test_batches_are_functions_of_seed_and_epoch():
@@ -360,6 +362,6 @@ def test_few_sequences_make_small_batches(tmp_path):
     assert prepared.task.recipe(Size(), 50).training["batch"] == 2048
     prepared.task.seen = 1_000_000
     assert "batch" not in prepared.task.recipe(Size(), 50).training
-    done = carry_out("sequences", [str(tmp_path / "a.ts")], tmp_path / "run", Order(steps=1, changes={
+    done = run_training("sequences", [str(tmp_path / "a.ts")], tmp_path / "run", TrainRequest(steps=1, changes={
         name: value for name, value in SMALL.items() if name != "training.batch"}), Reporter())  # fmt: skip
     assert done.plan.batch == 512

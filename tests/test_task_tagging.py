@@ -21,7 +21,7 @@ from weft.tasks.support.sentences import probabilities
 from weft.tasks.tagging import TaggingOptions, TaggingTask
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import Order, carry_out
+from weft.training.train import TrainRequest, run_training
 
 SMALL = {"width": 16, "mixer": {"kind": "convolution", "kernel": 3}, "positions": {"kind": "none"}, "layers": 1}
 SMALL |= {"training.batch": 96, "training.threads": 1, "training.guard": False, "training.smoothing": 0.0}
@@ -109,7 +109,9 @@ def test_spans_have_an_f1_of_their_own(tmp_path):
 @pytest.mark.parametrize("name", ["grammar", "pronouns"])
 def test_samples(tmp_path, name):
     changes = {**SMALL, "width": 32, "training.batch": 1024}
-    done = carry_out("tagging", [f"sample:{name}"], tmp_path / "run", Order(steps=12, changes=changes), Reporter())
+    done = run_training(
+        "tagging", [f"sample:{name}"], tmp_path / "run", TrainRequest(steps=12, changes=changes), Reporter()
+    )
     best = samples.sample(name).best
     assert done.leak is None and 0.5 < done.metrics["accuracy"] <= best.value
     assert 0.5 < done.references["most frequent tag"] < 1
@@ -148,7 +150,7 @@ def test_padding_and_company_change_nothing(tmp_path, mixer):
     task = prepared(write(tmp_path / "a.txt")).task
     spec = task.default_model(Size(32, 2, 64))
     if mixer == "recurrence":
-        spec = spec.replace(mixer={"kind": "recurrence", "two_ways": True}, positions={"kind": "none"})
+        spec = spec.replace(mixer={"kind": "recurrence", "bidirectional": True}, positions={"kind": "none"})
     module = weft.build(spec, dtype=torch.float64).eval()
     with torch.no_grad():
         for weight in module.parameters():
@@ -187,7 +189,7 @@ def test_shapes_and_numbers_of_words_are_checked():
         part(torch.tensor([[[11, 1]]]))
     with pytest.raises(ShapeError, match="odd kernel"):
         WordEmbedding(11, 7, 5, kernel=2)
-    with pytest.raises(WeftError, match="has no centre"):
+    with pytest.raises(WeftError, match="has no center"):
         WordsSpec(kernel=4)
 
 

@@ -1,4 +1,4 @@
-"""Task text: windows, isolation of documents, chats, tokenisers, the known best."""
+"""Task text: windows, isolation of documents, chats, tokenizers, the known best."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.data.samples import sample
 from weft.foundation.errors import WeftError
 from weft.models.build import build
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.task import Decoding, mean_loss
+from weft.tasks.task import GenerationOptions, mean_loss
 from weft.tasks.text import TextOptions, TextTask
 
 TINY = {"width": 16, "layers": 1, "mixer.heads": 2, "length": 32, "training.batch": 256, "training.threads": 1}
@@ -77,26 +77,26 @@ def test_chats_learn_answers_only(tmp_path):
     found = prepared(tmp_path, text, "chats.jsonl")
     labels = torch.cat([found.train.cut(64).batch(e).labels.flatten() for e in found.train.cut(64).batches(640, None)])
     kept = labels[labels != IGNORED].tolist()
-    said = found.task.tokeniser.decode(kept, keep_special=True)
+    said = found.task.tokenizer.decode(kept, keep_special=True)
     assert "Seven." in said and "How" not in said and "<User:>" not in said
 
 
 @pytest.mark.parametrize("kind", ["characters", "bytes", "words", "bpe"])
-def test_every_tokeniser_trains_and_continues(tmp_path, kind):
+def test_every_tokenizer_trains_and_continues(tmp_path, kind):
     (tmp_path / "a.txt").write_text(TEXT)
-    changes = TINY | {"data.tokeniser": kind, "data.vocabulary": 300}
+    changes = TINY | {"data.tokenizer": kind, "data.vocabulary": 300}
     run = weft.train("text", tmp_path / "a.txt", tmp_path / "run", steps=3, set=changes)
     assert isinstance(run.predict("a stitch ", max_tokens=4), str)
     scores = run.evaluate(tmp_path / "a.txt")
     assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
-    each = len(run.tokeniser.encode(TEXT)) / len(TEXT.encode())
+    each = len(run.tokenizer.encode(TEXT)) / len(TEXT.encode())
     assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / math.log(2) * each, rel=1e-3)
 
 
 def test_auto_takes_letters_for_small_texts_and_pairs_for_many_signs(tmp_path):
-    assert prepared(tmp_path).task.tokeniser.vocabulary < 60
+    assert prepared(tmp_path).task.tokenizer.vocabulary < 60
     many = "".join(chr(0x4E00 + n % 700) for n in range(3000)) + TEXT
-    assert prepared(tmp_path, many, "b.txt").task.tokeniser.decode([300]) is not None
+    assert prepared(tmp_path, many, "b.txt").task.tokenizer.decode([300]) is not None
 
 
 def test_predictions_do_not_depend_on_company(tmp_path):
@@ -108,7 +108,7 @@ def test_predictions_do_not_depend_on_company(tmp_path):
     assert weft.load(tmp_path / "run").predict(prompts, max_tokens=9, seed=5) == together
     several = run.predict("a", max_tokens=9, seed=5, samples=3)
     assert several[0] == together[0] and len(set(several)) > 1
-    greedy = run.task.predict(run.module, ["a"], Decoding(temperature=0.0, max_tokens=9))
+    greedy = run.task.predict(run.module, ["a"], GenerationOptions(temperature=0.0, max_tokens=9))
     assert greedy[0].output == run.predict("a", temperature=0.0, max_tokens=9, seed=11)
 
 

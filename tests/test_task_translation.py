@@ -13,8 +13,8 @@ from weft.foundation.errors import LengthError, WeftError
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
-from weft.tasks.support.pairs import Ends, PairsPart, hold_out, learn_tokeniser
-from weft.tasks.task import Decoding, Size, mean_loss
+from weft.tasks.support.pairs import Ends, PairsSplit, hold_out, learn_tokenizer
+from weft.tasks.task import GenerationOptions, Size, mean_loss
 from weft.tasks.translation import TranslationOptions, TranslationTask
 
 WORDS = ("red", "blue", "green", "small", "old", "cat", "dog", "bird", "house", "tree", "river", "sings", "runs")
@@ -45,7 +45,7 @@ def prepared(paths, cache, **options):
 
 
 def test_trains_predicts_evaluates_and_reloads(table, tmp_path, cache):
-    run = weft.train("translation", table, out=tmp_path / "run", steps=6, set={**TINY, "data.tokeniser": "words"})
+    run = weft.train("translation", table, out=tmp_path / "run", steps=6, set={**TINY, "data.tokenizer": "words"})
     again = load(tmp_path / "run")
     for how in ({}, {"beam": 3}, {"temperature": 1.0, "seed": 4}):
         assert run.predict("red cat sings", max_tokens=8, **how) == again.predict("red cat sings", max_tokens=8, **how)
@@ -83,7 +83,7 @@ def test_every_format(form, tmp_path, cache):
 @pytest.mark.parametrize("name", ["nano-gru-additive", "nano-gru-bilinear", "nano-gru-dot", "nano-gru-plain"])
 def test_recurrent_presets(name, table, tmp_path, cache):
     small = {"width": 12, "hidden": 16, "training.batch": 256, "training.rate": 1e-5, "training.guard": False}
-    small["data.tokeniser"] = "words"
+    small["data.tokenizer"] = "words"
     run = weft.train("translation", table, out=tmp_path / "run", preset=name, steps=3, set=small)
     texts = ["red cat sings", "old house"]
     answers = run.answer(texts, max_tokens=6)
@@ -123,10 +123,10 @@ def test_batches_hold_every_pair_once_and_follow_from_seed_and_epoch(table, cach
 
 
 def test_a_batch_teaches_the_target_and_hides_padding(table, cache):
-    task = prepared([table], cache, tokeniser="words").task
+    task = prepared([table], cache, tokenizer="words").task
     part = task._part([("red cat", "cat red"), ("old blue bird", "bird blue old")])
     batch = part.batch([0, 1])
-    ids = task.tokeniser.encode
+    ids = task.tokenizer.encode
     stop, start = task.ends.stop, task.ends.start
     assert batch.inputs["source"][1].tolist() == [*ids("old blue bird"), stop]
     assert batch.inputs["source_real"].tolist() == [[True, True, True, False], [True] * 4]
@@ -137,7 +137,7 @@ def test_a_batch_teaches_the_target_and_hides_padding(table, cache):
 
 
 def test_what_is_too_long_is_cut_without_a_false_stop():
-    part = PairsPart([("a", "b")], [[5, 6, 7, 8]], [[9, 10, 11, 12]], Ends(1, 2, 0)).cut(3)
+    part = PairsSplit([("a", "b")], [[5, 6, 7, 8]], [[9, 10, 11, 12]], Ends(1, 2, 0)).cut(3)
     batch = part.batch([0])
     assert batch.inputs["source"].tolist() == [[5, 6, 2]]
     assert batch.inputs["target"].tolist() == [[1, 9, 10]] and batch.labels.tolist() == [[9, 10, 11]]
@@ -146,11 +146,11 @@ def test_what_is_too_long_is_cut_without_a_false_stop():
 
 @pytest.mark.parametrize("name", ["auto", "nano-gru-additive", "nano-gru-plain"])
 def test_padding_and_company_change_nothing(name, table, cache):
-    found = prepared([table], cache, tokeniser="words")
+    found = prepared([table], cache, tokenizer="words")
     task = found.task
     spec = task.default_model(Size(24, 2)) if name == "auto" else task.fit(preset(name)).replace(width=8, hidden=8)
     if name == "auto":
-        spec = spec.replace(**{"initialisation.zero_residual": False})
+        spec = spec.replace(**{"initialization.zero_residual": False})
     module = weft.build(spec).double()
     part = found.train.cut(spec.length)
     with torch.inference_mode():
@@ -158,9 +158,9 @@ def test_padding_and_company_change_nothing(name, table, cache):
         together = float(task.loss(module, part.batch(range(9))).total)
     assert abs(alone - together) < 1e-9
     texts = [pair[0] for pair in part.pairs[:9]]
-    many = task.predict(module, texts, Decoding(max_tokens=6, batch=4))
+    many = task.predict(module, texts, GenerationOptions(max_tokens=6, batch=4))
     assert [one.output for one in many] == [
-        task.predict(module, [text], Decoding(max_tokens=6))[0].output for text in texts
+        task.predict(module, [text], GenerationOptions(max_tokens=6))[0].output for text in texts
     ]
 
 
@@ -172,21 +172,21 @@ def test_held_out_sources_are_not_learned_from():
     assert hold_out(pairs, 0.1, 0) == (train, held) != hold_out(pairs, 0.1, 1)
 
 
-def test_tokenisers(table, tmp_path, cache):
+def test_tokenizers(table, tmp_path, cache):
     dates = ["3 May 1999", "1999-05-03"] * 20
     long = [" ".join(WORDS * 3)] * 30
-    assert learn_tokeniser("auto", dates, None).encode("May") != learn_tokeniser("bpe", dates, None).encode("May")
-    assert len(learn_tokeniser("auto", dates, None).encode("1999")) == 4
-    assert len(learn_tokeniser("auto", long, None).encode("red blue green")) == 3
-    assert learn_tokeniser("bpe", long, 300).vocabulary == 300
-    found = prepared([table], cache, tokeniser="words").task.tokeniser
+    assert learn_tokenizer("auto", dates, None).encode("May") != learn_tokenizer("bpe", dates, None).encode("May")
+    assert len(learn_tokenizer("auto", dates, None).encode("1999")) == 4
+    assert len(learn_tokenizer("auto", long, None).encode("red blue green")) == 3
+    assert learn_tokenizer("bpe", long, 300).vocabulary == 300
+    found = prepared([table], cache, tokenizer="words").task.tokenizer
     found.save(tmp_path / "tokenizer.json")
-    loaded = prepared([table], cache, tokeniser=str(tmp_path / "tokenizer.json")).task.tokeniser
+    loaded = prepared([table], cache, tokenizer=str(tmp_path / "tokenizer.json")).task.tokenizer
     assert loaded.encode("red cat") == found.encode("red cat")
 
 
 def test_measure_at_the_end_of_a_timed_training_takes_fewer_sentences(table, cache):
-    found = prepared([table], cache, tokeniser="words")
+    found = prepared([table], cache, tokenizer="words")
     spec = found.task.default_model(Size(16, 1))
     module, part = weft.build(spec), found.train.cut(spec.length)
     few = found.task.judged(module, part, 1e-9)
@@ -199,7 +199,7 @@ def test_measure_at_the_end_of_a_timed_training_takes_fewer_sentences(table, cac
 def test_sample_has_its_known_best(cache):
     found = prepared(["sample:dates"], cache)
     assert found.best is not None and found.best.metric == "exact_match" and found.best.value == 1.0
-    assert found.task.tokeniser.vocabulary < 128
+    assert found.task.tokenizer.vocabulary < 128
     assert not {a for a, _ in found.train.pairs} & {a for a, _ in found.validation.pairs}
     assert found.task.read(["sample:dates"], cache).pairs == found.validation.pairs
     assert found.best.metric in found.task.measure(
@@ -244,4 +244,4 @@ def test_errors(table, tmp_path, cache):
     found = prepared([table], cache)
     module = weft.build(found.task.default_model(Size(16, 1)))
     with pytest.raises(LengthError, match="shorten"):
-        found.task.predict(module, ["red " * 500], Decoding())
+        found.task.predict(module, ["red " * 500], GenerationOptions())

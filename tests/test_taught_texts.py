@@ -10,14 +10,14 @@ import pytest
 import weft
 from weft.data.readers.files import DataError
 from weft.data.stores.token_store import token_store
-from weft.data.tokenizers.tokenizer import train_tokeniser
+from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.prompt_format import ChatTemplate, Habits
+from weft.tasks.support.prompt_format import ChatTemplate, PromptFormat
 from weft.tasks.text import TextOptions, TextTask
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-BYTES = train_tokeniser("bytes", [], specials=MARKS)
+BYTES = train_tokenizer("bytes", [], specials=MARKS)
 OPEN, CLOSE, END = (BYTES.id_of(mark) for mark in MARKS)
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -25,7 +25,7 @@ CHATML = (
 )
 TALK = (("system", "be"), ("user", "hi"), ("assistant", "hello"), ("user", "why"), ("assistant", "so"))
 SMALL = {
-    "width": 20, "layers": 1, "mixer.heads": 2, "length": 1031, "data.tokeniser": "bytes", "training.batch": 97,
+    "width": 20, "layers": 1, "mixer.heads": 2, "length": 1031, "data.tokenizer": "bytes", "training.batch": 97,
     "training.threads": 1, "training.guard": False,
 }  # fmt: skip
 FAST = {name: value for name, value in SMALL.items() if name.startswith("training.")}
@@ -49,22 +49,22 @@ def chat(*turns):
     return {"messages": messages(*turns)}
 
 
-def store_of(tmp_path, habits, *rows, tokeniser=BYTES):
-    return token_store([write(tmp_path / "a.jsonl", *rows)], tokeniser, tmp_path / "cache", taught=habits)
+def store_of(tmp_path, prompt_format, *rows, tokenizer=BYTES):
+    return token_store([write(tmp_path / "a.jsonl", *rows)], tokenizer, tmp_path / "cache", taught=prompt_format)
 
 
-def shown(store, tokeniser=BYTES):
+def shown(store, tokenizer=BYTES):
     """The whole text, and what counts of it."""
     tokens = store.tokens.tolist()
     counted = tokens if store.answers is None else np.array(tokens)[store.answers].tolist()
-    return tuple(tokeniser.decode(ids, keep_special=True) for ids in (tokens, counted))
+    return tuple(tokenizer.decode(ids, keep_special=True) for ids in (tokens, counted))
 
 
 # --- starts and stops ---
 
 
 def test_documents_stand_between_the_start_and_the_stop_that_were_taught(tmp_path):
-    store = store_of(tmp_path, Habits(before=(OPEN,), stops=(END, CLOSE)), "one", "two")
+    store = store_of(tmp_path, PromptFormat(before=(OPEN,), stops=(END, CLOSE)), "one", "two")
     assert shown(store) == (
         "<|im_start|>one<|endoftext|><|im_start|>two<|endoftext|>",
         "one<|endoftext|>two<|endoftext|>",
@@ -74,19 +74,21 @@ def test_documents_stand_between_the_start_and_the_stop_that_were_taught(tmp_pat
 
 def test_a_long_document_is_framed_once(tmp_path):
     text = "one two three " * 211
-    store = store_of(tmp_path, Habits(before=(OPEN,), stops=(END,)), text)
+    store = store_of(tmp_path, PromptFormat(before=(OPEN,), stops=(END,)), text)
     assert store.tokens.tolist() == [OPEN, *BYTES.encode(text), END]
     assert (store.folder / "places.bin").stat().st_size > 7 * 8
 
 
 def test_a_model_with_no_habits_has_the_store_of_a_fresh_one(tmp_path):
-    fresh, same, other = (store_of(tmp_path, h, "one", "two") for h in (None, Habits(), Habits(stops=(END,))))
+    fresh, same, other = (
+        store_of(tmp_path, h, "one", "two") for h in (None, PromptFormat(), PromptFormat(stops=(END,)))
+    )
     assert fresh.folder == same.folder != other.folder
     assert shown(fresh) == ("one<stop>two",) * 2 and fresh.answers is None
 
 
 def test_training_on_and_judging_know_the_habits_and_training_afresh_has_none(tmp_path):
-    known = TextTask(TextOptions(), BYTES, Habits(before=(OPEN,), stops=(END,)))
+    known = TextTask(TextOptions(), BYTES, PromptFormat(before=(OPEN,), stops=(END,)))
     path = str(write(tmp_path / "b.jsonl", *["one", "two"] * 11))
     tuned = TextTask.prepare([path], TextOptions(), 0, tmp_path / "cache", known)
     for store in (tuned.train.store, known.read([path], tmp_path / "cache").store):
@@ -94,35 +96,35 @@ def test_training_on_and_judging_know_the_habits_and_training_afresh_has_none(tm
     batch = tuned.train.cut(11).batch([0])
     kept = batch.labels[batch.labels != IGNORED].tolist()
     assert OPEN not in kept and kept[:4] == [*BYTES.encode("one"), END]
-    fresh = TextTask.prepare([path], TextOptions(tokeniser="bytes"), 0, tmp_path / "cache")
-    assert shown(fresh.train.store, fresh.task.tokeniser)[0].startswith("one<stop>two<stop>")
+    fresh = TextTask.prepare([path], TextOptions(tokenizer="bytes"), 0, tmp_path / "cache")
+    assert shown(fresh.train.store, fresh.task.tokenizer)[0].startswith("one<stop>two<stop>")
 
 
 # --- chats ---
 
 
 def test_chats_are_written_by_the_template_and_answers_alone_count(tmp_path):
-    habits = Habits(before=(OPEN,), stops=(CLOSE,), chat=ChatTemplate(CHATML))
-    store = store_of(tmp_path, habits, chat(*TALK), "text", chat(("user", "unheard")))
+    prompt_format = PromptFormat(before=(OPEN,), stops=(CLOSE,), chat=ChatTemplate(CHATML))
+    store = store_of(tmp_path, prompt_format, chat(*TALK), "text", chat(("user", "unheard")))
     whole, counted = shown(store)
-    first = habits.chat.render(messages(*TALK), answering=False)
+    first = prompt_format.chat.render(messages(*TALK), answering=False)
     assert whole == f"{first}<|im_start|>text<|im_end|><|im_start|>user\nunheard<|im_end|>\n"
     assert counted == "hello<|im_end|>\nso<|im_end|>\ntext<|im_end|>"
     assert store.documents == 3 and store.bytes == len("hello<|im_end|>\nso<|im_end|>\ntext")
-    place = BYTES.decode(habits.chat_ids(messages(*TALK[:2]), BYTES), keep_special=True)
+    place = BYTES.decode(prompt_format.chat_ids(messages(*TALK[:2]), BYTES), keep_special=True)
     assert whole.startswith(place + "hello")
 
 
 def test_a_template_without_a_stop_is_given_one(tmp_path):
     plain = ChatTemplate("{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}")
-    habits = Habits(stops=(END,), chat=plain)
-    whole, counted = shown(store_of(tmp_path, habits, chat(*TALK[1:3]), chat(("user", "x"))))
+    prompt_format = PromptFormat(stops=(END,), chat=plain)
+    whole, counted = shown(store_of(tmp_path, prompt_format, chat(*TALK[1:3]), chat(("user", "x"))))
     assert whole == "u:hi;a:hello;<|endoftext|>u:x;<|endoftext|>" and counted == "a:hello;<|endoftext|>"
 
 
 def test_letters_of_several_bytes_count_whole(tmp_path):
-    habits = Habits(stops=(CLOSE,), chat=ChatTemplate(CHATML))
-    _, counted = shown(store_of(tmp_path, habits, chat(("user", "où ça"), ("assistant", " là — 中文 "))))
+    prompt_format = PromptFormat(stops=(CLOSE,), chat=ChatTemplate(CHATML))
+    _, counted = shown(store_of(tmp_path, prompt_format, chat(("user", "où ça"), ("assistant", " là — 中文 "))))
     assert counted == " là — 中文 <|im_end|>\n"
 
 
@@ -149,9 +151,9 @@ def test_what_the_prompt_opens_and_the_answer_lacks_is_left_out():
 def test_chats_that_cannot_be_written_are_named(tmp_path):
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + CHATML
     with pytest.raises(DataError, match=r"a.jsonl, the chat that begins 'be': .* refuses .*no system here"):
-        store_of(tmp_path, Habits(chat=ChatTemplate(strict)), chat(*TALK))
+        store_of(tmp_path, PromptFormat(chat=ChatTemplate(strict)), chat(*TALK))
     with pytest.raises(DataError, match="this model was not taught to chat: give texts, or take a model"):
-        store_of(tmp_path, Habits(), chat(*TALK))
+        store_of(tmp_path, PromptFormat(), chat(*TALK))
 
 
 # --- templates ---
@@ -177,8 +179,10 @@ def imported(tmp_path_factory):
         patch.setenv("WEFT_CACHE", str(folder / "cache"))
         weft.train("text", folder / "a.txt", folder / "run", steps=1, set=SMALL)
     spec = json.loads((folder / "run" / "spec.json").read_text())
-    stop = weft.load(folder / "run").tokeniser.stop
-    spec["facts"] = Habits(before=(1,), stops=(stop,), chat=ChatTemplate(CHATML.replace(MARKS[1], "<stop>"))).to_tree()
+    stop = weft.load(folder / "run").tokenizer.stop
+    spec["facts"] = PromptFormat(
+        before=(1,), stops=(stop,), chat=ChatTemplate(CHATML.replace(MARKS[1], "<stop>"))
+    ).to_tree()
     (folder / "run" / "spec.json").write_text(json.dumps(spec))
     return folder / "run"
 
@@ -215,8 +219,8 @@ def test_a_model_with_a_template_learns_from_chats(tmp_path, imported):
     changes = FAST | {"data.context": 97, "training.rate": 0.02, "training.evaluate_every": 13}
     run = weft.train("text", path, tmp_path / "run", base=imported, steps=13, set=changes)
     assert run.evaluate(path)["loss"] < before - 0.7
-    assert run.task.habits == weft.load(imported).task.habits
+    assert run.task.prompt_format == weft.load(imported).task.prompt_format
     part = run.task.read([str(path)], tmp_path / "cache").cut(97)
     labels = np.concatenate([part.batch(e).labels.numpy().ravel() for e in part.batches(970, None)])
-    said = run.tokeniser.decode(labels[labels != IGNORED].tolist(), keep_special=True)
+    said = run.tokenizer.decode(labels[labels != IGNORED].tolist(), keep_special=True)
     assert said == "ho ho ho<stop>\n" * 60

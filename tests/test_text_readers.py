@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.data.readers.files import DataError, find_files, name_suffix, open_bytes, read_lines, read_table, read_text
-from weft.data.readers.texts import Chat, expect_classes, read_documents, read_labelled, read_pairs, read_tagged
+from weft.data.readers.texts import Chat, expect_classes, read_documents, read_labeled, read_pairs, read_tagged
 
 
 def refuses(sentence, call, *arguments, **named):
@@ -200,26 +200,24 @@ def test_pairs_come_back_from_jsonl(tmp_path_factory, pairs):
 def test_labels_with_and_without_names(put):
     rows = [("good", "1"), ("bad", "0"), ("fine", "1"), ("poor", "0")]
     lines = [f"{text}\t{label}\n" for text, label in rows]
-    assert read_labelled([put("a.tsv", "".join(lines))]) == rows
-    assert read_labelled([put("b.tsv", "review\tSentiment\n" + "".join(lines))]) == rows
+    assert read_labeled([put("a.tsv", "".join(lines))]) == rows
+    assert read_labeled([put("b.tsv", "review\tSentiment\n" + "".join(lines))]) == rows
     turned = "".join(f"{label},{text}\n" for text, label in rows)
-    assert read_labelled([put("c.csv", "label,text\n" + turned)]) == rows
-    assert read_labelled([put("d.csv", turned)], ["2", "1"]) == rows
+    assert read_labeled([put("c.csv", "label,text\n" + turned)]) == rows
+    assert read_labeled([put("d.csv", turned)], ["2", "1"]) == rows
     fields = "".join(json.dumps({"label": int(label), "id": 3, "sentence": text}) + "\n" for text, label in rows)
-    assert read_labelled([put("e.jsonl", fields)]) == rows
+    assert read_labeled([put("e.jsonl", fields)]) == rows
 
 
 def test_labels_that_cannot_be_learned(put):
     three = put("a.csv", "a,b,c\n")
-    refuses("line 1: 3 columns, but text and label are two: choose them", read_labelled, [three])
-    refuses("there is only one label ('x')", read_labelled, [put("b.csv", "a,x\nb,x\n")])
-    refuses(
-        "label 'y' has one example: give it more, or leave it out", read_labelled, [put("c.csv", "a,x\nb,x\nc,y\n")]
-    )
-    refuses("d.csv, line 2: the label is empty", read_labelled, [put("d.csv", "a,x\nb, \n")])
-    refuses("there is no labelled example", read_labelled, [put("e.csv", "text,label\n")])
-    refuses("a.csv has no column 'text'", read_labelled, [three], ["text", "label"])
-    refuses("there is no labelled example", lambda: expect_classes([]))
+    refuses("line 1: 3 columns, but text and label are two: choose them", read_labeled, [three])
+    refuses("there is only one label ('x')", read_labeled, [put("b.csv", "a,x\nb,x\n")])
+    refuses("label 'y' has one example: give it more, or leave it out", read_labeled, [put("c.csv", "a,x\nb,x\nc,y\n")])
+    refuses("d.csv, line 2: the label is empty", read_labeled, [put("d.csv", "a,x\nb, \n")])
+    refuses("there is no labeled example", read_labeled, [put("e.csv", "text,label\n")])
+    refuses("a.csv has no column 'text'", read_labeled, [three], ["text", "label"])
+    refuses("there is no labeled example", lambda: expect_classes([]))
 
 
 # --- tags ---

@@ -28,12 +28,12 @@ from weft.parts.mask_algebra import Everything
 from weft.tasks.registry import task_named
 from weft.tasks.support import losses
 from weft.tasks.support.losses import class_loss, language_loss
-from weft.tasks.task import LADDER, Batch, Loss, Part, spread
+from weft.tasks.task import LADDER, Batch, Loss, Split, spread
 from weft.training import train as room
 from weft.training.averaging import Average, recompute_blocks
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop
-from weft.training.plan import Plan
+from weft.training.plan import TrainingPlan
 from weft.training.planner import Pace, Planner, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
 from weft.training.training_spec import TrainingSpec
@@ -78,7 +78,7 @@ class StopAfter(Reporter):
             raise RuntimeError("pulled the plug")
 
 
-@pytest.mark.parametrize("changes", [{}, {"training.ema": 0.9}, {"training.optimiser": "adamw"}])
+@pytest.mark.parametrize("changes", [{}, {"training.ema": 0.9}, {"training.optimizer": "adamw"}])
 def test_a_run_that_breaks_off_goes_on_to_the_same_bits(tmp_path, changes):
     changes = {"training.checkpoint_every": 4, "training.evaluate_every": 3, **changes}
     train(tmp_path, "whole", **changes)
@@ -214,7 +214,7 @@ def test_a_model_that_looks_ahead_is_refused_at_the_start(tmp_path, monkeypatch)
 # --- the parts of the loop -------------------------------------------------------------------------------------------
 
 
-class Numbers(Part):
+class Numbers(Split):
     """Rows of different lengths, in float64."""
 
     def __init__(self):
@@ -243,13 +243,13 @@ class Next:
     def loss(self, module, batch, smoothing=0.0):
         return language_loss(module, module(batch.inputs["tokens"]), batch.labels, batch.count, smoothing)
 
-    def glimpse(self, module, part):
+    def preview(self, module, part):
         return ""
 
 
 def small_plan(steps=1, **more):
     looks = {"evaluate_every": 9, "evaluate_tokens": 99, "checkpoint_every": 9}
-    return Plan(steps=steps, batch=99, threads=1, parameters=1, tokens=1, epochs=1.0, memory=1, **looks, **more)
+    return TrainingPlan(steps=steps, batch=99, threads=1, parameters=1, tokens=1, epochs=1.0, memory=1, **looks, **more)
 
 
 def small_model(**changes):
@@ -267,8 +267,8 @@ def gradient_of(tmp_path, accumulate, model=None, **options):
 
 @pytest.mark.parametrize("pieces", [2, 3, 11])
 def test_accumulation_equals_the_full_batch(tmp_path, pieces):
-    one_loss, one = gradient_of(tmp_path, 1, smoothing=0.1, optimiser="adamw")
-    many_loss, many = gradient_of(tmp_path, pieces, smoothing=0.1, optimiser="adamw")
+    one_loss, one = gradient_of(tmp_path, 1, smoothing=0.1, optimizer="adamw")
+    many_loss, many = gradient_of(tmp_path, pieces, smoothing=0.1, optimizer="adamw")
     assert abs(one_loss - many_loss) < 1e-12
     assert max(float((one[name] - many[name]).abs().max()) for name in one) < 1e-9
 
@@ -331,14 +331,14 @@ def test_the_average_is_swapped_in_and_out():
 
 
 def test_patience_stops_early(tmp_path):
-    class Notes(Reporter):
+    class Auxiliary(Reporter):
         def __init__(self):
             self.said = []
 
         def noted(self, text):
             self.said.append(text)
 
-    notes = Notes()
+    notes = Auxiliary()
     train(tmp_path, steps=60, reporter=notes, **{
         "training.patience": 2, "training.evaluate_every": 1, "training.rate": 1e-12, "training.matrix_rate": 1e-12,
     })  # fmt: skip
@@ -353,8 +353,8 @@ def test_compiling_falls_back_with_a_note(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(nn.Module, "compile", cannot)
     monkeypatch.setattr(Reporter, "noted", lambda self, text: said.append(text))
-    order = room.Order(steps=2, changes=SMALL, compiled=True)
-    room.carry_out("text", [str(tmp_path / "book.txt")], tmp_path / "run", order, Reporter())
+    order = room.TrainRequest(steps=2, changes=SMALL, compiled=True)
+    room.run_training("text", [str(tmp_path / "book.txt")], tmp_path / "run", order, Reporter())
     assert "no compiler here" in said[0] and "without it" in said[0]
 
 
@@ -368,7 +368,7 @@ def test_a_plan_is_cut_once_and_on_record():
     assert cut.shortened.at == 100 and cut.last == 100 + int((60 - 10 - 10) / 0.1) == 500
     assert (cut.steps_at(99), cut.steps_at(100)) == (1000, 500)
     assert cut.shorten(200, 80.0) is cut
-    assert Plan.from_tree(json.loads(json.dumps(cut.to_tree()))) == cut
+    assert TrainingPlan.from_tree(json.loads(json.dumps(cut.to_tree()))) == cut
 
 
 def test_what_is_expected_falls_with_size_and_with_tokens_and_rereading_saturates():
@@ -384,7 +384,7 @@ def test_minutes_end_on_time_and_are_written_down(tmp_path):
     began = time.perf_counter()
     weft.train("text", tmp_path / "book.txt", tmp_path / "run", minutes=0.1)
     assert time.perf_counter() - began < 30  # 6 s, on a machine that may be busy
-    plan = Plan.from_tree(RunFolder(tmp_path / "run").read_plan())
+    plan = TrainingPlan.from_tree(RunFolder(tmp_path / "run").read_plan())
     assert plan.minutes == 0.1 and plan.tried and plan.step_seconds > 0
     assert plan.parameters == sum(w.numel() for w in load_file(tmp_path / "run" / "model.safetensors").values())
 

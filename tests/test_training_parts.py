@@ -1,4 +1,4 @@
-"""Optimisers, schedules, and files that survive a kill."""
+"""Optimizers, schedules, and files that survive a kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import weft
 from weft.checkpoints import atomic
 from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
-from weft.training.optimizers import Muon, build_optimisers, orthogonalise, split_weights
+from weft.training.optimizers import Muon, build_optimizers, orthogonalize, split_weights
 from weft.training.schedules import Cosine, InverseRoot, Trapezoid
 
 
@@ -54,9 +54,9 @@ def test_schedule_errors():
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (8, 24), (24, 8), (3, 8, 24)])
-def test_orthogonalised_matrices_keep_their_directions_with_singular_values_near_one(shape):
+def test_orthogonalized_matrices_keep_their_directions_with_singular_values_near_one(shape):
     M = torch.randn(shape)
-    O = orthogonalise(M)  # noqa: E741
+    O = orthogonalize(M)  # noqa: E741
     values = torch.linalg.svdvals(O)
     assert values.min() > 0.5 and values.max() < 1.3
     U, _, V = torch.linalg.svd(M, full_matrices=False)
@@ -69,11 +69,11 @@ def test_no_bf16_where_it_is_slow(monkeypatch):
     seen = []
     original = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: seen.append(a.dtype) or original(a, b))
-    orthogonalise(torch.randn(4, 6))
+    orthogonalize(torch.randn(4, 6))
     assert set(seen) == {torch.float32}
 
 
-def test_each_weight_has_one_optimiser():
+def test_each_weight_has_one_optimizer():
     model = weft.build("nano-moe")
     matrices, tables, vectors = split_weights(model)
     assert len(matrices) + len(tables) + len(vectors) == len(list(model.parameters()))
@@ -81,9 +81,9 @@ def test_each_weight_has_one_optimiser():
     assert {names[id(p)].rsplit(".", 1)[1] for p in tables} == {"weight", "router"}
     assert any("feedforward.up" in names[id(p)] and p.dim() == 3 for p in matrices)
     for kind, count in (("muon", 2), ("adamw", 1)):
-        optimisers = build_optimisers(model, kind)
-        held = [id(p) for o in optimisers for g in o.param_groups for p in g["params"]]
-        assert len(optimisers) == count and sorted(held) == sorted(names)
+        optimizers = build_optimizers(model, kind)
+        held = [id(p) for o in optimizers for g in o.param_groups for p in g["params"]]
+        assert len(optimizers) == count and sorted(held) == sorted(names)
     model.embedding.weight.requires_grad_(False)
     assert not split_weights(model)[1] or all(p is not model.embedding.weight for p in split_weights(model)[1])
 
@@ -92,16 +92,16 @@ def test_each_weight_has_one_optimiser():
 def test_both_learn_and_repeat_bit_for_bit(kind):
     def train():
         model = weft.build(weft.preset("nano-gpt").replace(layers=2, width=32, vocabulary=17, **{"mixer.heads": 2}))
-        optimisers = build_optimisers(model, kind)
+        optimizers = build_optimizers(model, kind)
         tokens = torch.arange(340).reshape(4, 85) % 17
         losses = []
         for _ in range(60):
             logits = model(tokens[:, :-1]).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
-            for optimiser in optimisers:
-                optimiser.step()
-                optimiser.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             losses.append(float(loss.detach()))
         return losses, model.state_dict()
 
@@ -112,11 +112,11 @@ def test_both_learn_and_repeat_bit_for_bit(kind):
 
 
 def test_muon_resumes_bit_for_bit():
-    def steps(optimiser, weight, count):
+    def steps(optimizer, weight, count):
         for number in range(count):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             ((weight @ weight.T) * (number + 1)).sum().backward()
-            optimiser.step(lambda: None)
+            optimizer.step(lambda: None)
 
     start = torch.randn(6, 9)
     straight = torch.nn.Parameter(start.clone())

@@ -17,13 +17,13 @@ from weft.foundation.errors import WeftError
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.sampling import Sampling
-from weft.inference.decoding.sessions import Plan
+from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.decoding.speculative import DraftModel, speculate
-from weft.inspection.recording import function_overrides as taps
+from weft.inspection.recording import function_overrides as overrides
 from weft.inspection.recording.watch import watch
 from weft.parts import attention as attention_part
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Window
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot
@@ -61,7 +61,7 @@ def test_maps_are_the_explicit_backends_and_no_bit_changes(name, monkeypatch):
     with watch(module) as seen:
         watched = subject.run(content)
     assert torch.equal(plain, watched)
-    assert not taps._taps
+    assert not overrides._overrides
     if subject.spec.family == "recurrent-seq2seq":
         if module.score is None:
             with pytest.raises(WeftError, match="none of"):
@@ -131,12 +131,12 @@ def test_every_mask_position_and_score(mask, position, score):
     T, heads = 7, 4
     part = SelfAttention(10, heads, 2, 6, 5, score=SCORES[score]())
     x = torch.randn(2, T, 10)
-    sight = Sight.of(x, MASKS[mask](T), POSITIONS[position]())
+    context = AttentionContext.of(x, MASKS[mask](T), POSITIONS[position]())
     query, key, _ = part.project(x)
-    expected = part.weights(*part.position(query, key, sight), sight)
+    expected = part.weights(*part.position(query, key, context), context)
     with watch(part) as seen:
-        y = part(x, sight)
-    assert torch.equal(y, part(x, sight))
+        y = part(x, context)
+    assert torch.equal(y, part(x, context))
     for b in range(2):
         assert torch.allclose(seen.attention(0, batch=b), expected[b], atol=1e-12)
         rows = torch.tensor([6, 1, 2])
@@ -157,27 +157,27 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "plan"),
+    ("name", "changes", "prefill"),
     [
-        ("nano-gpt", {}, Plan()),
-        ("nano-gpt", {}, Plan(chunk=3)),
-        ("nano-gpt", {}, Plan(side="left")),
-        ("nano-gpt", {}, Plan(cached=False)),
-        ("nano-moe", {}, Plan()),
-        ("mistral-7b", {}, Plan()),
-        ("mistral-7b", {}, Plan(chunk=2)),
-        ("gpt2", {}, Plan()),
+        ("nano-gpt", {}, PrefillOptions()),
+        ("nano-gpt", {}, PrefillOptions(chunk=3)),
+        ("nano-gpt", {}, PrefillOptions(side="left")),
+        ("nano-gpt", {}, PrefillOptions(cached=False)),
+        ("nano-moe", {}, PrefillOptions()),
+        ("mistral-7b", {}, PrefillOptions()),
+        ("mistral-7b", {}, PrefillOptions(chunk=2)),
+        ("gpt2", {}, PrefillOptions()),
     ],
 )
-def test_steps_of_a_generation_are_one_map(name, changes, plan):
+def test_steps_of_a_generation_are_one_map(name, changes, prefill):
     module = model(name, **changes)
     stop = [generate(module, [PROMPTS[1]], max_tokens=9)[0].tokens[4]]
-    plain = generate(module, PROMPTS, max_tokens=9, stop=stop, plan=plan)
+    plain = generate(module, PROMPTS, max_tokens=9, stop=stop, prefill=prefill)
     with watch(module) as seen:
-        written = generate(module, PROMPTS, max_tokens=9, stop=stop, plan=plan)
+        written = generate(module, PROMPTS, max_tokens=9, stop=stop, prefill=prefill)
     assert [one.tokens for one in written] == [one.tokens for one in plain]
     assert len({len(one.tokens) for one in written}) > 1, "texts shall end at different times"
-    if not plan.cached:
+    if not prefill.cached:
         assert len(seen.calls) == max(len(one.tokens) + (one.ended == "stop") for one in written)
         return
     assert len(seen.calls) == 1
@@ -417,7 +417,7 @@ def test_everything_is_put_back_after_errors_and_in_any_order():
     module(tokens)
     assert (len(one.calls), len(two.calls)) == (1, 2)
     assert torch.equal(one.attention(1), two.attention(1))
-    assert not taps._taps
+    assert not overrides._overrides
     assert originals == (SelfAttention.gather, type(module).forward, torch.Tensor.softmax)
     assert "forward" not in vars(module) and "gather" not in vars(module.stack.blocks[0].mixer)
 
@@ -448,7 +448,7 @@ def test_threads_do_not_mix():
             thread.join()
     assert sorted(call.sizes()[2] for call in seen.calls) == [5, 7, 11, 13]
     for call in seen.calls:
-        assert sorted(call.records) == [("self", 0), ("self", 1)]
+        assert sorted(call.layer_records) == [("self", 0), ("self", 1)]
 
 
 def test_what_is_kept_can_be_bounded():
@@ -546,6 +546,8 @@ def test_bare_cross_attention():
         part(x, memory)
     assert seen.kinds == ["cross"]
     expected = part.weights(
-        part.project(x), part.remember(memory)[0], Sight(Sight.of(x).queries, Sight.of(memory).queries)
+        part.project(x),
+        part.remember(memory)[0],
+        AttentionContext(AttentionContext.of(x).queries, AttentionContext.of(memory).queries),
     )
     assert torch.allclose(seen.attention(), expected[0])

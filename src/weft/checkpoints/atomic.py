@@ -20,7 +20,7 @@ class DiskError(WeftError):
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` to a neighbour, flush it to the disk, then rename it into place; the old file stays until then."""
+    """`write` to a neighbor, flush it to the disk, then rename it into place; the old file stays until then."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write(fresh)

@@ -56,7 +56,9 @@ def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
     return open_folder(path)
 
 
-def bring_in(source: str | Path, out: str | Path, certified: bool = True, progress: Progress | None = None) -> Imported:
+def convert_checkpoint(
+    source: str | Path, out: str | Path, certified: bool = True, progress: Progress | None = None
+) -> Imported:
     """Make a run of a foreign checkpoint; on any error nothing remains in `out`.
 
     Where the library transformers is installed, both models answer the same inputs first; if their logits differ, the
@@ -99,7 +101,7 @@ def _write(found: ForeignCheckpoint, folder: RunFolder, progress: Progress | Non
         return found.matched[name].read(found.tensors)
 
     write_streamed(folder.path / "model.safetensors", slots, make)
-    if found.tokeniser is not None:
-        folder.write_tokeniser(found.tokeniser)
+    if found.tokenizer is not None:
+        folder.write_tokenizer(found.tokenizer)
     source = str(found.source)
     folder.write_spec(RunSpec(task=found.task, sources=(source,), facts=found.facts, model=found.spec.to_tree()))

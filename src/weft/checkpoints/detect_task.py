@@ -25,7 +25,7 @@ POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 def text_facts(vocabulary: Vocabulary, stops: Any) -> Tree:
     """Ids before each text, ids at which a text stops, and how a chat is written."""
     ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
-    known = [index for index in ids if isinstance(index, int) and 0 <= index < vocabulary.tokeniser.vocabulary]
+    known = [index for index in ids if isinstance(index, int) and 0 <= index < vocabulary.tokenizer.vocabulary]
     stop = vocabulary.id_of("eos_token")
     if not known and stop is not None:
         known = [stop]
@@ -73,7 +73,7 @@ def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> 
     """How tokens become one vector: as modules.json of sentence-transformers says, else by their mean."""
     facts: Tree = {
         "pool": "mean",
-        "normalise": False,
+        "normalize": False,
         "length": spec.length,
         "before": list(vocabulary.before),
         "after": list(vocabulary.after),
@@ -85,7 +85,7 @@ def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> 
         if kind == "Pooling":
             facts["pool"] = _pool(place)
         elif kind == "Normalize":
-            facts["normalise"] = True
+            facts["normalize"] = True
         elif kind not in ("Transformer", "Dropout"):
             raise DataError(
                 f"modules.json has a module {kind!r:.40}, which Weft does not have: only Pooling and Normalize"
@@ -170,7 +170,9 @@ def _edges(table: Config, key: str, side: int) -> list[int]:
     return value
 
 
-def use_of(folder: Path, spec: AnySpec, config: Config, vocabulary: Vocabulary | None, stops: Any) -> tuple[str, Tree]:
+def detect_task(
+    folder: Path, spec: AnySpec, config: Config, vocabulary: Vocabulary | None, stops: Any
+) -> tuple[str, Tree]:
     """(task, facts) for a model."""
     if isinstance(spec, VisionSpec):
         return "images", images_facts(folder, spec, config)

@@ -5,7 +5,7 @@ model.safetensors    the best weights so far
 tokenizer.json       where the task has one; target_tokenizer.json where what is written has another
 metrics.jsonl        a line a report
 plan.json            the frozen time plan
-training/            the newest state of training: weights, optimiser, place in the data; one file, so one rename
+training/            the newest state of training: weights, optimizer, place in the data; one file, so one rename
 
 Every file is written atomically. Never a pickle.
 """
@@ -23,11 +23,25 @@ from pydantic import Field
 from torch import Tensor
 
 from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
 
 STATE = "state-{step:08d}.safetensors"
+
+
+# Fields and tensors that version 1 spelled otherwise; the model's own spec has its own version.
+RENAMED = {"tokeniser": "tokenizer", "optimiser": "optimizer", "normalise": "normalize"}
+
+
+def _american(tree: Tree) -> Tree:
+    """Version 1 to 2: names as PyTorch and the tokenizers package spell them; classes and labels stay as they are."""
+    renamed = {
+        name: {RENAMED.get(field, field): value for field, value in tree[name].items()}
+        for name in ("data", "facts", "training")
+        if isinstance(tree.get(name), dict)
+    }
+    return tree | renamed
 
 
 class RunSpec(VersionedSpec):
@@ -36,8 +50,9 @@ class RunSpec(VersionedSpec):
     `base` is the folder of the run that it was trained on from, if it was.
     """
 
-    VERSION: ClassVar[int] = 1
-    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {}
+    VERSION: ClassVar[int] = 2
+    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {1: lambda tree: _american(tree)}
+    version: int = 2
 
     task: str
     sources: tuple[str, ...] = ()
@@ -105,15 +120,15 @@ class RunFolder:
             raise DiskError(f"{self.path} has no model.safetensors yet: train on with --resume")
         return read_tensors(self.path / "model.safetensors")
 
-    def write_tokeniser(self, tokeniser: Tokeniser) -> None:
+    def write_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Write tokenizer.json, and target_tokenizer.json where the language that is written has its own."""
-        write_atomic(self.path / "tokenizer.json", tokeniser.save)
-        if tokeniser.other is not None:
-            write_atomic(self.path / "target_tokenizer.json", tokeniser.target.save)
+        write_atomic(self.path / "tokenizer.json", tokenizer.save)
+        if tokenizer.other is not None:
+            write_atomic(self.path / "target_tokenizer.json", tokenizer.target.save)
 
     @property
-    def tokeniser(self) -> Path | None:
-        """The file of the tokeniser, if the task has one."""
+    def tokenizer(self) -> Path | None:
+        """The file of the tokenizer, if the task has one."""
         file = self.path / "tokenizer.json"
         return file if file.is_file() else None
 
@@ -138,7 +153,8 @@ class RunFolder:
             try:
                 with safe_open(file, framework="pt") as opened:
                     facts = json.loads((opened.metadata() or {})["weft"])
-                return Snapshot(facts.pop("step"), read_tensors(file), facts)
+                tensors = {_renamed(name): tensor for name, tensor in read_tensors(file).items()}
+                return Snapshot(facts.pop("step"), tensors, facts)
             except (DiskError, SafetensorError, OSError, KeyError, ValueError):
                 continue  # a damaged file: the one before it may be whole
         return None
@@ -182,6 +198,12 @@ class RunFolder:
             raise WeftError(f"{self.path} is a file: give a run's folder") from None
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise SpecError(f"{file} cannot be read ({error}): restore it or train again") from None
+
+
+def _renamed(tensor: str) -> str:
+    """The name of a tensor in a state of training that version 1 may have written."""
+    room, dot, rest = tensor.partition(".")
+    return f"{RENAMED.get(room, room)}{dot}{rest}"
 
 
 def _note(facts: Tree) -> dict[str, str]:

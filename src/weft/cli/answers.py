@@ -102,7 +102,7 @@ def _stream(run: Run, given: str, how: dict[str, Any]) -> None:
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
-    written = [] if run.tokeniser is None else run.tokeniser.encode(text)
+    written = [] if run.tokenizer is None else run.tokenizer.encode(text)
     if how.get("overflow") == "slide" and len(written) > getattr(run.module.spec, "length", len(written)):
         _note(run)
 

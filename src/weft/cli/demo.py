@@ -19,7 +19,7 @@ from weft.figures.canvas import save_figure
 from weft.figures.charts.alignments import alignment_figure
 from weft.foundation.errors import WeftError
 from weft.tasks.task import Answer
-from weft.training.train import Order, Trained, carry_out
+from weft.training.train import Trained, TrainRequest, run_training
 
 TEXT, DATES, TRANSLATOR = "sample:stdlib", "sample:dates", "nano-gru-additive"
 SMALLER = {"width": 64, "hidden": 96}
@@ -44,8 +44,10 @@ def run_demo(seconds: float, out: Path, as_json: bool) -> None:
     """Train both for `seconds` together, then print continuations, translations and where a picture is."""
     if not 0 < seconds <= LONGEST:
         raise WeftError(f"{seconds:g} seconds of training: choose more than 0 and at most {LONGEST}")
-    text = _train("text", TEXT, out, Order(minutes=seconds / 120))
-    translation = _train("translation", DATES, out, Order(minutes=seconds / 120, preset=TRANSLATOR, changes=SMALLER))
+    text = _train("text", TEXT, out, TrainRequest(minutes=seconds / 120))
+    translation = _train(
+        "translation", DATES, out, TrainRequest(minutes=seconds / 120, preset=TRANSLATOR, changes=SMALLER)
+    )
     shown = _look(text, translation, out)
     if as_json:
         print_json(_tree(shown))
@@ -53,13 +55,13 @@ def run_demo(seconds: float, out: Path, as_json: bool) -> None:
         _print(console(), shown, out)
 
 
-def _train(task: str, data: str, out: Path, order: Order) -> Trained:
+def _train(task: str, data: str, out: Path, order: TrainRequest) -> Trained:
     """A run of the demo; an older one in its place goes."""
     place = out / task
     if RunFolder(place).exists:
         shutil.rmtree(place)
     with TerminalReporter(f"{task}: {data}") as reporter:
-        trained = carry_out(task, [data], place, order, reporter)
+        trained = run_training(task, [data], place, order, reporter)
     draw_training(place, trained)
     return trained
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from weft.checkpoints.convert import Imported, bring_in
+from weft.checkpoints.convert import Imported, convert_checkpoint
 from weft.cli.terminal import console, print_json, progress
 
 EXAMPLES = {
@@ -26,7 +26,7 @@ def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
     """Import and print what came of it."""
     with warnings.catch_warnings(record=True) as caught, progress("importing") as report:
         warnings.simplefilter("always")
-        made = bring_in(source, out, certified, report)
+        made = convert_checkpoint(source, out, certified, report)
     told = console(to_stderr=True)
     for warning in caught:
         if warning.category is UserWarning:

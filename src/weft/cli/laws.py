@@ -22,7 +22,7 @@ from weft.models.shrink import shrink
 from weft.runs.run import load
 
 WHOLE = 20_000_000
-COLOURS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}
+COLORS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}
 
 
 def run_laws(
@@ -109,7 +109,7 @@ def _print(report: Report, html: Path | None) -> None:
         table.add_column(heading, overflow="fold")
     for f in report.findings:
         blame = ": ".join(text for text in (f.blame, f.cause) if text)
-        table.add_row(f.law, Text(f.verdict, style=COLOURS[f.verdict]), Text(f.evidence), Text(blame))
+        table.add_row(f.law, Text(f.verdict, style=COLORS[f.verdict]), Text(f.evidence), Text(blame))
     out.print(table)
     out.print(f"{report.headline} ({report.seconds:.1f} s).", markup=False)
     if html is not None:

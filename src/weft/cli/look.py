@@ -11,9 +11,9 @@ from weft.cli.terminal import console, in_bytes, print_json
 from weft.figures.panels.unfolding import Unfolding, as_text
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.look import picture_of, views_of
-from weft.inspection.pictures.observations import Scene, scene_of
-from weft.inspection.pictures.panels import Asked
+from weft.inspection.pictures.look import kinds_of, picture_of
+from weft.inspection.pictures.observations import Observation, observe
+from weft.inspection.pictures.panels import LookOptions
 from weft.runs.run import load
 
 
@@ -28,7 +28,7 @@ class Wish:
     pair: str | None = None
     explain: bool = False
 
-    def asked(self) -> Asked:
+    def options(self) -> LookOptions:
         """The same for `picture_of`."""
         pair = None
         if self.pair is not None:
@@ -38,32 +38,32 @@ class Wish:
                     f"--pair {self.pair!r} is no pair of words: give two with a comma, such as not,terrible"
                 )
             pair = (words[0], words[1])
-        return Asked(self.layer, self.head, self.row, pair)
+        return LookOptions(self.layer, self.head, self.row, pair)
 
 
 def run_look(run: Path, given: str, out: Path, wish: Wish, device: str | None, as_json: bool) -> None:
     """Draw, and say where the picture is."""
-    asked = wish.asked()
-    scene = scene_of(load(run, device), given)
-    picture = picture_of(scene, wish.kind, asked, wish.explain)
+    options = wish.options()
+    observation = observe(load(run, device), given)
+    picture = picture_of(observation, wish.kind, options, wish.explain)
     written = picture.write(out)
     if as_json:
-        print_json(_tree(scene, picture, written))
+        print_json(_tree(observation, picture, written))
     else:
-        _print(scene, picture, written)
+        _print(observation, picture, written)
 
 
-def _tree(scene: Scene, picture: Picture, written: Path) -> dict[str, object]:
+def _tree(observation: Observation, picture: Picture, written: Path) -> dict[str, object]:
     return {
         "path": str(written),
         "bytes": written.stat().st_size,
-        "task": scene.task,
-        "input": scene.name,
-        "output": scene.said,
-        "tokens": list(scene.tokens),
+        "task": observation.task,
+        "input": observation.name,
+        "output": observation.said,
+        "tokens": list(observation.tokens),
         "panels": [{"kind": panel.kind, "title": panel.title, "shown": panel.shown()} for panel in picture.panels],
         "left_out": list(picture.left_out),
-        "kinds": list(views_of(scene)),
+        "kinds": list(kinds_of(observation)),
         "explained": [_steps(panel) for panel in picture.panels if isinstance(panel, Unfolding)],
     }
 
@@ -75,7 +75,7 @@ def _steps(panel: Unfolding) -> list[dict[str, object]]:
     ]
 
 
-def _print(scene: Scene, picture: Picture, written: Path) -> None:
+def _print(observation: Observation, picture: Picture, written: Path) -> None:
     out = console()
     out.print(f"[bold]{escape(picture.title)}[/bold]", soft_wrap=True)
     for panel in picture.panels:
@@ -86,4 +86,4 @@ def _print(scene: Scene, picture: Picture, written: Path) -> None:
     for sentence in picture.left_out:
         out.print(f"  left out: {sentence}", markup=False, soft_wrap=True)
     out.print(f"\npicture: {written} ({in_bytes(written.stat().st_size)})", markup=False, soft_wrap=True)
-    out.print(f"other kinds: --kind {', '.join(views_of(scene))}", markup=False, soft_wrap=True)
+    out.print(f"other kinds: --kind {', '.join(kinds_of(observation))}", markup=False, soft_wrap=True)

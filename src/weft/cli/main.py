@@ -48,7 +48,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")] = False,
     base: Annotated[
-        Path | None, typer.Option("--from", help="Train this run on: its model, tokeniser and weights.", metavar="RUN")
+        Path | None, typer.Option("--from", help="Train this run on: its model, tokenizer and weights.", metavar="RUN")
     ] = None,
     lora: Annotated[
         int | None, typer.Option(help="With --from: adapters of this rank learn, the weights stay.", metavar="R")
@@ -73,7 +73,7 @@ def train(
     """
     from weft.cli.settings import read_changes
     from weft.cli.train import run_train
-    from weft.training.train import Order
+    from weft.training.train import TrainRequest
 
     orders, changes = read_changes(settings, config)
     given = {"preset": preset if preset != "auto" else None, "steps": steps, "minutes": minutes, "device": device}
@@ -81,7 +81,9 @@ def train(
     if lora is not None:
         changes["training.lora"] = lora
     orders.update({name: value for name, value in given.items() if value is not None})
-    run_train(task, data, out, Order(changes=changes, resume=resume, compiled=compiled, **orders), tensorboard, as_json)
+    run_train(
+        task, data, out, TrainRequest(changes=changes, resume=resume, compiled=compiled, **orders), tensorboard, as_json
+    )
 
 
 @app.command()

@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from weft.cli.terminal import console
-from weft.training.plan import Plan
+from weft.training.plan import TrainingPlan
 from weft.training.reporting import Progress, Reporter
 
 PLAIN_EVERY = 10.0  # seconds between plain lines, at least
@@ -46,7 +46,7 @@ class TerminalReporter(Reporter):
         else:
             self._line(f"{what} ...")
 
-    def planned(self, plan: Plan, words: str) -> None:
+    def planned(self, plan: TrainingPlan, words: str) -> None:
         """The plan in one line."""
         if plan.evaluate_tokens < plan.held_out:
             self.share = f" on {plan.evaluate_tokens:,} of {plan.held_out:,} tokens"
@@ -65,7 +65,7 @@ class TerminalReporter(Reporter):
         """The held-out loss."""
         self._line(f"step {step:,}: held-out loss {loss:.4f}{self.share}{'' if best else ' (not the best)'}")
 
-    def glimpsed(self, step: int, text: str) -> None:
+    def previewed(self, step: int, text: str) -> None:
         """What the model does now."""
         for line in text.splitlines():
             self._line(f"  {line}", dim=True)
@@ -94,7 +94,7 @@ class TensorBoardReporter(Reporter):
         """A stage."""
         self.inner.began(what)
 
-    def planned(self, plan: Plan, words: str) -> None:
+    def planned(self, plan: TrainingPlan, words: str) -> None:
         """The plan."""
         self.inner.planned(plan, words)
 
@@ -110,10 +110,10 @@ class TensorBoardReporter(Reporter):
         self.writer.flush()
         self.inner.evaluated(step, loss, best)
 
-    def glimpsed(self, step: int, text: str) -> None:
+    def previewed(self, step: int, text: str) -> None:
         """What the model does now."""
-        self.writer.add_text("glimpse", text, step)
-        self.inner.glimpsed(step, text)
+        self.writer.add_text("preview", text, step)
+        self.inner.previewed(step, text)
 
     def noted(self, text: str) -> None:
         """A word to the user."""

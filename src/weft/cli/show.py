@@ -18,7 +18,7 @@ from weft.cli.terminal import console, in_bytes, in_flops, print_json
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.build import AnySpec, read_spec
 from weft.models.estimates import Estimate, estimate
-from weft.models.part_tree import Part
+from weft.models.part_tree import PartNode
 from weft.models.presets import preset, presets
 
 SUFFIXES = (".json", ".toml")
@@ -134,7 +134,7 @@ def _print_parts(out: Console, found: Estimate) -> None:
     out.print(table, "", sep="\n")
 
 
-def _branches(part: Part, before: str = "", own: str = "") -> Iterator[tuple[str, Part]]:
+def _branches(part: PartNode, before: str = "", own: str = "") -> Iterator[tuple[str, PartNode]]:
     """(branches drawn as lines, part) from the top of the tree."""
     yield before + own, part
     inside = before + {"": "", "├─ ": "│  ", "└─ ": "   "}[own]

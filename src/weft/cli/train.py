@@ -16,12 +16,14 @@ from weft.cli.terminal import console, print_json
 from weft.figures.charts.curves import draw_curves
 from weft.foundation.errors import WeftError
 from weft.training.reporting import Reporter
-from weft.training.train import Order, Trained, carry_out
+from weft.training.train import Trained, TrainRequest, run_training
 
 CURVES = "curves.png"
 
 
-def run_train(task: str, data: Sequence[str], out: Path | None, order: Order, tensorboard: bool, as_json: bool) -> None:
+def run_train(
+    task: str, data: Sequence[str], out: Path | None, request: TrainRequest, tensorboard: bool, as_json: bool
+) -> None:
     """Train, then print what was reached beside what was planned, known to be possible, and simple methods."""
     if out is None:
         raise WeftError(f"where shall the run go? Give a folder: weft train {task} {join(data)} --out runs/{task}")
@@ -30,7 +32,7 @@ def run_train(task: str, data: Sequence[str], out: Path | None, order: Order, te
         if tensorboard:
             reporter = TensorBoardReporter(terminal, str(out / "tensorboard"))
         try:
-            trained = carry_out(task, data, out, order, reporter)
+            trained = run_training(task, data, out, request, reporter)
         except KeyboardInterrupt:
             terminal.noted(f"stopped; go on with: weft train {task} {join(data)} --out {quote(str(out))} --resume")
             raise

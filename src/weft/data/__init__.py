@@ -1,1 +1,1 @@
-"""Data: readers, tokenisers, batching and the built-in samples."""
+"""Data: readers, tokenizers, batching and the built-in samples."""

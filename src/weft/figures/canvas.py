@@ -1,4 +1,4 @@
-"""What all drawings share: colours, fonts for the world's scripts, labels that can be drawn, writing to a file."""
+"""What all drawings share: colors, fonts for the world's scripts, labels that can be drawn, writing to a file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.foundation.errors import WeftError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#6e7781", "#bf3989", "#9a6700")
-GREY = "#57606a"
+COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#6e7781", "#bf3989", "#9a6700")
+GRAY = "#57606a"
 FORMATS = (".png", ".svg", ".pdf")
 FONTS = (
     "DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Zen Hei", "Arial Unicode MS",
@@ -35,7 +35,7 @@ def canvas_style() -> Iterator[None]:
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": False,
-        "axes.edgecolor": GREY,
+        "axes.edgecolor": GRAY,
         "axes.unicode_minus": True,
         "grid.color": "0.9",
         "legend.frameon": False,

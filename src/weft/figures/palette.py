@@ -1,6 +1,6 @@
-"""Colours of values: from none to much, and from negative to positive; the same stops for stills, pages and notebooks.
+"""Colors of values: from none to much, and from negative to positive; the same stops for stills, pages and notebooks.
 
-Blue against orange, which all common kinds of colour blindness tell apart; lightness alone tells little from much.
+Blue against orange, which all common kinds of color blindness tell apart; lightness alone tells little from much.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ STOPS: dict[Scale, dict[str, tuple[str, ...]]] = {
 
 
 @cache
-def colour_map(scale: Scale) -> Colormap:
-    """For matplotlib; values that are missing stay grey."""
+def color_map(scale: Scale) -> Colormap:
+    """For matplotlib; values that are missing stay gray."""
     from matplotlib.colors import LinearSegmentedColormap
 
     found = LinearSegmentedColormap.from_list(f"weft-{scale}", STOPS[scale]["light"])
     return found.with_extremes(bad="#e6e8eb")
 
 
-def coloured(values: NDArray[Any], limits: tuple[float, float], scale: Scale) -> NDArray[np.uint8]:
-    """Values as colours [..., 4], the limits being the ends of the scale."""
+def colored(values: NDArray[Any], limits: tuple[float, float], scale: Scale) -> NDArray[np.uint8]:
+    """Values as colors [..., 4], the limits being the ends of the scale."""
     low, high = limits
     shares = (np.asarray(values, dtype=np.float64) - low) / ((high - low) or 1.0)
-    found: NDArray[np.uint8] = colour_map(scale)(np.ma.masked_invalid(shares), bytes=True)
+    found: NDArray[np.uint8] = color_map(scale)(np.ma.masked_invalid(shares), bytes=True)
     return found
 
 
-def colour_scale(scale: Scale) -> list[tuple[float, str]]:
-    """For plotly: (place from 0 to 1, colour)."""
+def color_scale(scale: Scale) -> list[tuple[float, str]]:
+    """For plotly: (place from 0 to 1, color)."""
     stops = STOPS[scale]["light"]
-    return [(number / (len(stops) - 1), colour) for number, colour in enumerate(stops)]
+    return [(number / (len(stops) - 1), color) for number, color in enumerate(stops)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.figures.canvas import FORMATS, GREY, canvas_style, legible, save_figure
+from weft.figures.canvas import FORMATS, GRAY, canvas_style, legible, save_figure
 from weft.figures.panels.panel import WIDTH, Panel, Sheet
 from weft.figures.web.interactive import page_text
 from weft.foundation.errors import WeftError
@@ -58,7 +58,7 @@ class Picture:
     def _draw_head(self, box: SubFigure, height: float) -> None:
         box.text(0, 1, legible(self.title, 96), fontsize=13, weight="bold", va="top")
         if self.words:
-            box.text(0, 1 - 0.27 / height, legible(self.words, 140), fontsize=9, color=GREY, va="top")
+            box.text(0, 1 - 0.27 / height, legible(self.words, 140), fontsize=9, color=GRAY, va="top")
 
     def write(self, path: str | Path) -> Path:
         """As .html, .png, .svg or .pdf, by the end of the name."""
@@ -90,6 +90,6 @@ def _draw_panel(panel: Panel, notes: list[str], box: SubFigure, height: float) -
     box.text(0, 1 - 0.04 / height, legible(panel.title, 110), fontsize=11, weight="bold", va="top")
     for number, line in enumerate(notes):
         down = HEADING - 0.08 + NOTE * number
-        box.text(0, 1 - down / height, legible(line), fontsize=8.5, color=GREY, va="top")
+        box.text(0, 1 - down / height, legible(line), fontsize=8.5, color=GRAY, va="top")
     start = HEADING + NOTE * len(notes)
     panel.draw(Sheet(box, WIDTH, height, start))

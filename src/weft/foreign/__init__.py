@@ -1,1 +1,1 @@
-"""Foreign: adapters that recognise how modules are called: tokens, masks, positions, cache, logits."""
+"""Foreign: adapters that recognize how modules are called: tokens, masks, positions, cache, logits."""

@@ -20,7 +20,7 @@ from weft.foreign.huggingface_config import (
     window_of,
 )
 from weft.foreign.plain import first_tensor, per_token
-from weft.foreign.subject import Call, Subject, Unable
+from weft.foreign.subject import Subject, SubjectCall, Unable
 from weft.models.output import Declaration
 
 SOURCES = ("input_ids", "input_features", "pixel_values")
@@ -56,7 +56,7 @@ class HuggingFaceSubject(Subject):
         """Names of the forward's arguments."""
         return inspect.signature(self.module.forward).parameters
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """[B, T] -> logits or hidden states [B, T, C]."""
         with Exact():
             if self.declares.seq2seq:
@@ -80,7 +80,7 @@ class HuggingFaceSubject(Subject):
         if torch.allclose(first_tensor(whole), out, rtol=0, atol=1e-12):
             raise Unable("its class makes no mask for packed documents from position_ids")
 
-    def _extra(self, call: Call) -> dict[str, Any]:
+    def _extra(self, call: SubjectCall) -> dict[str, Any]:
         extra: dict[str, Any] = {"use_cache": False} if "use_cache" in self.names else {}
         if call.real is not None:
             if "attention_mask" not in self.names:
@@ -120,7 +120,7 @@ class HuggingFaceSubject(Subject):
         """The pad token at padded places, for classes that look for it."""
         return tokens if real is None or self.pad_token is None else tokens.masked_fill(~real, self.pad_token)
 
-    def _run_seq2seq(self, call: Call) -> Tensor:
+    def _run_seq2seq(self, call: SubjectCall) -> Tensor:
         call.takes("real", "source", "source_real")
         extra: dict[str, Any] = {"use_cache": False} if "use_cache" in self.names else {}
         if call.source_real is not None:
@@ -142,7 +142,7 @@ class HuggingFaceSubject(Subject):
         part = getattr(self.module, side, None) if hasattr(self.module.config, side) else None
         return name in self.names or (part is not None and "position_ids" in inspect.signature(part.forward).parameters)
 
-    def _source(self, call: Call) -> dict[str, Tensor]:
+    def _source(self, call: SubjectCall) -> dict[str, Tensor]:
         """Tokens, sound [B, frames, channels] or an image, under the name that its forward has for them."""
         if call.source is None:
             raise Unable("it needs a source")
@@ -160,7 +160,7 @@ class HuggingFaceSubject(Subject):
             raise Unable(f"its forward takes none of {', '.join(CACHES)}")
         return None, None
 
-    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Feed tokens with the past; their logits and the new past. A source is encoded once, as `generate` does."""
         call.takes("source")
         encoded, past = cache
@@ -191,7 +191,7 @@ class HuggingFaceSubject(Subject):
     def _implementation(self) -> str:
         return str(self.module.config._attn_implementation)  # type: ignore[union-attr]
 
-    def attention_maps(self, call: Call) -> dict[str, Tensor]:
+    def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """With the eager implementation, which returns them; then back to the one before."""
         if any(name.endswith("sinks") for name, _ in self.module.named_parameters()):
             raise Unable("its rows share their mass with a sink that is not given: they sum to less than one")
@@ -212,16 +212,16 @@ class HuggingFaceSubject(Subject):
             raise Unable("it gives no attention weights")
         return maps
 
-    def _lengths(self, call: Call) -> set[int]:
+    def _lengths(self, call: SubjectCall) -> set[int]:
         return {x.shape[1] for x in (call.content, call.source) if x is not None}
 
-    def _tokens_of(self, call: Call) -> dict[str, Tensor]:
+    def _tokens_of(self, call: SubjectCall) -> dict[str, Tensor]:
         if self.declares.seq2seq:
             return {**self._source(call), "decoder_input_ids": call.content}
         return {"pixel_values" if self.images else "input_ids": call.content}
 
     def loss_inputs(self) -> bool:
-        """A language-modelling head."""
+        """A language-modeling head."""
         return any(head in type(self.module).__name__ for head in HEADS)
 
     def fresh(self, seed: int) -> nn.Module:
@@ -378,7 +378,7 @@ def _assumptions(subject: HuggingFaceSubject) -> list[str]:
     if declares.positions == "relative":
         said.append("positions are taken as relative, from its config")
     if subject.pad_token is not None and not subject.images:
-        said.append(f"padding is written as token {subject.pad_token}, as its tokeniser would, because it looks for it")
+        said.append(f"padding is written as token {subject.pad_token}, as its tokenizer would, because it looks for it")
     if subject.give_positions and "position_ids" in subject.names and not declares.seq2seq and not subject.images:
         said.append("with padding, position_ids count real tokens only, as generate() passes them")
     if _counts_pads(subject):

@@ -77,7 +77,7 @@ def first_position_of(module: nn.Module) -> int:
 
 
 def pad_token_of(module: nn.Module, text: Any) -> int | None:
-    """The pad token, where a part finds positions (or neighbours that count) by looking for it among the tokens."""
+    """The pad token, where a part finds positions (or neighbors that count) by looking for it among the tokens."""
     for part in module.modules():
         looks = any(hasattr(holder, name) for holder in (part, _code(part)) for name in FROM_TOKENS)
         index = getattr(part, "padding_idx", None)

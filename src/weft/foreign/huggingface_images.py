@@ -12,7 +12,7 @@ from weft.foreign.exact import Exact
 from weft.foreign.huggingface import HuggingFaceSubject
 from weft.foreign.huggingface_config import image_of
 from weft.foreign.plain import first_tensor, per_token
-from weft.foreign.subject import Call, Subject, Unable
+from weft.foreign.subject import Subject, SubjectCall, Unable
 
 
 class ImageTextSubject(HuggingFaceSubject):
@@ -20,7 +20,7 @@ class ImageTextSubject(HuggingFaceSubject):
 
     image_token: int = 0
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """Text [B, T] after an image -> logits [B, T, C] of the text alone."""
         call.takes("real", "source")
         with Exact():
@@ -32,20 +32,20 @@ class ImageTextSubject(HuggingFaceSubject):
     def _prefix(self) -> int:
         return self.declares.prefix or 0
 
-    def _places(self, call: Call) -> Tensor:
+    def _places(self, call: SubjectCall) -> Tensor:
         """[B, T]: where each token of the text stands: after the image, but padding on the left before it."""
         real = torch.ones_like(call.content, dtype=torch.bool) if call.real is None else call.real
         padded = (~real).long().cumprod(1) * (real.any(1, keepdim=True))
         return torch.arange(call.content.shape[1]) + self._prefix * (1 - padded)
 
-    def _prefixed(self, call: Call) -> Call:
+    def _prefixed(self, call: SubjectCall) -> SubjectCall:
         """The call with image tokens among its text, all of them real."""
         places, (B, T) = self._places(call), call.content.shape
         content = torch.full((B, T + self._prefix), self.image_token).scatter(1, places, call.content)
         real = None if call.real is None else torch.ones_like(content, dtype=torch.bool).scatter(1, places, call.real)
         return replace(call, content=content, real=real)
 
-    def _with_image(self, call: Call) -> dict[str, Tensor]:
+    def _with_image(self, call: SubjectCall) -> dict[str, Tensor]:
         if call.source is None:
             raise Unable("it needs an image")
         content = self._prefixed(call).content
@@ -54,7 +54,7 @@ class ImageTextSubject(HuggingFaceSubject):
             given["token_type_ids"] = (content == self.image_token).long()
         return given
 
-    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """The image goes in with the first tokens."""
         begun = cache[1] is not None
         given = {"input_ids": call.content} if begun else self._with_image(call)
@@ -69,10 +69,10 @@ class ImageTextSubject(HuggingFaceSubject):
         why = "only up to the layer that is tapped are they passed, and no gradient is asked of"
         return dict.fromkeys(("vision", "visual", "image"), why)
 
-    def _tokens_of(self, call: Call) -> dict[str, Tensor]:
+    def _tokens_of(self, call: SubjectCall) -> dict[str, Tensor]:
         return self._with_image(call)
 
-    def _lengths(self, call: Call) -> set[int]:
+    def _lengths(self, call: SubjectCall) -> set[int]:
         return {call.content.shape[1] + self._prefix}
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foreign.exact import Exact
-from weft.foreign.subject import Call, Subject, Unable
+from weft.foreign.subject import Subject, SubjectCall, Unable
 from weft.models.output import Declaration
 
 OUTPUTS = ("logits", "last_hidden_state", "hidden")
@@ -49,7 +49,7 @@ class PlainSubject(Subject):
     Whether True in a mask means real or hidden is found by trial: marking all tokens as real must change nothing.
     """
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """module(content, ...)."""
         real, position = self._argument(REAL_NAMES), self._argument(POSITION_NAMES)
         call.takes(*(["real"] if real else []), *(["positions"] if position else []))
@@ -72,7 +72,7 @@ class PlainSubject(Subject):
             out = first_tensor(self.module(content, **extra, **{target: content}))
         return per_token(out, content.shape[1])
 
-    def _mark(self, call: Call, name: str, extra: dict[str, Any]) -> Tensor:
+    def _mark(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> Tensor:
         """The mask in the sense and type in which an unpadded text stays as it is without one."""
         assert call.real is not None
         required = inspect.signature(self.module.forward).parameters[name].default is inspect.Parameter.empty

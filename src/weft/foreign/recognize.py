@@ -41,7 +41,7 @@ class _Function(nn.Module):
 
 def subject_of(module: Any, example: Tensor | None = None, **declared: Any) -> Subject:
     """The subject for a module of any library; `declared` overrides what it is taken to declare (causal=True, ...)."""
-    subject = module if isinstance(module, Subject) else _recognise(module, example)
+    subject = module if isinstance(module, Subject) else _recognize(module, example)
     unknown = set(declared) - set(DECLARABLE)
     if unknown:
         raise WeftError(f"nothing called {min(unknown)!r} can be declared: choose from {', '.join(DECLARABLE)}")
@@ -52,7 +52,7 @@ def subject_of(module: Any, example: Tensor | None = None, **declared: Any) -> S
     return subject
 
 
-def _recognise(module: Any, example: Tensor | None) -> Subject:
+def _recognize(module: Any, example: Tensor | None) -> Subject:
     if isinstance(module, KINDS):
         return WeftSubject.of(module, example)
     if not isinstance(module, nn.Module):

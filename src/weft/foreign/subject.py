@@ -36,7 +36,7 @@ _WORDS = {"real": "padding mask", "source_real": "padding mask for its source", 
 
 
 @dataclass
-class Call:
+class SubjectCall:
     """One call: content [B, T] or [B, T, C], and what may come with it.
 
     `real` [B, T] marks real tokens; `positions` [B, T] places them; `documents` [B, T] packs them; `mask` is one of
@@ -76,7 +76,7 @@ class Subject:
     library: str = "torch"
     notes: list[str] = field(default_factory=list)
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """One output vector a token, [B, T, C], computed all at once."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class Subject:
         """An empty cache."""
         raise Unable("this kind of module is called without a cache")
 
-    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Outputs for the next tokens, given the cache; and the cache after them."""
         raise Unable("this kind of module is called without a cache")
 
@@ -96,7 +96,7 @@ class Subject:
         """Choose one."""
         raise Unable("the way attention is computed cannot be chosen from outside")
 
-    def attention_maps(self, call: Call) -> dict[str, Tensor]:
+    def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """The attention weights [B, H, T, S] of each layer, by the path or name of the layer."""
         raise Unable("its attention weights cannot be asked for")
 

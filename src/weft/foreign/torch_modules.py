@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.subject import Call, Subject, Unable
+from weft.foreign.subject import Subject, SubjectCall, Unable
 from weft.models.output import Declaration
 
 ENCODERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
@@ -28,7 +28,7 @@ class TorchSubject(Subject):
     batch_first: bool = True
     path: str = FAST
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         x = call.content if self.batch_first else call.content.transpose(0, 1)
         hidden = None if call.real is None else ~call.real
@@ -44,7 +44,7 @@ class TorchSubject(Subject):
                 y = self.module(x, src_key_padding_mask=hidden)
         return y if self.batch_first else y.transpose(0, 1)
 
-    def _decode(self, x: Tensor, call: Call, hidden: Tensor | None) -> Tensor:
+    def _decode(self, x: Tensor, call: SubjectCall, hidden: Tensor | None) -> Tensor:
         if call.source is None:
             raise Unable("it needs a source")
         source = call.source if self.batch_first else call.source.transpose(0, 1)
@@ -69,7 +69,7 @@ class TorchSubject(Subject):
         """The choice is made around each call, so that the process keeps its own."""
         self.path = name
 
-    def attention_maps(self, call: Call) -> dict[str, Tensor]:
+    def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """Of a single MultiheadAttention, which gives them."""
         if not isinstance(self.module, nn.MultiheadAttention):
             raise Unable("its layers ask their attention for no weights")
@@ -80,7 +80,7 @@ class TorchSubject(Subject):
 class RecurrentSubject(Subject):
     """nn.RNN, nn.GRU and nn.LSTM: the state is their cache."""
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """[B, T, C] -> [B, T, D]."""
         call.takes()
         return self._step(call.content, None)[0]
@@ -91,7 +91,7 @@ class RecurrentSubject(Subject):
             raise Unable("it reads in both directions, so it keeps no state")
         return None
 
-    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """The state after the last token goes on."""
         call.takes()
         return self._step(call.content, cache)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.subject import Call, Subject, Unable
+from weft.foreign.subject import Subject, SubjectCall, Unable
 from weft.models.build import build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder, VectorsSpec, WordsSpec
@@ -18,7 +18,7 @@ from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
 from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Documents, Mask, Real
 
 KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
@@ -64,7 +64,7 @@ class WeftSubject(Subject):
         characters = torch.randint(0, spec.input.characters, (batch, length, spec.input.longest), generator=random)
         return torch.cat((words, characters), -1)
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """[B, T, C]: logits, or hidden states of an encoder (without its class token)."""
         return self._call(call, None)
 
@@ -74,17 +74,17 @@ class WeftSubject(Subject):
             raise Unable("it keeps no state: it sees all tokens at once")
         return self.module.make_state(batch)  # type: ignore[operator]
 
-    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """One call serves prefill and decoding."""
         return self._call(call, cache), cache
 
-    def _call(self, call: Call, state: Any) -> Tensor:
+    def _call(self, call: SubjectCall, state: Any) -> Tensor:
         mask, module = _mask(call), self.module
         if isinstance(module, (EncoderDecoder, RecurrentSeq2Seq)):
             memory = module.encode(_given(call.source), mask=call.source_real)
             return module.decode(call.content, memory, call.positions, mask, state).logits
         if isinstance(module, ImageTextDecoder):
-            images = None if state is not None and state.clock.begun else call.source
+            images = None if state is not None and state.counter.begun else call.source
             return module(call.content, call.positions, mask, state, images=images).logits
         if isinstance(module, VisionTransformer):
             call.takes()
@@ -107,17 +107,17 @@ class WeftSubject(Subject):
         """Choose a kernel for every attention."""
         set_backend(self.module, name)  # type: ignore[arg-type]
 
-    def attention_maps(self, call: Call) -> dict[str, Tensor]:
+    def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """Recomputed from the queries and keys of each self-attention in one forward."""
         found: dict[str, Tensor] = {}
         paths = {m: name for name, m in self.module.named_modules() if isinstance(m, SelfAttention)}
 
         def look(part: SelfAttention, arguments: tuple[Any, ...], _: Any) -> None:
-            x, sight = arguments[0], arguments[1] if len(arguments) > 1 else None
-            sight = sight or Sight.of(x)
+            x, context = arguments[0], arguments[1] if len(arguments) > 1 else None
+            context = context or AttentionContext.of(x)
             query, key, _value = part.project(x)
-            query, key = part.position(query, key, sight)
-            found[paths[part]] = part.weights(query, key, sight)
+            query, key = part.position(query, key, context)
+            found[paths[part]] = part.weights(query, key, context)
 
         hooks = [part.register_forward_hook(look) for part in paths]
         try:
@@ -138,7 +138,7 @@ class WeftSubject(Subject):
         return build(self.module.spec, seed=seed)  # type: ignore[arg-type]
 
 
-def _mask(call: Call) -> Mask | None:
+def _mask(call: SubjectCall) -> Mask | None:
     given = [
         *([] if call.real is None else [Real(call.real)]),
         *([] if call.documents is None else [Documents(call.documents)]),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from weft.foreign.exact import Exact
 from weft.foreign.plain import first_tensor, per_token
-from weft.foreign.subject import Call, Subject, Unable
+from weft.foreign.subject import Subject, SubjectCall, Unable
 from weft.models.output import Declaration
 from weft.models.position_specs import Nature
 
@@ -21,7 +21,7 @@ class XTransformersSubject(Subject):
     Padding on the left is told by `seq_start_pos`, as its `generate` does, so that positions count real tokens only.
     """
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         """[B, T] or [B, T, C] -> logits or vectors [B, T, C]."""
         with Exact():
             if self.images:
@@ -42,7 +42,7 @@ class XTransformersSubject(Subject):
     def _net(self) -> Any:
         return self.module.decoder.net if self.declares.seq2seq else self.module  # type: ignore[union-attr]
 
-    def _encoded(self, call: Call) -> dict[str, Any]:
+    def _encoded(self, call: SubjectCall) -> dict[str, Any]:
         if not self.declares.seq2seq:
             return {}
         if call.source is None:
@@ -56,7 +56,7 @@ class XTransformersSubject(Subject):
             raise Unable("it cannot keep keys and values (can_cache_kv is False)")
         return None
 
-    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """It wants the whole text with each call; cache_age says how many of its last tokens are new."""
         call.takes("source")
         size = call.content.shape[1]
@@ -78,7 +78,7 @@ class XTransformersSubject(Subject):
         for attend in self._attends():
             attend.flash = name == "flash"
 
-    def attention_maps(self, call: Call) -> dict[str, Tensor]:
+    def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """From its own attention, which keeps them."""
         if self.images or not hasattr(self._net, "to_logits"):
             raise Unable("its attention weights cannot be asked for")

@@ -101,6 +101,13 @@ class VersionedSpec(Spec):
         return {**tree, "version": cls.VERSION}
 
 
+def rename_fields(tree: Any, names: Mapping[str, str]) -> Any:
+    """The tree with its fields renamed, at any depth: for migrations."""
+    if isinstance(tree, dict):
+        return {names.get(name, name): rename_fields(value, names) for name, value in tree.items()}
+    return [rename_fields(value, names) for value in tree] if isinstance(tree, list) else tree
+
+
 def parse_table(text: str) -> Tree:
     """A table from JSON or TOML text."""
     if text.lstrip().startswith(("{", "[", '"')) and "=" not in text.split("\n", 1)[0]:

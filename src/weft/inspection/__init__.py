@@ -1,7 +1,7 @@
 """Inspection: watching from outside, at full speed; nothing in a part is edited, and looking changes no bit.
 
 - watch.py: `with watch(run_or_module) as seen:`; `seen.attention(layer=2, head=1)` is the map (T, S);
-- statistics.py: entropy, mean distance, column mass of all heads at once, blockwise; sharpness at initialisation;
+- statistics.py: entropy, mean distance, column mass of all heads at once, blockwise; sharpness at initialization;
 - alignment.py: which head aligns best, alignment error rate; rollout.py and flow.py: attention through all layers;
 - lens.py: residual-stream norms, logit lens, next tokens step by step, loss by position; routing.py: experts;
 - filters.py: principal components of patch filters, similarity of positions; reach.py: gradients of far tokens;

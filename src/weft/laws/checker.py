@@ -77,7 +77,7 @@ def check(
         if compiled:
             findings.append(_judge("compiled", sameness.compiled, probe))
         if tokenizer is not None:
-            findings.append(_judge("tokeniser round trip", lambda p: sanity.tokeniser(p, tokenizer), probe))
+            findings.append(_judge("tokenizer round trip", lambda p: sanity.tokenizer(p, tokenizer), probe))
         matrix, allowed, tolerance = _matrices(probe)
     seconds = time.perf_counter() - started
     return Report(name, tuple(findings), subject.assumed, matrix, allowed, tolerance, seconds)

@@ -7,14 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import Call, Unable
+from weft.foreign.subject import SubjectCall, Unable
 from weft.foundation.errors import WeftError
 from weft.laws.causes import causality_cause
 from weft.laws.finding import Finding
 from weft.laws.probe import Mode, Probe
 from weft.laws.trace import (
     Differs,
-    Step,
+    TraceStep,
     first_overreach,
     first_parting,
     parted_at_all,
@@ -30,13 +30,13 @@ from weft.parts.masks import Graph
 MODES: tuple[Mode, ...] = ("eval", "training")
 
 
-def traces(probe: Probe, calls: list[Call], mode: Mode = "eval") -> tuple[list[Step], list[Step]]:
+def traces(probe: Probe, calls: list[SubjectCall], mode: Mode = "eval") -> tuple[list[TraceStep], list[TraceStep]]:
     """A trace of each of two calls."""
     a, b = (trace(probe.subject.module, partial(probe.run, call, mode)) for call in calls)
     return a, b
 
 
-def _blame(probe: Probe, calls: list[Call], differs: Differs, mode: Mode = "eval") -> str | None:
+def _blame(probe: Probe, calls: list[SubjectCall], differs: Differs, mode: Mode = "eval") -> str | None:
     """Where two runs first part."""
     return first_parting(*traces(probe, calls, mode), differs)
 
@@ -152,7 +152,7 @@ def prefix(probe: Probe) -> Finding:
     if probe.source is None or not probe.source.is_floating_point():
         return Finding(law, "not testable", "its prefix cannot be changed from outside")
     image = probe.source.clone().requires_grad_()
-    out = probe.subject.run(Call(probe.content, source=image))
+    out = probe.subject.run(SubjectCall(probe.content, source=image))
     (gradient,) = torch.autograd.grad(out[0, 0].square().sum(), image)
     unseen = float((gradient == 0).double().mean())
     if unseen > 0:
@@ -171,14 +171,14 @@ def graph_reach(probe: Probe) -> Finding:
     step = (A | torch.eye(T, dtype=torch.bool)).double()
     seen = torch.linalg.matrix_power(step, max(layers, 1)) > 0
     try:
-        D = probe.dependence(Call(probe.content, mask=Graph(A)))
+        D = probe.dependence(SubjectCall(probe.content, mask=Graph(A)))
     except WeftError as error:
         return Finding(law, "not declared", f"it refuses a graph: {error}")
     value, (i, j) = _worst(D, ~seen)
     if value > _limit(probe):
         changed = probe.content.clone()
         changed[:, j] = probe.other(probe.content)[:, j]
-        calls = [Call(content, mask=Graph(A)) for content in (probe.content, changed)]
+        calls = [SubjectCall(content, mask=Graph(A)) for content in (probe.content, changed)]
         path = _blame(probe, calls, parted_outside(T, step[:, j] > 0, probe.tolerance))
         said = f"node {i} changes by {value:.2g} with node {j}, to which no path leads"
         return Finding(law, "broken", said, path, "the graph is not the mask of every layer", value, (i, j))
@@ -237,7 +237,7 @@ def document_isolation(probe: Probe) -> Finding:
                     probe, [alone_call, packed_call], parted_in_slice(last - first, T, first, probe.tolerance)
                 )
     if worst > probe.tolerance:
-        cause = "a document sees its neighbour, or its positions go on counting from it"
+        cause = "a document sees its neighbor, or its positions go on counting from it"
         return Finding(law, "broken", f"a packed document differs by {worst:.2g} from itself alone", path, cause, worst)
     return Finding(law, "holds", f"packed and alone differ by {probe.say(worst)}", violation=worst)
 
@@ -271,7 +271,7 @@ def shift(probe: Probe) -> Finding:
         return Finding(law, "not testable", "positions count from the source or the prefix")
     positions = torch.arange(probe.length)[None]
     try:
-        calls = [Call(probe.content, positions=positions), Call(probe.content, positions=positions + 7)]
+        calls = [SubjectCall(probe.content, positions=positions), SubjectCall(probe.content, positions=positions + 7)]
         value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
     except Unable as why:
         return Finding(law, "not testable", str(why))

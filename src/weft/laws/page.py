@@ -7,7 +7,7 @@ from pathlib import Path
 from weft.figures.web.page import Page, svg_matrix
 from weft.laws.finding import Report
 
-COLOURS = {"holds": "good", "broken": "bad", "not declared": "dull", "not testable": "dull"}
+COLORS = {"holds": "good", "broken": "bad", "not declared": "dull", "not testable": "dull"}
 
 
 def write_page(report: Report, path: str | Path) -> Path:
@@ -28,6 +28,6 @@ def write_page(report: Report, path: str | Path) -> Path:
     page.heading("Laws")
     rows = [(f.law, f.verdict, f.evidence, f.blame or "", f.cause or "") for f in report.findings]
     page.table(
-        ("Law", "Verdict", "Evidence", "Blame", "Likely cause"), rows, [COLOURS[f.verdict] for f in report.findings]
+        ("Law", "Verdict", "Evidence", "Blame", "Likely cause"), rows, [COLORS[f.verdict] for f in report.findings]
     )
     return page.write(path)

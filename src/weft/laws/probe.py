@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import Call, Subject, Unable
+from weft.foreign.subject import Subject, SubjectCall, Unable
 from weft.foundation.seeds import generator
 
 Mode = Literal["eval", "training"]
@@ -49,12 +49,12 @@ class Probe:
         """[1, S] or an image, where the subject has one."""
         return self.subject.source(1, SOURCE_LENGTH, self.random)
 
-    def call(self, content: Tensor) -> Call:
+    def call(self, content: Tensor) -> SubjectCall:
         """A call with this content in every row, and the source repeated for each."""
         source = None if self.source is None else self.source.expand(len(content), *self.source.shape[1:])
-        return Call(content, source=source)
+        return SubjectCall(content, source=source)
 
-    def run(self, call: Call, mode: Mode = "eval") -> Tensor:
+    def run(self, call: SubjectCall, mode: Mode = "eval") -> Tensor:
         """The subject's outputs, without gradients; in training mode with the same random numbers every time."""
         with torch.no_grad(), self.in_mode(mode):
             return self.subject.run(call).double()
@@ -91,7 +91,7 @@ class Probe:
         copies[index, index] = self.other(content)[0]
         return copies
 
-    def dependence(self, call: Call, mode: Mode = "eval") -> Tensor:
+    def dependence(self, call: SubjectCall, mode: Mode = "eval") -> Tensor:
         """D [T, T]: how much output i changes when input j is replaced."""
         T = call.content.shape[1]
         same = replace(call, content=call.content.expand(T, *call.content.shape[1:]).clone())
@@ -104,11 +104,11 @@ class Probe:
         """D in eval mode."""
         return self.dependence(self.spread(self.content))
 
-    def spread(self, content: Tensor) -> Call:
+    def spread(self, content: Tensor) -> SubjectCall:
         """The call for T copies: sources repeated T times."""
         T = content.shape[1]
         source = None if self.source is None else self.source.expand(T, *self.source.shape[1:])
-        return Call(content, source=source)
+        return SubjectCall(content, source=source)
 
     @cached_property
     def outputs(self) -> Tensor:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import Call, Unable
+from weft.foreign.subject import SubjectCall, Unable
 from weft.laws.causes import any_difference, cache_cause, padding_cause
 from weft.laws.dependence import traces
 from weft.laws.finding import Finding
@@ -29,7 +29,7 @@ def right_padding(probe: Probe) -> Finding:
     return _padding(probe, "right")
 
 
-def _padded(probe: Probe, side: str, seed: int) -> Call:
+def _padded(probe: Probe, side: str, seed: int) -> SubjectCall:
     """Two rows of T: the first is a text of T - PADS tokens and padding, the second is full."""
     T = probe.length
     n = T - PADS
@@ -96,17 +96,19 @@ def source_padding(probe: Probe) -> Finding:
         source[:, kept] = probe.source
         real[:, slice(0, PADS) if side == "left" else slice(S, None)] = False
         try:
-            out = probe.run(Call(probe.content, source=source, source_real=real))
+            out = probe.run(SubjectCall(probe.content, source=source, source_real=real))
         except Unable as why:
             return Finding(law, "not testable", str(why))
         value = float((out - alone).abs().max())
         if value > probe.tolerance:
-            runs = traces(probe, [probe.call(probe.content), Call(probe.content, source=source, source_real=real)])
+            runs = traces(
+                probe, [probe.call(probe.content), SubjectCall(probe.content, source=source, source_real=real)]
+            )
             path = first_parting(*runs, parted_in_slice(S, S + PADS, PADS if side == "left" else 0, probe.tolerance))
             other = probe.subject.source(1, S + PADS, torch.Generator().manual_seed(4))
             assert other is not None
             other[:, kept] = probe.source
-            again = probe.run(Call(probe.content, source=other, source_real=real))
+            again = probe.run(SubjectCall(probe.content, source=other, source_real=real))
             cause = padding_cause(float((again - out).abs().max()) > probe.tolerance, side, False)
             return Finding(
                 law, "broken", f"{side} padding of the source changes outputs by {value:.2g}", path, cause, value
@@ -130,12 +132,14 @@ def source_seen(probe: Probe) -> Finding:
     new = torch.where(drawn[0] != probe.source[0], drawn[0], third[0])
     changed[index, index] = new
     content = probe.content.expand(S, *probe.content.shape[1:]).clone()
-    difference = (probe.run(Call(content, source=changed)) - probe.run(Call(content, source=same))).abs().amax(-1)
+    difference = (
+        (probe.run(SubjectCall(content, source=changed)) - probe.run(SubjectCall(content, source=same))).abs().amax(-1)
+    )
     touched = (changed != same).flatten(1).any(1)
     blind = [int(j) for j in index[touched] if float(difference[j].max()) == 0]
     if blind:
         j = blind[0]
-        calls = [Call(probe.content, source=source[j : j + 1]) for source in (same, changed)]
+        calls = [SubjectCall(probe.content, source=source[j : j + 1]) for source in (same, changed)]
         path = first_blind(*traces(probe, calls), parted_at_all(0.0))
         return Finding(
             law, "broken", f"source token {j} changes no output", path, "the source's mask hides real tokens"
@@ -183,14 +187,14 @@ def _feed(probe: Probe, sizes: list[int]) -> Tensor:
             piece = probe.content[:, first : first + size]
             if not piece.shape[1]:
                 break
-            out, kept = probe.subject.feed(Call(piece, source=probe.source), kept)
+            out, kept = probe.subject.feed(SubjectCall(piece, source=probe.source), kept)
             pieces.append(out.double())
             first += size
     return torch.cat(pieces, 1)
 
 
 def _blame_cache(probe: Probe, sizes: list[int], differences: Tensor) -> str | None:
-    """Trace the first chunk that differs against the same places of the full forward."""
+    """Trace the first chunk that differs against the same token_positions of the full forward."""
     wrong = int((differences > probe.tolerance).nonzero()[0])
     first = chunk = 0
     while first + sizes[chunk] <= wrong:
@@ -202,10 +206,10 @@ def _blame_cache(probe: Probe, sizes: list[int], differences: Tensor) -> str | N
         at = 0
         for number in range(chunk):
             piece = probe.content[:, at : at + sizes[number]]
-            _, kept = probe.subject.feed(Call(piece, source=probe.source), kept)
+            _, kept = probe.subject.feed(SubjectCall(piece, source=probe.source), kept)
             at += sizes[number]
         piece = probe.content[:, at : at + size]
-        stepped = trace(probe.subject.module, lambda: probe.subject.feed(Call(piece, source=probe.source), kept))
+        stepped = trace(probe.subject.module, lambda: probe.subject.feed(SubjectCall(piece, source=probe.source), kept))
     whole = probe.content[:, : at + size]
     full = trace(probe.subject.module, lambda: probe.run(probe.call(whole)))
     return first_parting(stepped, full, parted_in_slice(size, at + size, at, probe.tolerance))

@@ -1,4 +1,4 @@
-"""Laws on soundness: finite rows, distributions, gradients, the first loss, the tokeniser."""
+"""Laws on soundness: finite rows, distributions, gradients, the first loss, the tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.foreign.subject import Call, Unable
+from weft.foreign.subject import SubjectCall, Unable
 from weft.foundation.errors import WeftError
 from weft.laws.finding import Finding
 from weft.laws.probe import Probe
@@ -29,7 +29,7 @@ def finite(probe: Probe) -> Finding:
     return Finding(law, "broken", "some outputs are not finite", path, cause)
 
 
-def _first_not_finite(probe: Probe, call: Call) -> str | None:
+def _first_not_finite(probe: Probe, call: SubjectCall) -> str | None:
     """The first submodule that makes numbers that are not finite out of finite ones."""
     steps = trace(probe.subject.module, lambda: probe.run(call))
     return next((step.path for step in steps if _finite(step.inputs) and not _finite(step.outputs)), None)
@@ -139,11 +139,11 @@ def first_loss(probe: Probe) -> Finding:
     return Finding(law, "holds", f"{loss:.2f}, ln {vocabulary} = {best:.2f}", violation=abs(loss - best))
 
 
-def tokeniser(probe: Probe, tokenizer: Any) -> Finding:
+def tokenizer(probe: Probe, tokenizer: Any) -> Finding:
     """Encoding and decoding gives the text back."""
-    law = "tokeniser round trip"
+    law = "tokenizer round trip"
     if tokenizer is None:
-        return Finding(law, "not declared", "no tokeniser was given")
+        return Finding(law, "not declared", "no tokenizer was given")
     for text in TEXTS:
         ids = tokenizer.encode(text)
         ids = getattr(ids, "ids", ids)
@@ -154,6 +154,6 @@ def tokeniser(probe: Probe, tokenizer: Any) -> Finding:
                 "broken",
                 f"{text!r} comes back as {back!r}",
                 None,
-                "normalisation, or characters outside its alphabet",
+                "normalization, or characters outside its alphabet",
             )
     return Finding(law, "holds", f"{len(TEXTS)} texts come back, emoji and other scripts among them")

@@ -14,7 +14,7 @@ Differs = Callable[[Tensor, Tensor], bool]
 
 
 @dataclass
-class Step:
+class TraceStep:
     """One call of one submodule: its dotted path, the tensors that went in and came out."""
 
     path: str
@@ -40,9 +40,9 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
             yield from tensors_in(item, depth + 1)
 
 
-def trace(module: nn.Module, run: Callable[[], Any]) -> list[Step]:
+def trace(module: nn.Module, run: Callable[[], Any]) -> list[TraceStep]:
     """Steps in the order in which submodules finish: a part before the whole that it belongs to."""
-    steps: list[Step] = []
+    steps: list[TraceStep] = []
     entered: dict[int, list[list[Tensor]]] = {}
 
     def enter(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def trace(module: nn.Module, run: Callable[[], Any]) -> list[Step]:
     def leave(path: str) -> Callable[..., None]:
         def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
             del args, kwargs
-            steps.append(Step(path, entered[id(part)].pop(), [t.detach().clone() for t in tensors_in(out)]))
+            steps.append(TraceStep(path, entered[id(part)].pop(), [t.detach().clone() for t in tensors_in(out)]))
 
         return hook
 
@@ -69,13 +69,13 @@ def trace(module: nn.Module, run: Callable[[], Any]) -> list[Step]:
     return steps
 
 
-def first_parting(a: list[Step], b: list[Step], differs: Differs) -> str | None:
+def first_parting(a: list[TraceStep], b: list[TraceStep], differs: Differs) -> str | None:
     """The path of the first submodule whose inputs agree in both runs and whose outputs do not.
 
     Innermost, because parts finish before the whole. "" is the module itself: its parts are all innocent.
     """
     counts: dict[str, int] = {}
-    seen: dict[tuple[str, int], Step] = {}
+    seen: dict[tuple[str, int], TraceStep] = {}
     for step in b:
         number = counts[step.path] = counts.get(step.path, -1) + 1
         seen[step.path, number] = step
@@ -90,7 +90,7 @@ def first_parting(a: list[Step], b: list[Step], differs: Differs) -> str | None:
     return None
 
 
-def first_blind(a: list[Step], b: list[Step], differs: Differs) -> str | None:
+def first_blind(a: list[TraceStep], b: list[TraceStep], differs: Differs) -> str | None:
     """The path of the first submodule whose inputs differ and whose outputs do not: where something is lost."""
     for step, other in zip(a, b, strict=False):
         if step.path == other.path and _any_differ(step.inputs, other.inputs, differs):
@@ -100,7 +100,9 @@ def first_blind(a: list[Step], b: list[Step], differs: Differs) -> str | None:
     return None
 
 
-def first_overreach(a: list[Step], b: list[Step], T: int, position: int, window: int, tolerance: float) -> str | None:
+def first_overreach(
+    a: list[TraceStep], b: list[TraceStep], T: int, position: int, window: int, tolerance: float
+) -> str | None:
     """The first submodule through which a change at `position` travels farther than one window."""
     for step, other in zip(a, b, strict=False):
         before = max((_farthest(x, y, T, position, tolerance) for x, y in _pairs(step.inputs, other.inputs)), default=0)

@@ -20,7 +20,7 @@ from weft.models.presets import preset
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.models.series import SeriesSpec
 from weft.models.vision import VisionSpec
-from weft.parts.initialization import initialise
+from weft.parts.initialization import initialize
 
 AnySpec = (
     DecoderSpec | EncoderSpec | EncoderDecoderSpec | VisionSpec | ImageTextSpec | SeriesSpec | RecurrentSeq2SeqSpec
@@ -43,7 +43,7 @@ def build(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """A model from a preset's name or a spec, initialised from `seed` alone; device "meta" builds without memory."""
+    """A model from a preset's name or a spec, initialized from `seed` alone; device "meta" builds without memory."""
     spec = preset(model) if isinstance(model, str) else read_spec(model) if isinstance(model, Mapping) else model
     if not isinstance(spec, VersionedSpec):
         raise SpecError(f"a model is built from a preset's name or a spec, not from a {type(model).__name__}")
@@ -53,5 +53,5 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = spec.build()
-    initialise(module, spec.initialisation.build(), generator(seed, "weights"))
+    initialize(module, spec.initialization.build(), generator(seed, "weights"))
     return module.to(device=pick_device(str(device)), dtype=dtype)

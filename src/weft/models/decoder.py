@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from weft.models.output import Declaration, Output
 from weft.models.part_specs import HeadSpec, TiedHeadSpec
-from weft.models.stack_spec import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
-from weft.parts.auxiliary import Notes
+from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask
 from weft.parts.outputs import LanguageHead, TiedHead
@@ -23,7 +23,7 @@ from weft.parts.stack import Stack
 from weft.parts.state import State
 
 
-class DecoderSpec(BodySpec):
+class DecoderSpec(StackSpec):
     """A language model over `vocabulary` tokens and texts of up to `length`."""
 
     CAUSAL: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class DecoderSpec(BodySpec):
     head: HeadSpec = TiedHeadSpec()
 
     def build(self) -> Decoder:
-        """The model, with torch's own random weights; `weft.build` initialises it."""
+        """The model, with torch's own random weights; `weft.build` initializes it."""
         own = self.width - self.positions.own_width()
         embedding = TokenEmbedding(self.vocabulary, own, self.embedding_scale)
         position = self.positions.build_input(self.length, self.width)
@@ -77,11 +77,11 @@ class Decoder(nn.Module):
         """[B, T] -> hidden [B, T, D], logits [B, T, C]; `mask`: padding, documents, or a boolean [B, T] (real)."""
         expect_tokens(tokens)
         mask = as_mask(mask)
-        places = arrange_call(tokens, positions, mask, state)
-        notes = Notes(places.real)
-        x = self.input(self.embedding(tokens), places)
-        hidden = self.stack(x, places, mask, state, notes=notes)
-        return Output(hidden, partial(self.head, embedding=self.embedding), state, notes.summary())
+        token_positions = arrange_call(tokens, positions, mask, state)
+        auxiliary = Auxiliary(token_positions.real)
+        x = self.input(self.embedding(tokens), token_positions)
+        hidden = self.stack(x, token_positions, mask, state, auxiliary=auxiliary)
+        return Output(hidden, partial(self.head, embedding=self.embedding), state, auxiliary.summary())
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state: growing, or refusing more than `capacity` tokens."""

@@ -14,8 +14,8 @@ from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.spec import Spec
 from weft.models.output import Declaration, Output
 from weft.models.part_specs import ActivationName
-from weft.models.stack_spec import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
-from weft.parts.auxiliary import Notes
+from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
 from weft.parts.masks import Graph, Mask, Prefix
 from weft.parts.outputs import Pool, PooledHead, TokenHead
@@ -50,7 +50,7 @@ class WordsSpec(Spec):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.kernel % 2 == 0:
-            raise ValueError(f"input.kernel {self.kernel} has no centre: choose an odd one")
+            raise ValueError(f"input.kernel {self.kernel} has no center: choose an odd one")
         return self
 
     def build(self, width: int) -> nn.Module:
@@ -99,7 +99,7 @@ InputSpec = Annotated[TokensSpec | WordsSpec | VectorsSpec, Field(discriminator=
 AnswerSpec = Annotated[PooledSpec | PerTokenSpec, Field(discriminator="kind")]
 
 
-class EncoderSpec(BodySpec):
+class EncoderSpec(StackSpec):
     """An encoder of sequences of up to `length`; `class_token` puts a learned vector before each."""
 
     family: Literal["encoder"] = "encoder"
@@ -110,7 +110,7 @@ class EncoderSpec(BodySpec):
     output: AnswerSpec = PooledSpec()
 
     def build(self) -> Encoder:
-        """The model, with torch's own random weights; `weft.build` initialises it."""
+        """The model, with torch's own random weights; `weft.build` initializes it."""
         own = self.width - self.positions.own_width()
         extra = 1 if self.class_token else 0
         segments = self.input.segments
@@ -156,20 +156,22 @@ class Encoder(nn.Module):
             what = "vectors are [B, T, C]" if self.spec.input.kind == "vectors" else "words are [B, T, 1 + L]"
             raise ShapeError(f"{what}, but these have shape {tuple(tokens.shape)}")
         mask = as_mask(mask)
-        places = arrange_call(tokens, positions, mask, None)
+        token_positions = arrange_call(tokens, positions, mask, None)
         if self.spec.class_token:
             if mask is not None and any(isinstance(leaf, (Graph, Prefix)) for leaf in mask.leaves()):
                 raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
-            places = places.after(1)
-        notes = Notes(places.real)
-        hidden = self.stack(self.input(self.embedding(tokens), places, segments), places, mask, notes=notes)
+            token_positions = token_positions.after(1)
+        auxiliary = Auxiliary(token_positions.real)
+        hidden = self.stack(
+            self.input(self.embedding(tokens), token_positions, segments), token_positions, mask, auxiliary=auxiliary
+        )
 
         def answer(hidden: Tensor) -> Tensor:
             if self.spec.class_token and self.spec.output.kind == "per-token":
-                return self.head(hidden[:, 1:], places)
-            return self.head(hidden, places)
+                return self.head(hidden[:, 1:], token_positions)
+            return self.head(hidden, token_positions)
 
-        return Output(hidden, answer, None, notes.summary())
+        return Output(hidden, answer, None, auxiliary.summary())
 
     def declares(self) -> Declaration:
         """What this model promises."""

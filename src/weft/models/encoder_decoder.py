@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from weft.models.output import Declaration, Memory, Output
 from weft.models.part_specs import AttentionSpec, HeadSpec, TiedHeadSpec
-from weft.models.stack_spec import BodySpec, arrange_call, as_mask, expect_tokens, seen_by
-from weft.parts.auxiliary import Notes
+from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_tokens, seen_by
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask
 from weft.parts.outputs import LanguageHead, TiedHead
@@ -20,7 +20,7 @@ from weft.parts.stack import Stack
 from weft.parts.state import State
 
 
-class EncoderDecoderSpec(BodySpec):
+class EncoderDecoderSpec(StackSpec):
     """`layers` encoder blocks, `decoder_layers` decoder blocks (as many if not given).
 
     Without `target_vocabulary` source and target share one vocabulary and one embedding. `input_norm` puts a norm
@@ -47,7 +47,7 @@ class EncoderDecoderSpec(BodySpec):
         return self
 
     def build(self) -> EncoderDecoder:
-        """The model, with torch's own random weights; `weft.build` initialises it."""
+        """The model, with torch's own random weights; `weft.build` initializes it."""
         own = self.width - self.positions.own_width()
         embedding = TokenEmbedding(self.vocabulary, own, self.embedding_scale)
         own_target = self.target_vocabulary is not None
@@ -104,16 +104,18 @@ class EncoderDecoder(nn.Module):
         source: Tensor,
         positions: Tensor | None = None,
         mask: Mask | Tensor | None = None,
-        notes: Notes | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> Memory:
         """Source tokens [B, S] -> memory [B, S, D]."""
         expect_tokens(source)
         mask = as_mask(mask)
-        places = arrange_call(source, positions, mask, None)
-        if notes is not None:
-            notes.real = places.real
-        hidden = self.encoder(self.source_input(self.embedding(source), places), places, mask, notes=notes)
-        return Memory(hidden, places)
+        token_positions = arrange_call(source, positions, mask, None)
+        if auxiliary is not None:
+            auxiliary.real = token_positions.real
+        hidden = self.encoder(
+            self.source_input(self.embedding(source), token_positions), token_positions, mask, auxiliary=auxiliary
+        )
+        return Memory(hidden, token_positions)
 
     def decode(
         self,
@@ -122,18 +124,20 @@ class EncoderDecoder(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | Tensor | None = None,
         state: State | None = None,
-        notes: Notes | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> Output:
         """Target tokens [B, T] -> hidden [B, T, D], logits [B, T, C]."""
         expect_tokens(target)
         mask = as_mask(mask)
-        places = arrange_call(target, positions, mask, state)
-        notes = notes or Notes()
-        notes.real = places.real
+        token_positions = arrange_call(target, positions, mask, state)
+        auxiliary = auxiliary or Auxiliary()
+        auxiliary.real = token_positions.real
         embedding = self.target_embedding or self.embedding
-        x = self.target_input(embedding(target), places)
-        hidden = self.decoder(x, places, mask, state, memory=(memory.hidden, memory.places), notes=notes)
-        return Output(hidden, partial(self.head, embedding=embedding), state, notes.summary())
+        x = self.target_input(embedding(target), token_positions)
+        hidden = self.decoder(
+            x, token_positions, mask, state, memory=(memory.hidden, memory.token_positions), auxiliary=auxiliary
+        )
+        return Output(hidden, partial(self.head, embedding=embedding), state, auxiliary.summary())
 
     def forward(
         self,
@@ -143,8 +147,10 @@ class EncoderDecoder(nn.Module):
         mask: Mask | Tensor | None = None,
     ) -> Output:
         """Teacher forcing: [B, S], [B, T] -> logits [B, T, C]."""
-        notes = Notes()
-        return self.decode(target, self.encode(source, mask=source_mask, notes=notes), mask=mask, notes=notes)
+        auxiliary = Auxiliary()
+        return self.decode(
+            target, self.encode(source, mask=source_mask, auxiliary=auxiliary), mask=mask, auxiliary=auxiliary
+        )
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state for the decoder; it belongs to one memory."""

@@ -24,11 +24,11 @@ from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder
 from weft.models.encoder_decoder import EncoderDecoder
 from weft.models.image_text import ImageTextDecoder
-from weft.models.part_tree import Part, active_parameters, parameters_by_role, part_tree
-from weft.models.products import Product, Products, View, position_products, products, score_products
+from weft.models.part_tree import PartNode, active_parameters, parameters_by_role, part_tree
+from weft.models.products import MatrixProduct, Products, ProductView, position_products, products, score_products
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
-from weft.models.stack_spec import BodySpec
+from weft.models.stack_spec import StackSpec
 from weft.models.vision import VisionSpec, VisionTransformer
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block import Block
@@ -54,7 +54,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptMemory:
     """What the state keeps of one sequence while decoding: so many `numbers` of one kind, over all layers."""
 
     what: str
@@ -89,10 +89,10 @@ class Estimate:
     tokens: int
     parameters: int
     active_parameters: int
-    parts: Part
+    parts: PartNode
     roles: dict[str, int]
     groups: tuple[Group, ...]
-    state: tuple[Kept, ...]
+    state: tuple[KeptMemory, ...]
     memory: MemoryUse
     notes: tuple[str, ...] = ()
 
@@ -130,7 +130,7 @@ class Estimate:
         }
 
 
-def _product_tree(group: Group, product: Product) -> dict[str, Any]:
+def _product_tree(group: Group, product: MatrixProduct) -> dict[str, Any]:
     names = {"where": group.where, "copies": group.copies, "name": product.name, "formula": product.formula}
     return {**names, "shapes": product.shapes, "flops": product.flops}
 
@@ -204,7 +204,7 @@ def _image_tokens(spec: VisionSpec) -> int:
 def _notes(spec: AnySpec, length: int) -> tuple[str, ...]:
     if isinstance(spec, VisionSpec) or length <= spec.length:
         return ()
-    if isinstance(spec, BodySpec) and spec.positions.kind == "learned":
+    if isinstance(spec, StackSpec) and spec.positions.kind == "learned":
         return (f"{length:,} tokens, but the learned positions hold {spec.length:,}: raise length to run it",)
     return (f"{length:,} tokens, but the model was made for {spec.length:,}",)
 
@@ -215,7 +215,7 @@ class _Plan:
 
     tokens: int
     groups: tuple[Group, ...]
-    state: tuple[Kept, ...] = ()
+    state: tuple[KeptMemory, ...] = ()
     heads: int = 0
 
 
@@ -227,34 +227,34 @@ def _plan(model: nn.Module, length: int) -> _Plan:
 @_plan.register(Decoder)
 @_plan.register(SeriesDecoder)
 def _decoder(model: Decoder | SeriesDecoder, length: int) -> _Plan:
-    view = View.full(length)
+    view = ProductView.full(length)
     return _around(model.stack, model.embedding, model.head, view, view)
 
 
 @_plan.register
 def _encoder(model: Encoder, length: int) -> _Plan:
-    entering, inside = View.full(length), View.full(length + (1 if model.spec.class_token else 0))
+    entering, inside = ProductView.full(length), ProductView.full(length + (1 if model.spec.class_token else 0))
     return _around(model.stack, model.embedding, model.head, entering, inside, answers=length, cached=False)
 
 
 @_plan.register
 def _vision(model: VisionTransformer, length: int) -> _Plan:
-    patches = View.full(length - model.spec.extra)
-    return _around(model.stack, model.patches, model.head, patches, View.full(length), cached=False)
+    patches = ProductView.full(length - model.spec.extra)
+    return _around(model.stack, model.patches, model.head, patches, ProductView.full(length), cached=False)
 
 
 @_plan.register
 def _image_text(model: ImageTextDecoder, length: int) -> _Plan:
     P = model.spec.prefix
-    return _around(model.stack, model.patches, model.head, View.full(P), View.full(P + length), length)
+    return _around(model.stack, model.patches, model.head, ProductView.full(P), ProductView.full(P + length), length)
 
 
 def _around(
     stack: Stack,
     entry: nn.Module,
     head: nn.Module,
-    entering: View,
-    inside: View,
+    entering: ProductView,
+    inside: ProductView,
     answers: int | None = None,
     cached: bool = True,
 ) -> _Plan:
@@ -262,7 +262,7 @@ def _around(
     groups = (
         Group("input", 1, products(entry, entering)),
         *_stack_groups("block", stack, inside.queries),
-        Group("output", 1, products(head, View.full(answers or inside.queries))),
+        Group("output", 1, products(head, ProductView.full(answers or inside.queries))),
     )
     state = _stack_state(stack, inside.queries) if cached else ()
     return _Plan(inside.queries, _filled(groups), state, _heads(stack))
@@ -273,7 +273,7 @@ def _encoder_decoder(model: EncoderDecoder, length: int) -> _Plan:
     groups = (
         *_stack_groups("encoder block", model.encoder, length),
         *_stack_groups("decoder block", model.decoder, length, source=length),
-        Group("output", 1, products(model.head, View.full(length))),
+        Group("output", 1, products(model.head, ProductView.full(length))),
     )
     heads = max(_heads(model.encoder), _heads(model.decoder))
     return _Plan(length, _filled(groups), _stack_state(model.decoder, length, source=length), heads)
@@ -281,21 +281,21 @@ def _encoder_decoder(model: EncoderDecoder, length: int) -> _Plan:
 
 @_plan.register
 def _recurrent_seq2seq(model: RecurrentSeq2Seq, length: int) -> _Plan:
-    spec, view = model.spec, View.full(length)
+    spec, view = model.spec, ProductView.full(length)
     looks: Products = ()
     if model.score is not None:
         looks = score_products(model.score, (spec.hidden, spec.memory_width), view)
-        looks += (Product("A H", "c_t = sum_i a_ti h_i", length, length, spec.memory_width),)
-    first = Product("first", "s_0 = tanh(W h_T)", 1, model.first.in_features, model.first.out_features)
+        looks += (MatrixProduct("A H", "c_t = sum_i a_ti h_i", length, length, spec.memory_width),)
+    first = MatrixProduct("first", "s_0 = tanh(W h_T)", 1, model.first.in_features, model.first.out_features)
     combine = model.combine
-    both = () if combine is None else (Product("combine", "W [c; h]", length, combine.in_features, spec.hidden),)
+    both = () if combine is None else (MatrixProduct("combine", "W [c; h]", length, combine.in_features, spec.hidden),)
     groups = (
         Group("encoder", 1, products(model.encoder, view)),
         Group("decoder", 1, (first, *looks, *products(model.decoder, view), *both)),
         Group("output", 1, products(model.head, view)),
     )
     memory = spec.memory_width * (length if model.score is not None else 1)
-    state = (Kept("hidden vectors", _hidden(model.decoder)), Kept("states of the source", memory))
+    state = (KeptMemory("hidden vectors", _hidden(model.decoder)), KeptMemory("states of the source", memory))
     return _Plan(length, groups, state, 0 if model.score is None else 1)
 
 
@@ -320,10 +320,10 @@ def _stack_groups(where: str, stack: Stack, tokens: int, source: int | None = No
     for block, mask in zip(stack.blocks, stack.masks, strict=True):
         assert isinstance(block, Block)
         seen, kept = _reach(mask, tokens)
-        view = View(tokens, tokens, seen)
+        view = ProductView(tokens, tokens, seen)
         run = (*products(block.mixer, view), *position_products(stack.position, block.mixer, view))
         if block.cross is not None and source is not None:
-            run += products(block.cross, View.full(tokens, source))
+            run += products(block.cross, ProductView.full(tokens, source))
         run += products(block.feedforward, view)
         windowed = seen < tokens and isinstance(block.mixer, SelfAttention)
         title = f"{where} (window {kept})" if windowed else where
@@ -331,17 +331,17 @@ def _stack_groups(where: str, stack: Stack, tokens: int, source: int | None = No
     return [Group(title, copies, run) for (title, run), copies in found.items()]
 
 
-def _stack_state(stack: Stack, tokens: int, source: int | None = None) -> tuple[Kept, ...]:
+def _stack_state(stack: Stack, tokens: int, source: int | None = None) -> tuple[KeptMemory, ...]:
     """What all layers keep, by kind."""
     sums: dict[str, int] = {}
     for block, mask in zip(stack.blocks, stack.masks, strict=True):
         assert isinstance(block, Block)
         parts = [_kept(block.mixer, _reach(mask, tokens)[1])]
         if block.cross is not None and source is not None:
-            parts.append(Kept("keys and values of the source", _pairs(block.cross, source)))
+            parts.append(KeptMemory("keys and values of the source", _pairs(block.cross, source)))
         for kept in parts:
             sums[kept.what] = sums.get(kept.what, 0) + kept.numbers
-    return tuple(Kept(what, numbers) for what, numbers in sums.items() if numbers)
+    return tuple(KeptMemory(what, numbers) for what, numbers in sums.items() if numbers)
 
 
 def _pairs(attention: SelfAttention | CrossAttention, tokens: int) -> int:
@@ -353,14 +353,14 @@ def _hidden(recurrent: Recurrent) -> int:
     return recurrent.width * (2 if recurrent.cell == "lstm" else 1)
 
 
-def _kept(mixer: nn.Module | None, tokens: int) -> Kept:
+def _kept(mixer: nn.Module | None, tokens: int) -> KeptMemory:
     """What one mixer keeps of one sequence."""
     if isinstance(mixer, SelfAttention):
-        return Kept("keys and values", _pairs(mixer, tokens))
+        return KeptMemory("keys and values", _pairs(mixer, tokens))
     if isinstance(mixer, LinearAttention):
-        return Kept("running sums", mixer.heads * mixer.head_width * (mixer.head_width + 1))
+        return KeptMemory("running sums", mixer.heads * mixer.head_width * (mixer.head_width + 1))
     if isinstance(mixer, Recurrence):
-        return Kept("hidden vectors", _hidden(mixer.recurrent))
+        return KeptMemory("hidden vectors", _hidden(mixer.recurrent))
     if isinstance(mixer, Convolution):
-        return Kept("last inputs", (mixer.kernel - 1) * mixer.width)
-    return Kept("nothing", 0)
+        return KeptMemory("last inputs", (mixer.kernel - 1) * mixer.width)
+    return KeptMemory("nothing", 0)

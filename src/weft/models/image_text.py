@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.models.output import Declaration, Output
 from weft.models.part_specs import AttentionSpec, HeadSpec, TiedHeadSpec
-from weft.models.stack_spec import BodySpec, arrange_call, as_mask, expect_tokens
+from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_tokens
 from weft.models.vision import build_patches, patch_side
-from weft.parts.auxiliary import Notes
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import PatchEmbedding, SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask, Prefix
 from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.position_counter import PositionCounter
 from weft.parts.stack import Stack
-from weft.parts.state import Clock, State
-from weft.parts.token_positions import Places
+from weft.parts.state import State
+from weft.parts.token_positions import TokenPositions
 
 
-class ImageTextSpec(BodySpec):
+class ImageTextSpec(StackSpec):
     """A decoder whose first (image / patch)^2 tokens are an image; text of up to `length` tokens follows."""
 
     CAUSAL: ClassVar[bool] = True
@@ -55,7 +56,7 @@ class ImageTextSpec(BodySpec):
         return patch_side(self.image, self.stem, self.patch) ** 2
 
     def build(self) -> ImageTextDecoder:
-        """The model, with torch's own random weights; `weft.build` initialises it."""
+        """The model, with torch's own random weights; `weft.build` initializes it."""
         embedding = TokenEmbedding(self.vocabulary, self.width)
         patches = build_patches(self.patch, self.channels, self.width, self.stem)
         position = self.positions.build_input(self.prefix + self.length, self.width)
@@ -104,20 +105,22 @@ class ImageTextDecoder(nn.Module):
         expect_tokens(tokens)
         mask = as_mask(mask)
         P = self.spec.prefix
-        clock = Clock(tokens.shape[0], tokens.device, origin=P) if state is None else state.clock
-        begun = clock.begun
+        counter = PositionCounter(tokens.shape[0], tokens.device, origin=P) if state is None else state.counter
+        begun = counter.begun
         if positions is not None:
             positions = torch.where(positions >= 0, positions + P, positions)
-        places = arrange_call(tokens, positions, mask, state, clock)
+        token_positions = arrange_call(tokens, positions, mask, state, counter)
         x = self.embedding(tokens)
         if images is not None:
-            x, places = self._with_image(x, images, places, begun)
-        notes = Notes(places.real)
-        hidden = self.stack(self.input(x, places), places, mask, state, notes=notes)
+            x, token_positions = self._with_image(x, images, token_positions, begun)
+        auxiliary = Auxiliary(token_positions.real)
+        hidden = self.stack(self.input(x, token_positions), token_positions, mask, state, auxiliary=auxiliary)
         text = hidden if images is None else hidden[:, P:]
-        return Output(text, partial(self.head, embedding=self.embedding), state, notes.summary())
+        return Output(text, partial(self.head, embedding=self.embedding), state, auxiliary.summary())
 
-    def _with_image(self, x: Tensor, images: Tensor, places: Places, begun: bool) -> tuple[Tensor, Places]:
+    def _with_image(
+        self, x: Tensor, images: Tensor, token_positions: TokenPositions, begun: bool
+    ) -> tuple[Tensor, TokenPositions]:
         P = self.spec.prefix
         if begun:
             raise ShapeError("this state has seen its beginning already: give the image with the first call only")
@@ -127,13 +130,15 @@ class ImageTextDecoder(nn.Module):
                 f"{cells.shape[0]} images of {cells.shape[1]} patches for {x.shape[0]} texts: this model takes one "
                 f"image of {P} patches a text; resize images to {self.spec.image} x {self.spec.image}"
             )
-        if places.documents is not None:
+        if token_positions.documents is not None:
             raise ShapeError("packed documents cannot share one image: give each text a row of its own")
-        if places.plain and places.start == P:
-            return torch.cat((cells, x), 1), Places.run(0, P + places.length, places.device)
-        text = places.positions.expand(x.shape[0], -1)
+        if token_positions.plain and token_positions.start == P:
+            return torch.cat((cells, x), 1), TokenPositions.run(0, P + token_positions.length, token_positions.device)
+        text = token_positions.positions.expand(x.shape[0], -1)
         image = torch.arange(P, device=text.device).expand(x.shape[0], -1)
-        return torch.cat((cells, x), 1), replace(places, length=P + places.length, given=torch.cat((image, text), 1))
+        return torch.cat((cells, x), 1), replace(
+            token_positions, length=P + token_positions.length, given=torch.cat((image, text), 1)
+        )
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state; `capacity` counts text and image tokens."""

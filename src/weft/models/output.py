@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.foundation.lazy import lazy
 from weft.models.position_specs import Nature
 from weft.parts.state import State
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 
 @dataclass
@@ -48,16 +48,16 @@ class Output:
 
 @dataclass(frozen=True)
 class Memory:
-    """What `encode` leaves for `decode`: hidden states [B, S, D], their places, and a summary c (recurrent models)."""
+    """What `encode` leaves for `decode`: hidden states [B, S, D], positions, and a summary c (recurrent models)."""
 
     hidden: Tensor
-    places: Places
+    token_positions: TokenPositions
     summary: Tensor | None = None
 
     def reorder(self, rows: Tensor) -> Memory:
         """Rows rows[0], rows[1], ... in this order; to be done together with `State.reorder`."""
         summary = None if self.summary is None else self.summary.index_select(0, rows)
-        return Memory(self.hidden.index_select(0, rows), self.places.reorder(rows), summary)
+        return Memory(self.hidden.index_select(0, rows), self.token_positions.reorder(rows), summary)
 
 
 @dataclass(frozen=True)

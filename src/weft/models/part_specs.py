@@ -212,26 +212,26 @@ class LinearAttentionSpec(_PlainMixerSpec):
 
 
 class RecurrenceSpec(_PlainMixerSpec):
-    """A recurrent net as the mixer; two directions where the model is not causal and `two_ways` is set."""
+    """A recurrent net as the mixer; two directions where the model is not causal and `bidirectional` is set."""
 
     kind: Literal["recurrence"] = "recurrence"
     cell: Literal["rnn", "gru", "lstm"] = "gru"
     hidden: PositiveInt | None = None
-    two_ways: bool = False
+    bidirectional: bool = False
 
     def build(self, width: int, causal: bool) -> Recurrence:
         """A recurrence."""
-        return Recurrence(width, self.cell, self.hidden, self.two_ways)
+        return Recurrence(width, self.cell, self.hidden, self.bidirectional)
 
     def clashes(self, width: int, causal: bool) -> str | None:
         """A causal model cannot run backwards."""
-        if causal and self.two_ways:
-            return "mixer.two_ways looks ahead, but this model is causal: set mixer.two_ways to false"
+        if causal and self.bidirectional:
+            return "mixer.bidirectional looks ahead, but this model is causal: set mixer.bidirectional to false"
         return None
 
 
 class ConvolutionSpec(_PlainMixerSpec):
-    """A 1-D convolution as the mixer, causal where the model is, centred elsewhere."""
+    """A 1-D convolution as the mixer, causal where the model is, centered elsewhere."""
 
     kind: Literal["convolution"] = "convolution"
     kernel: PositiveInt = 5
@@ -242,9 +242,9 @@ class ConvolutionSpec(_PlainMixerSpec):
         return Convolution(width, self.kernel, causal, self.groups)
 
     def clashes(self, width: int, causal: bool) -> str | None:
-        """A centred kernel is odd; groups divide the width."""
+        """A centered kernel is odd; groups divide the width."""
         if not causal and self.kernel % 2 == 0:
-            return f"mixer.kernel {self.kernel} has no centre, and this model is not causal: choose an odd one"
+            return f"mixer.kernel {self.kernel} has no center, and this model is not causal: choose an odd one"
         if width % self.groups:
             return f"width {width} does not divide into mixer.groups {self.groups}: choose groups that divide it"
         return None
@@ -262,7 +262,7 @@ class GridConvolutionSpec(_PlainMixerSpec):
         return GridConvolution(width, self.kernel, self.groups)
 
     def clashes(self, width: int, causal: bool) -> str | None:
-        """A centred kernel is odd; groups divide the width."""
+        """A centered kernel is odd; groups divide the width."""
         if self.kernel % 2 == 0 or width % self.groups:
             return f"a grid convolution needs an odd mixer.kernel and mixer.groups that divide width {width}"
         return None
@@ -309,7 +309,7 @@ class TiedHeadSpec(Spec):
 HeadSpec = Annotated[LinearHeadSpec | TiedHeadSpec, Field(discriminator="kind")]
 
 
-class InitialisationSpec(Spec):
+class InitializationSpec(Spec):
     """How weights start; see `weft.parts.initialization`."""
 
     scheme: Literal["normal", "xavier", "fan-in"] = "normal"

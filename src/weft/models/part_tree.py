@@ -36,7 +36,7 @@ ROLES: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class PartNode:
     """One part: `parameters` of a single copy with all that is inside, `shapes` of its own tensors."""
 
     name: str
@@ -44,30 +44,30 @@ class Part:
     shapes: str
     parameters: int
     copies: int = 1
-    children: tuple[Part, ...] = ()
+    children: tuple[PartNode, ...] = ()
 
     @property
     def total(self) -> int:
         """Parameters of all copies."""
         return self.copies * self.parameters
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, Part]]:
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, PartNode]]:
         """(depth, part) for this part and all inside, from the top."""
         yield depth, self
         for child in self.children:
             yield from child.walk(depth + 1)
 
 
-def part_tree(module: nn.Module, name: str = "model") -> Part:
+def part_tree(module: nn.Module, name: str = "model") -> PartNode:
     """The tree of this module; torch's own layers without parameters (dropout) are left out."""
     own = dict(module.named_parameters(recurse=False))
-    children: list[Part] = []
+    children: list[PartNode] = []
     for child_name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
             children += _alike(child_name, child)
         elif _counts(child):
             children.append(part_tree(child, child_name))
-    return Part(
+    return PartNode(
         name,
         type(module).__name__,
         ", ".join(" x ".join(map(str, p.shape)) for p in own.values()),
@@ -80,9 +80,9 @@ def _counts(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("torch.") or any(True for _ in module.parameters())
 
 
-def _alike(name: str, modules: nn.ModuleList) -> list[Part]:
+def _alike(name: str, modules: nn.ModuleList) -> list[PartNode]:
     """One part for each kind of module in the list, with the number of its copies."""
-    groups: dict[Part, list[int]] = {}
+    groups: dict[PartNode, list[int]] = {}
     for index, module in enumerate(modules):
         groups.setdefault(part_tree(module, name), []).append(index)
     if len(groups) == 1:

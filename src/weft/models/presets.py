@@ -17,7 +17,7 @@ from weft.models.part_specs import (
     ConvolutionSpec,
     ExpertsSpec,
     GatedSpec,
-    InitialisationSpec,
+    InitializationSpec,
     LayerNormSpec,
     LinearHeadSpec,
     RecurrenceSpec,
@@ -40,7 +40,7 @@ from weft.models.vision import VisionSpec
 if TYPE_CHECKING:
     from weft.models.build import AnySpec
 
-_ZERO = InitialisationSpec(scheme="fan-in", zero_residual=True)
+_ZERO = InitializationSpec(scheme="fan-in", zero_residual=True)
 
 
 def _gpt(layers: int, width: int, heads: int, length: int = 1024) -> DecoderSpec:
@@ -126,7 +126,7 @@ def _t5(vocabulary: int, layers: int, width: int, heads: int, length: int = 512)
         positions=BucketedSpec(),
         norm=RMSNormSpec(epsilon=1e-6),
         head=TiedHeadSpec(scale=width**-0.5),
-        initialisation=InitialisationSpec(scheme="fan-in", embedding=1.0),
+        initialization=InitializationSpec(scheme="fan-in", embedding=1.0),
     )
 
 
@@ -142,12 +142,12 @@ def _vaswani(width: int, heads: int, hidden: int, dropout: float) -> EncoderDeco
         arrangement="post-norm",
         dropout=dropout,
         embedding_scale=math.sqrt(width),
-        initialisation=InitialisationSpec(scheme="xavier", embedding=width**-0.5),
+        initialization=InitializationSpec(scheme="xavier", embedding=width**-0.5),
     )
 
 
 def _nano(**fields: object) -> DecoderSpec:
-    """Rotary positions, RMSNorm, norms on queries and keys, squared ReLU, zero-initialised output projections."""
+    """Rotary positions, RMSNorm, norms on queries and keys, squared ReLU, zero-initialized output projections."""
     numbers: dict[str, object] = {
         "vocabulary": 256,
         "length": 256,
@@ -157,14 +157,14 @@ def _nano(**fields: object) -> DecoderSpec:
         "feedforward": ClassicSpec(activation="squared-relu", bias=False),
         "positions": RotarySpec(),
         "norm": RMSNormSpec(),
-        "initialisation": _ZERO,
+        "initialization": _ZERO,
     }
     return DecoderSpec(**(numbers | fields))
 
 
 def _nano_llama(**fields: object) -> DecoderSpec:
     """A small model that other programs know, for export."""
-    return _llama(256, 4, 128, 4, 2, 352, 256, tied=True).replace(initialisation=_ZERO, **fields)
+    return _llama(256, 4, 128, 4, 2, 352, 256, tied=True).replace(initialization=_ZERO, **fields)
 
 
 def _nano_encoder(**fields: object) -> EncoderSpec:
@@ -222,12 +222,12 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
         mixer=AttentionSpec(heads=4),
         positions=SinusoidalSpec(),
         embedding_scale=math.sqrt(128),
-        initialisation=InitialisationSpec(scheme="xavier", embedding=128**-0.5),
+        initialization=InitializationSpec(scheme="xavier", embedding=128**-0.5),
     ),
     "nano-t5": lambda: _t5(256, 3, 128, 4, 256),
     "nano-gru-additive": lambda: _nano_gru("additive"),
     "nano-gru-bilinear": lambda: _nano_gru("bilinear", wiring="after"),
-    "nano-gru-dot": lambda: _nano_gru("dot", wiring="after", two_ways=False),
+    "nano-gru-dot": lambda: _nano_gru("dot", wiring="after", bidirectional=False),
     "nano-gru-plain": lambda: _nano_gru("none"),
     "nano-vit": lambda: VisionSpec(
         image=28, patch=4, channels=1, width=96, layers=4, mixer=AttentionSpec(heads=4), classes=10

@@ -27,7 +27,7 @@ from weft.parts.word_embedding import WordEmbedding
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """`copies` products (one a head, a group, an active expert) of [rows x inner] with [inner x columns]."""
 
     name: str
@@ -51,7 +51,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class View:
+class ProductView:
     """`queries` tokens look at a sequence of `keys`, each at `seen` of them at most (fewer than all with a window)."""
 
     queries: int
@@ -59,128 +59,131 @@ class View:
     seen: int
 
     @staticmethod
-    def full(queries: int, keys: int | None = None) -> View:
+    def full(queries: int, keys: int | None = None) -> ProductView:
         """Each sees all; a causal mask is not discounted."""
         keys = queries if keys is None else keys
-        return View(queries, keys, keys)
+        return ProductView(queries, keys, keys)
 
 
-Products = tuple[Product, ...]
+Products = tuple[MatrixProduct, ...]
 
 
 @singledispatch
-def products(part: object, view: View) -> Products:
+def products(part: object, view: ProductView) -> Products:
     """The matrix products of one part in the order in which they run."""
     raise TypeError(f"the matrix products of {type(part).__name__} are not known: register them with products.register")
 
 
-def _linear(name: str, formula: str, linear: nn.Linear, rows: int) -> Product:
-    return Product(name, formula, rows, linear.in_features, linear.out_features)
+def _linear(name: str, formula: str, linear: nn.Linear, rows: int) -> MatrixProduct:
+    return MatrixProduct(name, formula, rows, linear.in_features, linear.out_features)
 
 
 @products.register(type(None))
 @products.register(TokenEmbedding)
-def _nothing(part: object, view: View) -> Products:
+def _nothing(part: object, view: ProductView) -> Products:
     return ()
 
 
 @products.register
-def _self_attention(part: SelfAttention, view: View) -> Products:
+def _self_attention(part: SelfAttention, view: ProductView) -> Products:
     H, K, V = part.heads, part.head_width, part.value_width
     return (
         _linear("fused QKV", "X W_QKV", part.qkv, view.queries),
         *score_products(part.score, (K, K), view, H),
-        Product("A V", "A V", view.queries, view.seen, V, H),
+        MatrixProduct("A V", "A V", view.queries, view.seen, V, H),
         _linear("output", "Z W_O", part.output, view.queries),
     )
 
 
 @products.register
-def _cross_attention(part: CrossAttention, view: View) -> Products:
+def _cross_attention(part: CrossAttention, view: ProductView) -> Products:
     H, K, V = part.heads, part.head_width, part.value_width
     return (
         _linear("cross Q", "X W_Q", part.query, view.queries),
         _linear("cross KV", "M W_KV", part.key_value, view.keys),
-        *(Product(f"cross {p.name}", *_rest(p)) for p in score_products(part.score, (K, K), view, H)),
-        Product("cross A V", "A V", view.queries, view.seen, V, H),
+        *(MatrixProduct(f"cross {p.name}", *_rest(p)) for p in score_products(part.score, (K, K), view, H)),
+        MatrixProduct("cross A V", "A V", view.queries, view.seen, V, H),
         _linear("cross output", "Z W_O", part.output, view.queries),
     )
 
 
-def _rest(product: Product) -> tuple[str, int, int, int, int]:
+def _rest(product: MatrixProduct) -> tuple[str, int, int, int, int]:
     return product.formula, product.rows, product.inner, product.columns, product.copies
 
 
-def score_products(score: Score, widths: tuple[int, int], view: View, heads: int = 1) -> Products:
+def score_products(score: Score, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
     """The products of e(q, k) for queries and keys of `widths` (D_Q, D_K)."""
     D_Q, D_K = widths
     T, S = view.queries, view.keys
     if isinstance(score, Additive):
         F = score.v.shape[-1]
         return (
-            Product("W q", "Q W", T, D_Q, F, heads),
-            Product("U k", "K U", S, D_K, F, heads),
-            Product("v tanh", "v^T tanh(W q + U k)", T * view.seen, F, 1, heads),
+            MatrixProduct("W q", "Q W", T, D_Q, F, heads),
+            MatrixProduct("U k", "K U", S, D_K, F, heads),
+            MatrixProduct("v tanh", "v^T tanh(W q + U k)", T * view.seen, F, 1, heads),
         )
     if isinstance(score, Concatenated):
-        return (Product("w q", "Q w_q", T, D_Q, 1, heads), Product("w k", "K w_k", S, D_K, 1, heads))
-    pairs = Product("Q K^T", "Q K^T", T, D_K, view.seen, heads)
-    return (Product("Q W", "Q W", T, D_Q, D_K, heads), pairs) if isinstance(score, Bilinear) else (pairs,)
+        return (MatrixProduct("w q", "Q w_q", T, D_Q, 1, heads), MatrixProduct("w k", "K w_k", S, D_K, 1, heads))
+    pairs = MatrixProduct("Q K^T", "Q K^T", T, D_K, view.seen, heads)
+    return (MatrixProduct("Q W", "Q W", T, D_Q, D_K, heads), pairs) if isinstance(score, Bilinear) else (pairs,)
 
 
-def position_products(position: AttentionPosition | None, mixer: nn.Module | None, view: View) -> Products:
+def position_products(position: AttentionPosition | None, mixer: nn.Module | None, view: ProductView) -> Products:
     """What positions inside attention multiply: only relative vectors do, each query with each distance's vector."""
     if not isinstance(position, RelativeVectors) or not isinstance(mixer, SelfAttention):
         return ()
     distances, K = position.table.shape
-    return (Product("distances", "Q a^T", view.queries, K, distances, mixer.heads),)
+    return (MatrixProduct("distances", "Q a^T", view.queries, K, distances, mixer.heads),)
 
 
 @products.register
-def _linear_attention(part: LinearAttention, view: View) -> Products:
+def _linear_attention(part: LinearAttention, view: ProductView) -> Products:
     H, K, T = part.heads, part.head_width, view.queries
     chunk = min(part.chunk, T)
-    within = (Product("Q K^T", "Q K^T in a chunk", T, K, chunk, H), Product("A V", "A V in a chunk", T, chunk, K, H))
-    total = Product("Q z", "Q sum K", T, K, 1, H)
+    within = (
+        MatrixProduct("Q K^T", "Q K^T in a chunk", T, K, chunk, H),
+        MatrixProduct("A V", "A V in a chunk", T, chunk, K, H),
+    )
+    total = MatrixProduct("Q z", "Q sum K", T, K, 1, H)
     return (
         _linear("fused QKV", "X W_QKV", part.qkv, T),
         *(within if part.causal else ()),
-        Product("K^T V", "K^T V", K, T, K, H),
-        Product("Q S", "Q (K^T V)", T, K, K, H),
-        *((total,) if part.normalise else ()),
+        MatrixProduct("K^T V", "K^T V", K, T, K, H),
+        MatrixProduct("Q S", "Q (K^T V)", T, K, K, H),
+        *((total,) if part.normalize else ()),
         _linear("output", "Z W_O", part.output, T),
     )
 
 
 @products.register
-def _recurrent(part: Recurrent, view: View) -> Products:
+def _recurrent(part: Recurrent, view: ProductView) -> Products:
     gates = {"rnn": 1, "gru": 3, "lstm": 4}[part.cell] * part.hidden
-    ways = 2 if part.two_ways else 1
+    ways = 2 if part.bidirectional else 1
     return (
-        Product("W x", "W x_t, all steps", view.queries, part.net.input_size, gates, ways),
-        Product("U h", "U h_(t-1), step by step", view.queries, part.hidden, gates, ways),
+        MatrixProduct("W x", "W x_t, all steps", view.queries, part.net.input_size, gates, ways),
+        MatrixProduct("U h", "U h_(t-1), step by step", view.queries, part.hidden, gates, ways),
     )
 
 
 @products.register
-def _recurrence(part: Recurrence, view: View) -> Products:
+def _recurrence(part: Recurrence, view: ProductView) -> Products:
     return (*products(part.recurrent, view), _linear("output", "H W_O", part.output, view.queries))
 
 
 @products.register(Convolution)
 @products.register(GridConvolution)
-def _convolution(part: Convolution | GridConvolution, view: View) -> Products:
+def _convolution(part: Convolution | GridConvolution, view: ProductView) -> Products:
     groups = part.taps.groups
     size = part.width // groups
     taps = part.taps.weight[0, 0].numel()
     return (
-        Product("taps", "sum_o W_o x_(t-o)", view.queries, taps * size, size, groups),
+        MatrixProduct("taps", "sum_o W_o x_(t-o)", view.queries, taps * size, size, groups),
         _linear("output", "Z W_O", part.output, view.queries),
     )
 
 
 @products.register
-def _feedforward(part: FeedForward, view: View) -> Products:
+def _feedforward(part: FeedForward, view: ProductView) -> Products:
     return (
         _linear("up", "X W_1", part.up, view.queries),
         _linear("down", "f(.) W_2", part.down, view.queries),
@@ -188,7 +191,7 @@ def _feedforward(part: FeedForward, view: View) -> Products:
 
 
 @products.register
-def _gated(part: GatedFeedForward, view: View) -> Products:
+def _gated(part: GatedFeedForward, view: ProductView) -> Products:
     return (
         _linear("gate_up", "X [W_1 W_2]", part.gate_up, view.queries),
         _linear("down", "(f(.) * .) W_3", part.down, view.queries),
@@ -196,65 +199,65 @@ def _gated(part: GatedFeedForward, view: View) -> Products:
 
 
 @products.register
-def _experts(part: Experts, view: View) -> Products:
+def _experts(part: Experts, view: ProductView) -> Products:
     T, D, A = view.queries, part.width, part.active
     shared = () if part.shared is None else products(part.shared, view)
     up, formula = ("gate_up", "X [W_1 W_2]") if part.gated else ("up", "X W_1")
     return (
-        Product("router", "X W_r", T, D, part.experts),
-        Product(f"experts' {up}", formula, T, D, part.up.shape[1], A),
-        Product("experts' down", "(.) W", T, part.hidden, D, A),
-        *(Product(f"shared {p.name}", *_rest(p)) for p in shared),
+        MatrixProduct("router", "X W_r", T, D, part.experts),
+        MatrixProduct(f"experts' {up}", formula, T, D, part.up.shape[1], A),
+        MatrixProduct("experts' down", "(.) W", T, part.hidden, D, A),
+        *(MatrixProduct(f"shared {p.name}", *_rest(p)) for p in shared),
     )
 
 
 @products.register
-def _vectors(part: VectorEmbedding, view: View) -> Products:
+def _vectors(part: VectorEmbedding, view: ProductView) -> Products:
     return (_linear("vectors", "X W_E", part.linear, view.queries),)
 
 
 @products.register
-def _words(part: WordEmbedding, view: View) -> Products:
+def _words(part: WordEmbedding, view: ProductView) -> Products:
     """Once for each character, however long the text."""
     C, K = part.characters.weight.shape
-    return (Product("characters", "E W_o, all o", C, K, part.taps.weight[:, 0].numel()),)
+    return (MatrixProduct("characters", "E W_o, all o", C, K, part.taps.weight[:, 0].numel()),)
 
 
 @products.register
-def _patches(part: PatchEmbedding, view: View) -> Products:
+def _patches(part: PatchEmbedding, view: ProductView) -> Products:
     """Each 3 x 3 convolution of the stem halves height and width, so the layers before it have 4 x as many pixels."""
     layers: list[Any] = [] if part.stem is None else list(part.stem.layers)
     pixels = view.queries * part.patch**2
     stem = []
     for layer in reversed(layers):
         inner = layer.in_channels * layer.weight[0, 0].numel()
-        stem.append(Product("stem", "3 x 3, stride 2", pixels, inner, layer.out_channels))
+        stem.append(MatrixProduct("stem", "3 x 3, stride 2", pixels, inner, layer.out_channels))
         pixels *= 4
     return (*reversed(stem), _linear("patches", "X W_E", part.linear, view.queries))
 
 
 @products.register(LanguageHead)
 @products.register(TiedHead)
-def _language(part: LanguageHead | TiedHead, view: View) -> Products:
-    return (Product("logits", "X W_C", view.queries, part.width, part.vocabulary),)
+def _language(part: LanguageHead | TiedHead, view: ProductView) -> Products:
+    return (MatrixProduct("logits", "X W_C", view.queries, part.width, part.vocabulary),)
 
 
 @products.register
-def _pooled(part: PooledHead, view: View) -> Products:
+def _pooled(part: PooledHead, view: ProductView) -> Products:
     hidden = () if part.hidden is None else (_linear("hidden", "x W_P", part.hidden, 1),)
     return hidden if part.linear is None else (*hidden, _linear("classes", "x W_C", part.linear, 1))
 
 
 @products.register
-def _distilled(part: DistilledHead, view: View) -> Products:
+def _distilled(part: DistilledHead, view: ProductView) -> Products:
     return (_linear("classes", "x W_C", part.linear, 1), _linear("distilled", "x W_C", part.distilled, 1))
 
 
 @products.register
-def _per_token(part: TokenHead, view: View) -> Products:
+def _per_token(part: TokenHead, view: ProductView) -> Products:
     return (_linear("classes", "X W_C", part.linear, view.queries),)
 
 
 @products.register
-def _forecast(part: ForecastHead, view: View) -> Products:
+def _forecast(part: ForecastHead, view: ProductView) -> Products:
     return (_linear("numbers", "X W_C", part.linear, view.queries),)

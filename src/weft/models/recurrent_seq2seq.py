@@ -18,21 +18,21 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
-from weft.foundation.spec import VersionedSpec
 from weft.models.output import Declaration, Memory, Output
-from weft.models.part_specs import InitialisationSpec, Share, build_score
-from weft.models.stack_spec import arrange_call, as_mask, expect_tokens
+from weft.models.part_specs import InitializationSpec, Share, build_score
+from weft.models.stack_spec import ModelSpec, arrange_call, as_mask, expect_tokens
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.kernels import weigh
 from weft.parts.masks import Mask
 from weft.parts.outputs import LanguageHead
+from weft.parts.position_counter import PositionCounter
 from weft.parts.recurrence import Hidden, Recurrent
 from weft.parts.scores import Score
-from weft.parts.state import Clock, State, TensorState
-from weft.parts.token_positions import Places
+from weft.parts.state import State, TensorState
+from weft.parts.token_positions import TokenPositions
 
 
-class RecurrentSeq2SeqSpec(VersionedSpec):
+class RecurrentSeq2SeqSpec(ModelSpec):
     """Recurrent encoder (one or two directions) and decoder of the same cell; `attention` none is the fixed vector."""
 
     family: Literal["recurrent-seq2seq"] = "recurrent-seq2seq"
@@ -41,29 +41,29 @@ class RecurrentSeq2SeqSpec(VersionedSpec):
     width: PositiveInt = 128
     hidden: PositiveInt = 128
     cell: Literal["rnn", "gru", "lstm"] = "gru"
-    two_ways: bool = True
+    bidirectional: bool = True
     attention: Literal["none", "dot", "bilinear", "additive", "concatenated"] = "additive"
     wiring: Literal["before", "after"] = "before"
     dropout: Share = 0.0
     length: PositiveInt = 256
-    initialisation: InitialisationSpec = InitialisationSpec(scheme="xavier")
+    initialization: InitializationSpec = InitializationSpec(scheme="xavier")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.attention == "dot" and self.two_ways:
+        if self.attention == "dot" and self.bidirectional:
             raise ValueError(
-                f"attention dot compares vectors of one width, but two_ways makes the encoder's {2 * self.hidden} and "
-                f"the decoder's {self.hidden}: set two_ways to false, or attention to bilinear or additive"
+                f"attention dot compares vectors of one width, but the two-way encoder's are {2 * self.hidden} and "
+                f"the decoder's {self.hidden}: set bidirectional to false, or attention to bilinear or additive"
             )
         return self
 
     @property
     def memory_width(self) -> int:
         """Of the encoder's states."""
-        return self.hidden * (2 if self.two_ways else 1)
+        return self.hidden * (2 if self.bidirectional else 1)
 
     def build(self) -> RecurrentSeq2Seq:
-        """The model, with torch's own random weights; `weft.build` initialises it."""
+        """The model, with torch's own random weights; `weft.build` initializes it."""
         score: Score | None = None
         if self.attention != "none":
             score = build_score(self.attention, self.hidden, self.memory_width)
@@ -88,7 +88,7 @@ class RecurrentSeq2Seq(nn.Module):
         feeds_context = score is None or spec.wiring == "before"
         self.source_embedding = TokenEmbedding(spec.vocabulary, spec.width)
         self.target_embedding = TokenEmbedding(targets, spec.width)
-        self.encoder = Recurrent(spec.cell, spec.width, spec.hidden, spec.two_ways)
+        self.encoder = Recurrent(spec.cell, spec.width, spec.hidden, spec.bidirectional)
         self.first = nn.Linear(spec.memory_width, spec.hidden)
         self.decoder = Recurrent(spec.cell, spec.width + (spec.memory_width if feeds_context else 0), spec.hidden)
         self.combine = None if feeds_context else nn.Linear(spec.memory_width + spec.hidden, spec.hidden)
@@ -98,9 +98,9 @@ class RecurrentSeq2Seq(nn.Module):
     def encode(self, source: Tensor, positions: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
         """Source tokens [B, S] -> all hidden states [B, S, H] and the last one, h_T, as the summary."""
         expect_tokens(source)
-        places = _only_padding(arrange_call(source, positions, as_mask(mask), None))
-        hidden, end = self.encoder(self.drop(self.source_embedding(source)), places)
-        return Memory(hidden, places, end[0])
+        token_positions = _only_padding(arrange_call(source, positions, as_mask(mask), None))
+        hidden, end = self.encoder(self.drop(self.source_embedding(source)), token_positions)
+        return Memory(hidden, token_positions, end[0])
 
     def decode(
         self,
@@ -114,14 +114,14 @@ class RecurrentSeq2Seq(nn.Module):
         expect_tokens(target)
         if memory.summary is None:
             raise WeftError("this memory is another model's: give what this model's encode() returned")
-        places = _only_padding(arrange_call(target, positions, as_mask(mask), state))
+        token_positions = _only_padding(arrange_call(target, positions, as_mask(mask), state))
         kept = state.layers[0] if state is not None else None
         start = kept.tensors if isinstance(kept, TensorState) else None
         y = self.drop(self.target_embedding(target))
         run = self._plain if self.score is None else (self._before if self.combine is None else self._after)
-        hidden, end, alignment = run(y, places, memory, start or self._start(memory.summary))
+        hidden, end, alignment = run(y, token_positions, memory, start or self._start(memory.summary))
         if state is not None:
-            state.clock.advance(places)
+            state.counter.advance(token_positions)
             kept = TensorState()
             kept.keep(*end)
             state.layers[0] = kept
@@ -142,27 +142,33 @@ class RecurrentSeq2Seq(nn.Module):
         s = torch.tanh(self.first(summary))
         return (s, torch.zeros_like(s)) if self.spec.cell == "lstm" else (s,)
 
-    def _plain(self, y: Tensor, places: Places, memory: Memory, start: Hidden) -> tuple[Tensor, Hidden, None]:
+    def _plain(
+        self, y: Tensor, token_positions: TokenPositions, memory: Memory, start: Hidden
+    ) -> tuple[Tensor, Hidden, None]:
         """s_t = g([y_(t-1); c], s_(t-1)) with c = h_T, all steps in one run."""
         assert memory.summary is not None
         context = memory.summary[:, None].expand(-1, y.shape[1], -1)
-        hidden, end = self.decoder(torch.cat((y, context), -1), places, start)
+        hidden, end = self.decoder(torch.cat((y, context), -1), token_positions, start)
         return hidden, end, None
 
-    def _after(self, y: Tensor, places: Places, memory: Memory, start: Hidden) -> tuple[Tensor, Hidden, Tensor]:
+    def _after(
+        self, y: Tensor, token_positions: TokenPositions, memory: Memory, start: Hidden
+    ) -> tuple[Tensor, Hidden, Tensor]:
         """h_t = g(y_(t-1), h_(t-1)); c_t by query h_t; tanh(W [c_t; h_t]); all steps at once."""
         assert self.score is not None and self.combine is not None
-        states, end = self.decoder(y, places, start)
+        states, end = self.decoder(y, token_positions, start)
         scores = self.score(states[:, None], memory.hidden[:, None])[:, 0]
         weights = weigh(scores, _visible(memory)).to(y.dtype)
         both = torch.cat((weights @ memory.hidden, states), -1)
         return torch.tanh(self.combine(both)), end, weights
 
-    def _before(self, y: Tensor, places: Places, memory: Memory, start: Hidden) -> tuple[Tensor, Hidden, Tensor]:
+    def _before(
+        self, y: Tensor, token_positions: TokenPositions, memory: Memory, start: Hidden
+    ) -> tuple[Tensor, Hidden, Tensor]:
         """c_t by query s_(t-1); s_t = g([y_(t-1); c_t], s_(t-1)); step by step: a query needs the state before."""
         assert self.score is not None
         prepared = self.score.prepare(memory.hidden[:, None])
-        visible, real = _visible(memory), places.real
+        visible, real = _visible(memory), token_positions.real
         state, states, alignment = start, [], []
         for t in range(y.shape[1]):
             scores = self.score.compare(state[0][:, None, None], prepared)[:, 0]
@@ -178,8 +184,8 @@ class RecurrentSeq2Seq(nn.Module):
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state for the decoder; its size does not grow with the text, so `capacity` does not bound it."""
-        clock = Clock(batch, self.source_embedding.weight.device)
-        return State(clock, {}, [TensorState()])
+        counter = PositionCounter(batch, self.source_embedding.weight.device)
+        return State(counter, {}, [TensorState()])
 
     def declares(self) -> Declaration:
         """What this model promises."""
@@ -187,10 +193,10 @@ class RecurrentSeq2Seq(nn.Module):
 
 
 def _visible(memory: Memory) -> Tensor | None:
-    return None if memory.places.real is None else memory.places.real[:, None, :]
+    return None if memory.token_positions.real is None else memory.token_positions.real[:, None, :]
 
 
-def _only_padding(places: Places) -> Places:
-    if places.documents is not None:
+def _only_padding(token_positions: TokenPositions) -> TokenPositions:
+    if token_positions.documents is not None:
         raise WeftError("a recurrent seq2seq model reads one source a row: give documents as rows of their own")
-    return places
+    return token_positions

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.models.output import Declaration, Output
-from weft.models.stack_spec import BodySpec, arrange_call, as_mask, seen_by
-from weft.parts.auxiliary import Notes
+from weft.models.stack_spec import StackSpec, arrange_call, as_mask, seen_by
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import SequenceInput, VectorEmbedding
 from weft.parts.masks import Mask
 from weft.parts.outputs import DistributionName, ForecastHead
@@ -18,7 +18,7 @@ from weft.parts.stack import Stack
 from weft.parts.state import State
 
 
-class SeriesSpec(BodySpec):
+class SeriesSpec(StackSpec):
     """Series of `channels` numbers a step, `patch` steps a token, `length` tokens; each predicts `ahead` patches."""
 
     CAUSAL: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class SeriesSpec(BodySpec):
     distribution: DistributionName = "student"
 
     def build(self) -> SeriesDecoder:
-        """The model, with torch's own random weights; `weft.build` initialises it."""
+        """The model, with torch's own random weights; `weft.build` initializes it."""
         own = self.width - self.positions.own_width()
         position = self.positions.build_input(self.length, self.width)
         embedding = VectorEmbedding(self.channels * self.patch, own)
@@ -72,10 +72,12 @@ class SeriesDecoder(nn.Module):
             )
         tokens = values.unflatten(1, (-1, patch)).flatten(2)
         mask = as_mask(mask)
-        places = arrange_call(tokens, positions, mask, state)
-        notes = Notes(places.real)
-        hidden = self.stack(self.input(self.embedding(tokens), places), places, mask, state, notes=notes)
-        return Output(hidden, self.head, state, notes.summary())
+        token_positions = arrange_call(tokens, positions, mask, state)
+        auxiliary = Auxiliary(token_positions.real)
+        hidden = self.stack(
+            self.input(self.embedding(tokens), token_positions), token_positions, mask, state, auxiliary=auxiliary
+        )
+        return Output(hidden, self.head, state, auxiliary.summary())
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state: growing, or refusing more than `capacity` patches."""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor
 
 from weft.foundation.errors import ShapeError
-from weft.foundation.spec import VersionedSpec
+from weft.foundation.spec import Tree, VersionedSpec, rename_fields
 from weft.models.output import Declaration
 from weft.models.part_specs import (
     AttentionSpec,
     ClassicSpec,
     ExpertsSpec,
     FeedForwardSpec,
-    InitialisationSpec,
+    InitializationSpec,
     LayerNormSpec,
     MixerSpec,
     NormSpec,
@@ -25,10 +26,11 @@ from weft.models.position_specs import PositionSpec, RotarySpec
 from weft.parts.block import Block, PostNorm, PreNorm
 from weft.parts.masks import Causal, Everything, Mask, Real
 from weft.parts.norms import Norm
+from weft.parts.position_counter import PositionCounter
 from weft.parts.relative import AttentionPosition
 from weft.parts.stack import Stack
-from weft.parts.state import Clock, State
-from weft.parts.token_positions import Places
+from weft.parts.state import State
+from weft.parts.token_positions import TokenPositions
 
 
 def _as_tuple(value: Any) -> Any:
@@ -38,7 +40,20 @@ def _as_tuple(value: Any) -> Any:
 MixerPattern = Annotated[tuple[MixerSpec, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
-class BodySpec(VersionedSpec):
+class ModelSpec(VersionedSpec):
+    """What every family's spec shares: its version, and how older ones are read."""
+
+    RENAMED: ClassVar[dict[str, str]] = {
+        "initialisation": "initialization",
+        "two_ways": "bidirectional",
+        "depth": "stochastic_depth",
+    }
+    VERSION: ClassVar[int] = 2
+    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {1: lambda tree: rename_fields(tree, ModelSpec.RENAMED)}
+    version: int = 2
+
+
+class StackSpec(ModelSpec):
     """Fields of every model with blocks. `mixer` is one mixer, or a pattern of several that repeats over the layers."""
 
     CAUSAL: ClassVar[bool] = False
@@ -53,8 +68,8 @@ class BodySpec(VersionedSpec):
     arrangement: Literal["pre-norm", "post-norm"] = "pre-norm"
     last_norm: bool | None = None
     dropout: Share = 0.0
-    depth: Share = 0.0
-    initialisation: InitialisationSpec = InitialisationSpec()
+    stochastic_depth: Share = 0.0
+    initialization: InitializationSpec = InitializationSpec()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -113,7 +128,7 @@ class BodySpec(VersionedSpec):
         blocks, masks = [], []
         for layer in range(count):
             mixer = self.mixer_of(layer)
-            depth = self.depth * layer / max(count - 1, 1)
+            drop_path = self.stochastic_depth * layer / max(count - 1, 1)
             blocks.append(
                 kind(
                     mixer.build(self.width, causal),
@@ -121,7 +136,7 @@ class BodySpec(VersionedSpec):
                     lambda: self.norm.build(self.width),
                     self.attention().build_cross(self.width) if cross else None,
                     self.dropout,
-                    depth,
+                    drop_path,
                 )
             )
             masks.append(mixer.mask(seen))
@@ -183,22 +198,22 @@ def arrange_call(
     positions: Tensor | None,
     mask: Mask | None,
     state: State | None,
-    clock: Clock | None = None,
-) -> Places:
-    """Where the tokens [B, T, ...] of a call stand: as given, or following the mask's padding and the state's clock."""
+    counter: PositionCounter | None = None,
+) -> TokenPositions:
+    """Where the tokens [B, T, ...] of a call stand: as given, or after the mask's padding and the state's counter."""
     batch, length = tokens.shape[:2]
     if length == 0:
         raise ShapeError("an empty sequence: give at least one token")
     if state is not None:
         state.expect_batch(batch)
-    if clock is None:
-        clock = Clock(batch, tokens.device) if state is None else state.clock
-    places = clock.arrange(length, positions, mask)
-    if places.given is not None and places.given.shape[0] not in (1, batch):
+    if counter is None:
+        counter = PositionCounter(batch, tokens.device) if state is None else state.counter
+    token_positions = counter.arrange(length, positions, mask)
+    if token_positions.given is not None and token_positions.given.shape[0] not in (1, batch):
         raise ShapeError(
-            f"mask or positions of {places.given.shape[0]} rows for {batch} rows of tokens: give each its own"
+            f"mask or positions of {token_positions.given.shape[0]} rows for {batch} rows of tokens: give each its own"
         )
-    return places
+    return token_positions
 
 
 def expect_tokens(tokens: Tensor) -> None:

@@ -14,7 +14,7 @@ IGNORED = -100  # the label that torch's cross-entropy leaves out
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherForcedBatch:
     """Inputs <start> y_1 .. y_n and labels y_1 .. y_n <stop>, [B, T] each; `lengths` [B] count what is real."""
 
     inputs: Tensor
@@ -22,7 +22,7 @@ class Lesson:
     lengths: Tensor
 
 
-def teacher_forcing(targets: Sequence[Sequence[int]], start: int, stop: int, pad: int = 0) -> Lesson:
+def teacher_forcing(targets: Sequence[Sequence[int]], start: int, stop: int, pad: int = 0) -> TeacherForcedBatch:
     """Targets of any lengths as one batch, padded on the right; padding has no label."""
     if not targets:
         raise ShapeError("no targets: a lesson needs at least one")
@@ -34,4 +34,4 @@ def teacher_forcing(targets: Sequence[Sequence[int]], start: int, stop: int, pad
         tokens = torch.as_tensor(list(target), dtype=torch.long)
         inputs[row, 0], inputs[row, 1 : len(target) + 1] = start, tokens
         labels[row, len(target)], labels[row, : len(target)] = stop, tokens
-    return Lesson(inputs, labels, lengths)
+    return TeacherForcedBatch(inputs, labels, lengths)

@@ -14,14 +14,14 @@ from weft.foundation.errors import WeftError
 from weft.models.output import Declaration, Output
 from weft.models.part_specs import ActivationName
 from weft.models.position_specs import GridSpec, GridTableSpec, NoPositionsSpec, PositionSpec
-from weft.models.stack_spec import BodySpec, as_mask, seen_by
-from weft.parts.auxiliary import Notes
+from weft.models.stack_spec import StackSpec, as_mask, seen_by
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding, Registers
 from weft.parts.masks import Mask
 from weft.parts.outputs import DistilledHead, PooledHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 
 def patch_side(image: int, stem: tuple[int, ...], patch: int) -> int:
@@ -39,7 +39,7 @@ def build_patches(patch: int, channels: int, width: int, stem: tuple[int, ...]) 
     return PatchEmbedding(patch, channels, width, ConvolutionStem(channels, stem) if stem else None)
 
 
-class VisionSpec(BodySpec):
+class VisionSpec(StackSpec):
     """Images of `image` x `image` pixels in patches of `patch`; `grid` says how patches know where they are.
 
     `pool` first is the class token's answer, mean the average pool (then there is no class token), distilled the mean
@@ -85,7 +85,7 @@ class VisionSpec(BodySpec):
         return 0 if self.pool == "mean" else 1 + self.registers
 
     def build(self) -> VisionTransformer:
-        """The model, with torch's own random weights; `weft.build` initialises it."""
+        """The model, with torch's own random weights; `weft.build` initializes it."""
         return VisionTransformer(
             self,
             build_patches(self.patch, self.channels, self.width, self.stem),
@@ -137,20 +137,20 @@ class VisionTransformer(nn.Module):
         if positions is not None or state is not None:
             raise WeftError("a vision model has its image's grid for positions and keeps no state: leave both out")
         mask = as_mask(mask)
-        if mask is not None and any(leaf.placing for leaf in mask.leaves()):
+        if mask is not None and any(leaf.marks_padding for leaf in mask.leaves()):
             raise WeftError("an image has no padding and no documents: leave them out of the mask")
         x, grid = self.patches(images)
-        cells = Places.run(0, x.shape[1], x.device, grid)
-        places = cells if self.class_token is None else cells.after(self.spec.extra)
+        cells = TokenPositions.run(0, x.shape[1], x.device, grid)
+        token_positions = cells if self.class_token is None else cells.after(self.spec.extra)
         if self.class_token is not None:
             x = self.class_token(x)
         if self.registers is not None:
             x = self.registers(x)
         if self.grid is not None:
             x = self.grid(x, grid)
-        notes = Notes()
-        hidden = self.stack(x, places, mask, notes=notes)
-        return Output(hidden, lambda h: self.head(h, places), None, notes.summary())
+        auxiliary = Auxiliary()
+        hidden = self.stack(x, token_positions, mask, auxiliary=auxiliary)
+        return Output(hidden, lambda h: self.head(h, token_positions), None, auxiliary.summary())
 
     def declares(self) -> Declaration:
         """What this model promises."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused, weigh
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
@@ -27,14 +27,14 @@ def parameter_free_attention(x: Tensor, mask: Mask | None = None) -> tuple[Tenso
 
     W is row-stochastic, so each y_i lies in the convex hull of the inputs.
     """
-    sight = Sight.of(x, mask)
-    visible = None if sight.form == "everything" else visible_pairs(sight.mask, sight.queries, sight.keys)
+    context = AttentionContext.of(x, mask)
+    visible = None if context.form == "everything" else visible_pairs(context.mask, context.queries, context.keys)
     weights = weigh(x @ x.transpose(-2, -1), visible)
     return weights.to(x.dtype) @ x, weights
 
 
 class ResidualLinear(nn.Linear):
-    """A linear map whose result is added to the residual stream; initialisation may scale or zero it."""
+    """A linear map whose result is added to the residual stream; initialization may scale or zero it."""
 
 
 class _Attention(nn.Module):
@@ -57,23 +57,23 @@ class _Attention(nn.Module):
         """[B, T, heads x size] -> [B, heads, T, size], a view."""
         return x.view(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(1, 2)
 
-    def gather(self, query: Tensor, key: Tensor, value: Tensor, sight: Sight) -> Tensor:
+    def gather(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         """Score, mask, weigh and gather: Y [B, H, T, V], by the kernel that fits."""
         dropout = self.dropout if self.training else 0.0
-        kernel, _ = choose(sight, self.score, self.backend)
+        kernel, _ = choose(context, self.score, self.backend)
         if kernel == "explicit":
-            return explicit(query, key, value, sight, self.score, dropout)[0]
-        mapped, scale = self.score.fold(query)
+            return explicit(query, key, value, context, self.score, dropout)[0]
+        mapped, scale = self.score.as_dot_product(query)
         run = blocked if kernel == "blocked" else fused
-        return run(mapped, key, value, sight, scale, dropout)
+        return run(mapped, key, value, context, scale, dropout)
 
-    def weights(self, query: Tensor, key: Tensor, sight: Sight) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, context: AttentionContext) -> Tensor:
         """A [B, H, T, S] from the same queries and keys, for looking at."""
-        return attention_weights(query, key, sight, self.score)
+        return attention_weights(query, key, context, self.score)
 
-    def note(self, sight: Sight) -> str:
-        """Which kernel runs for this sight and why, in words."""
-        return ": ".join(choose(sight, self.score, self.backend))
+    def note(self, context: AttentionContext) -> str:
+        """Which kernel runs for this context and why, in words."""
+        return ": ".join(choose(context, self.score, self.backend))
 
     def merge(self, y: Tensor) -> Tensor:
         """Concatenate heads and project: [B, H, T, V] -> [B, T, D]."""
@@ -115,24 +115,24 @@ class SelfAttention(_Attention):
         query, key, value = self.qkv(x).split_with_sizes(self._sections, dim=-1)
         return self.split(query, self.heads), self.split(key, self.key_heads), self.split(value, self.key_heads)
 
-    def position(self, query: Tensor, key: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+    def position(self, query: Tensor, key: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Norm queries and keys where asked for, then turn them by their positions."""
         query = query if self.query_norm is None else self.query_norm(query)
         key = key if self.key_norm is None else self.key_norm(key)
-        return sight.turn(query), sight.turn(key)
+        return context.rotate(query), context.rotate(key)
 
-    def forward(self, x: Tensor, sight: Sight | None = None, state: KeyValueState | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext | None = None, state: KeyValueState | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        sight = sight or Sight.of(x)
+        context = context or AttentionContext.of(x)
         query, key, value = self.project(x)
-        query, key = self.position(query, key, sight)
+        query, key = self.position(query, key, context)
         if state is not None:
-            if sight.admission is None:
+            if context.cache_write is None:
                 raise WeftError(
-                    "a state needs to know where its keys go: call the stack, or give a sight with an admission"
+                    "a state needs to know where its keys go: call the stack, or give a context with an cache_write"
                 )
-            key, value = state.append(key, value, sight.admission)
-        return self.merge(self.gather(query, key, value, sight))
+            key, value = state.append(key, value, context.cache_write)
+        return self.merge(self.gather(query, key, value, context))
 
     def make_state(self) -> KeyValueState:
         """Empty slots for keys and values."""
@@ -184,18 +184,18 @@ class CrossAttention(_Attention):
         return key if self.key_norm is None else self.key_norm(key), self.split(value, self.key_heads)
 
     def forward(
-        self, x: Tensor, memory: Tensor, sight: Sight | None = None, state: TensorState | None = None
+        self, x: Tensor, memory: Tensor, context: AttentionContext | None = None, state: TensorState | None = None
     ) -> Tensor:
         """[B, T, D], [B, S, D_M] -> [B, T, D]."""
-        if sight is None:
-            sight = Sight(Sight.of(x).queries, Sight.of(memory).queries)
+        if context is None:
+            context = AttentionContext(AttentionContext.of(x).queries, AttentionContext.of(memory).queries)
         if state is None or state.tensors is None:
             kept = self.remember(memory)
             if state is not None:
                 state.keep(*kept)
         else:
             kept = (state.tensors[0], state.tensors[1])
-        return self.merge(self.gather(self.project(x), *kept, sight))
+        return self.merge(self.gather(self.project(x), *kept, context))
 
 
 def set_backend(module: nn.Module, backend: Backend) -> None:

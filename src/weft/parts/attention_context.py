@@ -1,6 +1,6 @@
-"""Sight: what the queries of one call see of the keys, prepared once and shared by all layers.
+"""AttentionContext: what the queries of one call see of the keys, prepared once and shared by all layers.
 
-It joins a mask (a rule) with places (where tokens stand) and chooses the cheapest form for the kernel: everything, a
+It joins a mask (a rule) with token positions and chooses the cheapest form for the kernel: everything, a
 causal flag, blocks, or a dense tensor as the last resort.
 """
 
@@ -14,47 +14,48 @@ from torch import Tensor
 from weft.foundation.errors import WeftError
 from weft.foundation.lazy import lazy
 from weft.parts.masks import Causal, Everything, Mask, arrange, both, rules_of, visible_pairs
-from weft.parts.relative import AttentionPosition, Turn, rotate
-from weft.parts.token_positions import Places, document_begins
+from weft.parts.relative import AttentionPosition, RotaryAngles, rotate_pairs
+from weft.parts.token_positions import TokenPositions, document_begins
 
 if TYPE_CHECKING:
-    from weft.parts.state import Admission
+    from weft.parts.state import CacheWrite
 
 Form = Literal["everything", "causal", "dense"]
 Extent = tuple[int, int, int, int]
 
 
-class Sight:
+class AttentionContext:
     """What `queries` may see of `keys` under `mask`, and the position that acts inside attention, if any."""
 
     def __init__(
         self,
-        queries: Places,
-        keys: Places | None = None,
+        queries: TokenPositions,
+        keys: TokenPositions | None = None,
         mask: Mask | None = None,
         position: AttentionPosition | None = None,
-        admission: Admission | None = None,
+        cache_write: CacheWrite | None = None,
     ) -> None:
         self.queries = queries
         self.keys = queries if keys is None else keys
         self.mask = Everything() if mask is None else mask
-        if self.queries.given is None and any(term.placing for term in self.mask.terms()):
+        if self.queries.given is None and any(term.marks_padding for term in self.mask.terms()):
             raise WeftError(
-                f"{self.mask!r} speaks of padding or documents, but the places do not: use Sight.of(x, mask)"
+                f"{self.mask!r} marks padding or documents, but the token positions do not: "
+                "use AttentionContext.of(x, mask)"
             )
         self.position = position
-        self.admission = admission
-        self._turns: dict[torch.dtype, Turn | None] = {}
+        self.cache_write = cache_write
+        self._angles: dict[torch.dtype, RotaryAngles | None] = {}
 
     @staticmethod
-    def of(x: Tensor, mask: Mask | None = None, position: AttentionPosition | None = None) -> Sight:
+    def of(x: Tensor, mask: Mask | None = None, position: AttentionPosition | None = None) -> AttentionContext:
         """For x [B, T, D] seen by itself: positions 0 .. T - 1, or those that the mask's padding or documents imply."""
-        places = arrange(mask, x.shape[1]) or Places.run(0, x.shape[1], x.device)
-        return Sight(places, mask=mask, position=position)
+        token_positions = arrange(mask, x.shape[1]) or TokenPositions.run(0, x.shape[1], x.device)
+        return AttentionContext(token_positions, mask=mask, position=position)
 
     @lazy
     def rule(self) -> Mask:
-        """The mask without what the places know already and without what surely holds for all pairs."""
+        """The mask without what the token positions know already and without what surely holds for all pairs."""
         terms = rules_of(self.mask)
         if self.queries.start is None or self.keys.start is None:
             return both(terms)
@@ -111,14 +112,14 @@ class Sight:
             return self.queries.start - self.keys.start
         return 0 if self.queries.packed and self.keys is self.queries else None
 
-    def turn(self, x: Tensor) -> Tensor:
-        """Turn new queries or keys [B, H, T, K] by their positions' angles, where the position is a rotary one."""
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotate new queries or keys [B, H, T, K] by their positions' angles, where the position is a rotary one."""
         if self.position is None:
             return x
-        if x.dtype not in self._turns:
-            self._turns[x.dtype] = self.position.angles_of(self.queries, x.dtype)
-        angles = self._turns[x.dtype]
-        return x if angles is None else rotate(x, *angles)
+        if x.dtype not in self._angles:
+            self._angles[x.dtype] = self.position.angles_of(self.queries, x.dtype)
+        angles = self._angles[x.dtype]
+        return x if angles is None else rotate_pairs(x, *angles)
 
     @property
     def has_bias(self) -> bool:

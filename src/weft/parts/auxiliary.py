@@ -1,4 +1,4 @@
-"""Notes: what a forward pass reports beside its result (expert losses, routing), passed in, never hidden."""
+"""Auxiliary: what a forward pass reports beside its result (expert losses, routing), passed in, never hidden."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass
-class Notes:
+class Auxiliary:
     """Collected while a stack runs. `real` [B, T] marks real tokens, so that padding counts in no statistic."""
 
     real: Tensor | None = None
@@ -20,7 +20,7 @@ class Notes:
         self.values.setdefault(name, []).append(value)
 
     def summary(self) -> dict[str, Tensor]:
-        """Losses as means over the layers, other notes stacked by layer."""
+        """Losses as means over the layers, other auxiliary stacked by layer."""
         return {
             name: torch.stack(found).mean() if name.endswith("loss") else torch.stack(found)
             for name, found in self.values.items()

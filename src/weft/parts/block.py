@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.parts.attention import CrossAttention
-from weft.parts.attention_context import Sight
-from weft.parts.auxiliary import Notes
+from weft.parts.attention_context import AttentionContext
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.norms import Norm
 from weft.parts.state import LayerState, TensorState
 
@@ -27,17 +27,17 @@ def stochastic_depth(branch: Tensor, share: float, training: bool) -> Tensor:
     return branch * kept / (1 - share)
 
 
-class Source:
+class CrossAttentionSource:
     """What cross-attention looks at: hidden states, what is seen of them, and their projected keys and values."""
 
-    def __init__(self, hidden: Tensor, sight: Sight, state: TensorState | None = None) -> None:
-        self.hidden, self.sight, self.state = hidden, sight, state
+    def __init__(self, hidden: Tensor, context: AttentionContext, state: TensorState | None = None) -> None:
+        self.hidden, self.context, self.state = hidden, context, state
 
 
 class Block(nn.Module):
     """The parts of a block; `PreNorm` and `PostNorm` arrange them. Any of mixer, cross, feed-forward may be left out.
 
-    `norm` makes a new norm for each branch; `dropout` acts on what a branch adds, `depth` leaves whole branches out.
+    `norm` makes a new norm for each branch; `dropout` acts on what a branch adds, `drop_path` drops whole branches.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class Block(nn.Module):
         norm: Callable[[], Norm],
         cross: CrossAttention | None = None,
         dropout: float = 0.0,
-        depth: float = 0.0,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.mixer, self.cross, self.feedforward = mixer, cross, feedforward
         self.mixer_norm = norm() if mixer is not None else None
         self.cross_norm = norm() if cross is not None else None
         self.feedforward_norm = norm() if feedforward is not None else None
-        self.dropout, self.depth = dropout, depth
+        self.dropout, self.drop_path = dropout, drop_path
 
     def drop(self, branch: Tensor) -> Tensor:
         """Residual dropout and stochastic depth, in training only."""
         if not self.training:
             return branch
-        return stochastic_depth(F.dropout(branch, self.dropout), self.depth, True)
+        return stochastic_depth(F.dropout(branch, self.dropout), self.drop_path, True)
 
 
 class PreNorm(Block):
@@ -69,18 +69,18 @@ class PreNorm(Block):
     def forward(
         self,
         z: Tensor,
-        sight: Sight | None = None,
+        context: AttentionContext | None = None,
         state: LayerState | None = None,
-        source: Source | None = None,
-        notes: Notes | None = None,
+        source: CrossAttentionSource | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         if self.mixer is not None and self.mixer_norm is not None:
-            z = z + self.drop(self.mixer(self.mixer_norm(z), sight, state))
+            z = z + self.drop(self.mixer(self.mixer_norm(z), context, state))
         if self.cross is not None and self.cross_norm is not None and source is not None:
-            z = z + self.drop(self.cross(self.cross_norm(z), source.hidden, source.sight, source.state))
+            z = z + self.drop(self.cross(self.cross_norm(z), source.hidden, source.context, source.state))
         if self.feedforward is not None and self.feedforward_norm is not None:
-            z = z + self.drop(self.feedforward(self.feedforward_norm(z), notes))
+            z = z + self.drop(self.feedforward(self.feedforward_norm(z), auxiliary))
         return z
 
 
@@ -90,16 +90,16 @@ class PostNorm(Block):
     def forward(
         self,
         x: Tensor,
-        sight: Sight | None = None,
+        context: AttentionContext | None = None,
         state: LayerState | None = None,
-        source: Source | None = None,
-        notes: Notes | None = None,
+        source: CrossAttentionSource | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         if self.mixer is not None and self.mixer_norm is not None:
-            x = self.mixer_norm(self.drop(self.mixer(x, sight, state)) + x)
+            x = self.mixer_norm(self.drop(self.mixer(x, context, state)) + x)
         if self.cross is not None and self.cross_norm is not None and source is not None:
-            x = self.cross_norm(self.drop(self.cross(x, source.hidden, source.sight, source.state)) + x)
+            x = self.cross_norm(self.drop(self.cross(x, source.hidden, source.context, source.state)) + x)
         if self.feedforward is not None and self.feedforward_norm is not None:
-            x = self.feedforward_norm(self.drop(self.feedforward(x, notes)) + x)
+            x = self.feedforward_norm(self.drop(self.feedforward(x, auxiliary)) + x)
         return x

@@ -1,6 +1,6 @@
 """Convolution: parallel like attention, but of limited range; path length grows with distance / kernel.
 
-y_t = sum_o W_o x_(t-o) + b,   o = 0 .. k-1 (causal) or -(k-1)/2 .. (k-1)/2 (centred)
+y_t = sum_o W_o x_(t-o) + b,   o = 0 .. k-1 (causal) or -(k-1)/2 .. (k-1)/2 (centered)
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.foundation.shapes import expect_width
 from weft.parts.attention import ResidualLinear
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.segments import Segments, continues, last_document
 from weft.parts.state import TensorState
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 
 class Convolution(nn.Module):
-    """A mixer: 1-D convolution over time, causal or centred, full or in `groups` (D = depthwise), then W_O."""
+    """A mixer: 1-D convolution over time, causal or centered, full or in `groups` (D = depthwise), then W_O."""
 
     def __init__(self, width: int, kernel: int = 5, causal: bool = True, groups: int = 1) -> None:
         super().__init__()
         if kernel < 1 or (not causal and kernel % 2 == 0):
-            raise ShapeError(f"a centred convolution needs an odd kernel of at least 1, not {kernel}")
+            raise ShapeError(f"a centered convolution needs an odd kernel of at least 1, not {kernel}")
         if width % groups:
             raise ShapeError(f"width {width} does not divide into {groups} groups: choose groups that divide it")
         self.width, self.kernel, self.causal = width, kernel, causal
         self.taps = nn.Conv1d(width, width, kernel, groups=groups)
         self.output = ResidualLinear(width, width)
 
-    def forward(self, x: Tensor, sight: Sight | None = None, state: TensorState | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext | None = None, state: TensorState | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         expect_width(x, self.width, "convolution")
-        places = (sight or Sight.of(x)).queries
+        token_positions = (context or AttentionContext.of(x)).queries
         if state is not None and not self.causal:
-            raise ShapeError("a centred convolution looks ahead, so it keeps no state: make it causal to decode")
+            raise ShapeError("a centered convolution looks ahead, so it keeps no state: make it causal to decode")
         before = self._before(x, state)
-        if places.pads == "none" and places.documents is None:
+        if token_positions.pads == "none" and token_positions.documents is None:
             row = torch.cat((before, x), 1)
             if state is not None:
                 document = () if state.tensors is None else state.tensors[1:]
                 state.keep(row[:, row.shape[1] - self.kernel + 1 :], *document)
             return self.output(self._convolve(row))
-        return self.output(self._convolve_segments(x, places, before, state))
+        return self.output(self._convolve_segments(x, token_positions, before, state))
 
     def _before(self, x: Tensor, state: TensorState | None) -> Tensor:
-        """The k - 1 inputs before x: the state's, or zeros; a centred kernel has half of them."""
+        """The k - 1 inputs before x: the state's, or zeros; a centered kernel has half of them."""
         if state is not None and state.tensors is not None:
             return state.tensors[0]
         return x.new_zeros(x.shape[0], self.kernel - 1 if self.causal else self.kernel // 2, self.width)
@@ -56,18 +56,20 @@ class Convolution(nn.Module):
         ahead = 0 if self.causal else self.kernel // 2
         return self.taps(F.pad(row.transpose(1, 2), (0, ahead))).transpose(1, 2)
 
-    def _convolve_segments(self, x: Tensor, places: Places, before: Tensor, state: TensorState | None) -> Tensor:
-        segments = Segments.of(places, x.shape[0])
+    def _convolve_segments(
+        self, x: Tensor, token_positions: TokenPositions, before: Tensor, state: TensorState | None
+    ) -> Tensor:
+        segments = Segments.of(token_positions, x.shape[0])
         if not len(segments.lengths):
             return x.new_zeros(x.shape)
         document = state.tensors[1] if state is not None and state.tensors and len(state.tensors) > 1 else None
-        going_on = continues(places, segments, document)[:, None, None]
+        going_on = continues(token_positions, segments, document)[:, None, None]
         row = torch.cat((torch.where(going_on, before[segments.rows], 0), segments.gather(x)), 1)
         if state is not None:
             reach = torch.arange(self.kernel - 1, device=x.device)
             window = row[torch.arange(len(row), device=x.device)[:, None], segments.lengths[:, None] + reach]
             kept = before.index_put((segments.rows[segments.last],), window[segments.last])
-            state.keep(kept, *last_document(places, x.shape[0], document))
+            state.keep(kept, *last_document(token_positions, x.shape[0], document))
         return segments.scatter(self._convolve(row))
 
     def make_state(self) -> TensorState:
@@ -76,7 +78,7 @@ class Convolution(nn.Module):
 
 
 class GridConvolution(nn.Module):
-    """A mixer: 2-D convolution over a grid of tokens (image patches), k x k, centred, then W_O; no class token."""
+    """A mixer: 2-D convolution over a grid of tokens (image patches), k x k, centered, then W_O; no class token."""
 
     def __init__(self, width: int, kernel: int = 3, groups: int = 1) -> None:
         super().__init__()
@@ -88,12 +90,14 @@ class GridConvolution(nn.Module):
         self.taps = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=groups)
         self.output = ResidualLinear(width, width)
 
-    def forward(self, x: Tensor, sight: Sight | None = None, state: TensorState | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext | None = None, state: TensorState | None = None) -> Tensor:
         """[B, rows x columns, D] -> the same."""
         expect_width(x, self.width, "grid convolution")
-        grid = sight.queries.grid if sight is not None else None
+        grid = context.queries.grid if context is not None else None
         if grid is None or grid[0] * grid[1] != x.shape[1]:
-            raise ShapeError(f"{x.shape[1]} tokens are no grid {grid}: give the places a grid, and use no class token")
+            raise ShapeError(
+                f"{x.shape[1]} tokens are no grid {grid}: give the token positions a grid, and use no class token"
+            )
         image = x.transpose(1, 2).unflatten(-1, grid)
         return self.output(self.taps(image).flatten(-2).transpose(1, 2))
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.parts.norms import Norm
-from weft.parts.parameters import drawn
-from weft.parts.token_positions import Places
+from weft.parts.parameters import normal_parameter
+from weft.parts.token_positions import TokenPositions
 
 
 def patchify(images: Tensor, patch: int) -> Tensor:
@@ -32,7 +32,7 @@ class TokenEmbedding(nn.Module):
     def __init__(self, vocabulary: int, width: int, scale: float = 1.0) -> None:
         super().__init__()
         self.vocabulary, self.scale = vocabulary, scale
-        self.weight = drawn(vocabulary, width)
+        self.weight = normal_parameter(vocabulary, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> [B, T, D]."""
@@ -50,7 +50,7 @@ class TokenEmbedding(nn.Module):
         least, most = int(tokens.min()), int(tokens.max())
         if least < 0 or most >= self.vocabulary:
             worst = least if least < 0 else most
-            raise ShapeError(f"token {worst}, but the vocabulary has 0 to {self.vocabulary - 1}: check the tokeniser")
+            raise ShapeError(f"token {worst}, but the vocabulary has 0 to {self.vocabulary - 1}: check the tokenizer")
 
 
 class VectorEmbedding(nn.Module):
@@ -119,7 +119,7 @@ class ClassToken(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.vector = drawn(width)
+        self.vector = normal_parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, D] -> [B, 1 + T, D]."""
@@ -134,7 +134,7 @@ class Registers(nn.Module):
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.table = drawn(count, width)
+        self.table = normal_parameter(count, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 1 + T, D] -> [B, 1 + n + T, D]."""
@@ -146,7 +146,7 @@ class SegmentEmbedding(nn.Module):
 
     def __init__(self, segments: int, width: int) -> None:
         super().__init__()
-        self.table = drawn(segments, width)
+        self.table = normal_parameter(segments, width)
 
     def forward(self, x: Tensor, segments: Tensor | None = None) -> Tensor:
         """x + S_segment."""
@@ -176,8 +176,8 @@ class SequenceInput(nn.Module):
         self.position, self.class_token = position, class_token
         self.segments, self.norm, self.dropout = segments, norm, dropout
 
-    def forward(self, x: Tensor, places: Places, segments: Tensor | None = None) -> Tensor:
-        """[B, T, D] -> [B, (1 +) T, D]; `places` count the class token where there is one."""
+    def forward(self, x: Tensor, token_positions: TokenPositions, segments: Tensor | None = None) -> Tensor:
+        """[B, T, D] -> [B, (1 +) T, D]; `token_positions` count the class token where there is one."""
         if self.segments is not None:
             x = self.segments(x, segments)
         elif segments is not None:
@@ -185,7 +185,7 @@ class SequenceInput(nn.Module):
         if self.class_token is not None:
             x = self.class_token(x)
         if self.position is not None:
-            x = self.position(x, places)
+            x = self.position(x, token_positions)
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout) if self.training else x

@@ -1,6 +1,6 @@
 """Mixture of experts: E feed-forwards of which A are active for a token; parameters x E, compute x A.
 
-p = softmax(x W_r) over E experts; the A best run; y = sum over them of g_e expert_e(x), g = p renormalised
+p = softmax(x W_r) over E experts; the A best run; y = sum over them of g_e expert_e(x), g = p renormalized
 (Shazeer et al. 2017, Fedus et al. 2021, Jiang et al. 2024). No token is ever dropped.
 """
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
-from weft.parts.auxiliary import Notes
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.feedforward import activation
-from weft.parts.parameters import drawn
+from weft.parts.parameters import normal_parameter
 
 
 def route(logits: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,7 +49,7 @@ def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 class Experts(nn.Module):
     """E gated or classic feed-forwards with a router; see the head of this file.
 
-    `shared`: one more feed-forward that every token passes. Notes: `balance loss`, `z loss`, and `routing`, each
+    `shared`: one more feed-forward that every token passes. Auxiliary: `balance loss`, `z loss`, and `routing`, each
     expert's share of the choices.
     """
 
@@ -69,18 +69,18 @@ class Experts(nn.Module):
         self.width, self.hidden, self.experts, self.active = width, hidden, experts, active
         self.activation_name, self.gated = activation_name, gated
         self.activation = activation(activation_name)
-        self.router = drawn(experts, width, std=width**-0.5)
-        self.up = drawn(experts, (2 if gated else 1) * hidden, width, std=width**-0.5)
-        self.down = drawn(experts, width, hidden, std=hidden**-0.5)
+        self.router = normal_parameter(experts, width, std=width**-0.5)
+        self.up = normal_parameter(experts, (2 if gated else 1) * hidden, width, std=width**-0.5)
+        self.down = normal_parameter(experts, width, hidden, std=hidden**-0.5)
         self.shared = shared
 
-    def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
+    def forward(self, x: Tensor, auxiliary: Auxiliary | None = None) -> Tensor:
         """[..., D] -> [..., D]."""
         tokens = x.reshape(-1, self.width)
         logits = F.linear(widen(tokens), widen(self.router))
         gates, chosen, probabilities = route(logits, self.active)
-        if notes is not None:
-            self._report(notes, x, logits, probabilities, chosen)
+        if auxiliary is not None:
+            self._report(auxiliary, x, logits, probabilities, chosen)
         y = self.mix(tokens, gates, chosen).view_as(x)
         return y if self.shared is None else y + self.shared(x)
 
@@ -106,12 +106,12 @@ class Experts(nn.Module):
         gate, up = hidden.chunk(2, dim=-1)
         return self.activation(gate) * up
 
-    def _report(self, notes: Notes, x: Tensor, logits: Tensor, probabilities: Tensor, chosen: Tensor) -> None:
-        if notes.real is None:
+    def _report(self, auxiliary: Auxiliary, x: Tensor, logits: Tensor, probabilities: Tensor, chosen: Tensor) -> None:
+        if auxiliary.real is None:
             weight = probabilities.new_ones(len(logits))
         else:
-            weight = notes.real.expand(x.shape[:-1]).reshape(-1).to(probabilities.dtype)
-        notes.add("balance loss", balance_loss(probabilities, chosen, weight))
-        notes.add("z loss", z_loss(logits, weight))
+            weight = auxiliary.real.expand(x.shape[:-1]).reshape(-1).to(probabilities.dtype)
+        auxiliary.add("balance loss", balance_loss(probabilities, chosen, weight))
+        auxiliary.add("z loss", z_loss(logits, weight))
         share = (F.one_hot(chosen, self.experts).sum(1) * weight[:, None]).sum(0)
-        notes.add("routing", (share / share.sum().clamp(min=1)).detach())
+        auxiliary.add("routing", (share / share.sum().clamp(min=1)).detach())

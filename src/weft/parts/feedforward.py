@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.parts.attention import ResidualLinear
-from weft.parts.auxiliary import Notes
+from weft.parts.auxiliary import Auxiliary
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -88,7 +88,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = ResidualLinear(hidden, width, bias=bias)
 
-    def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
+    def forward(self, x: Tensor, auxiliary: Auxiliary | None = None) -> Tensor:
         """[..., D] -> [..., D]."""
         hidden = self.activation(self.up(x))
         return self.down(F.dropout(hidden, self.dropout) if self.training else hidden)
@@ -115,7 +115,7 @@ class GatedFeedForward(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=bias)
         self.down = ResidualLinear(hidden, width, bias=bias)
 
-    def forward(self, x: Tensor, notes: Notes | None = None) -> Tensor:
+    def forward(self, x: Tensor, auxiliary: Auxiliary | None = None) -> Tensor:
         """[..., D] -> [..., D]."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.dropout(self.activation(gate) * up, self.dropout, self.training))

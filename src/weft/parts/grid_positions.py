@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.parts.parameters import drawn
+from weft.parts.parameters import normal_parameter
 from weft.parts.positions import sinusoids
 
 Grid = tuple[int, int]
@@ -47,7 +47,7 @@ class GridTable(nn.Module):
     def __init__(self, grid: Grid, width: int, extra: int = 0) -> None:
         super().__init__()
         self.grid, self.extra = grid, extra
-        self.table = drawn(extra + grid[0] * grid[1], width)
+        self.table = normal_parameter(extra + grid[0] * grid[1], width)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """x + P."""
@@ -59,9 +59,9 @@ class GridAxes(nn.Module):
 
     def __init__(self, grid: Grid, width: int, extra: int = 0) -> None:
         super().__init__()
-        self.rows = drawn(grid[0], width)
-        self.columns = drawn(grid[1], width)
-        self.extra = drawn(extra, width) if extra else None
+        self.rows = normal_parameter(grid[0], width)
+        self.columns = normal_parameter(grid[1], width)
+        self.extra = normal_parameter(extra, width) if extra else None
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """x + R_row + C_column."""

@@ -1,4 +1,4 @@
-"""Initialisation, all of it, in one place.
+"""Initialization, all of it, in one place.
 
 - `Normal(std)`: weights N(0, std^2); linear maps into the residual stream N(0, std^2 / 2L), so that the stream's
   variance does not grow with depth L (GPT-2);
@@ -80,7 +80,7 @@ class FanIn(Scheme):
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, scheme: Scheme, random: torch.Generator) -> None:
+def initialize(model: nn.Module, scheme: Scheme, random: torch.Generator) -> None:
     """Fill every weight of `model` from one generator on the CPU, so that bits depend on the seed alone."""
     layers = max((len(part.blocks) for part in model.modules() if isinstance(part, Stack)), default=0)
     for module in model.modules():

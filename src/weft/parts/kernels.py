@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
-from weft.parts.attention_context import Extent, Sight
+from weft.parts.attention_context import AttentionContext, Extent
 from weft.parts.scores import Score
 
 Backend = Literal["auto", "explicit", "fused", "blocked"]
@@ -39,36 +39,40 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
-def attention_weights(query: Tensor, key: Tensor, sight: Sight, score: Score, extent: Extent | None = None) -> Tensor:
+def attention_weights(
+    query: Tensor, key: Tensor, context: AttentionContext, score: Score, extent: Extent | None = None
+) -> Tensor:
     """A = softmax(e(Q, K) + bias + M), [B, H, T, S]; with `extent` only for some queries and keys."""
     scores = score(query, repeat_heads(key, query.shape[1]))
-    bias = sight.bias(query, extent)
+    bias = context.bias(query, extent)
     if bias is not None:
         scores = scores + bias
-    if sight.form == "everything":
+    if context.form == "everything":
         return weigh(scores)
-    return weigh(scores, sight.visible if extent is None else sight.visible_block(*extent))
+    return weigh(scores, context.visible if extent is None else context.visible_block(*extent))
 
 
 def explicit(
-    query: Tensor, key: Tensor, value: Tensor, sight: Sight, score: Score, dropout: float = 0.0
+    query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, score: Score, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """(Y, A): Y = A V with A = softmax(e(Q, K) + M), both kept; q [B, H, T, K], k [B, G, S, K], v [B, G, S, V]."""
-    weights = attention_weights(query, key, sight, score)
+    weights = attention_weights(query, key, context, score)
     kept = (F.dropout(weights, dropout) if dropout else weights).to(value.dtype)
     return kept @ repeat_heads(value, query.shape[1]), weights
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, sight: Sight, scale: float, dropout: float = 0.0) -> Tensor:
+def fused(
+    query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, scale: float, dropout: float = 0.0
+) -> Tensor:
     """Y alone, by scaled_dot_product_attention, with the mask in its cheapest form."""
     grouped = key.shape[1] != query.shape[1]
-    bias = sight.bias(query)
-    if bias is None and sight.form != "dense":
-        causal = sight.form == "causal" and query.shape[2] > 1
+    bias = context.bias(query)
+    if bias is None and context.form != "dense":
+        causal = context.form == "causal" and query.shape[2] > 1
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
-    mask = None if sight.form == "everything" else sight.visible
+    mask = None if context.form == "everything" else context.visible
     return _masked(query, key, value, mask, bias, scale, dropout)
 
 
@@ -87,13 +91,19 @@ def _masked(
 
 
 def blocked(
-    query: Tensor, key: Tensor, value: Tensor, sight: Sight, scale: float, dropout: float = 0.0, block: int = BLOCK
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: AttentionContext,
+    scale: float,
+    dropout: float = 0.0,
+    block: int = BLOCK,
 ) -> Tensor:
     """Y alone, a block of queries at a time against the keys that it may see: memory O(block x S), never T x S."""
-    position = sight.position
+    position = context.position
     parameters = () if position is None else tuple(p for p in position.parameters() if p.requires_grad)
     return _Blocked.apply(  # type: ignore[no-untyped-call]
-        query, key, value, sight, scale, dropout, sight.extents(block), *parameters
+        query, key, value, context, scale, dropout, context.extents(block), *parameters
     )
 
 
@@ -106,28 +116,28 @@ class _Blocked(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        sight: Sight,
+        context: AttentionContext,
         scale: float,
         dropout: float,
         extents: list[Extent],
         *parameters: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, *parameters)
-        ctx.call = (sight, scale, dropout, extents)
+        ctx.call = (context, scale, dropout, extents)
         ctx.random = _random_state(query.device) if dropout else None
         out = query.new_zeros(*query.shape[:3], value.shape[3])
         for extent in extents:
             q0, q1, k0, k1 = extent
             if k1 > k0:
                 q, k, v = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
-                out[:, :, q0:q1] = _block(q, k, v, sight, extent, scale, dropout)
+                out[:, :, q0:q1] = _block(q, k, v, context, extent, scale, dropout)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *parameters = ctx.saved_tensors
-        sight, scale, dropout, extents = ctx.call
+        context, scale, dropout, extents = ctx.call
         grads = [torch.zeros_like(t) for t in (query, key, value, *parameters)]
         if ctx.random is not None:
             after = _random_state(query.device)
@@ -140,7 +150,7 @@ class _Blocked(torch.autograd.Function):
                 q, k, v = (
                     t.detach().requires_grad_() for t in (query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1])
                 )
-                y = _block(q, k, v, sight, extent, scale, dropout)
+                y = _block(q, k, v, context, extent, scale, dropout)
             found = torch.autograd.grad(y, (q, k, v, *parameters), gradient[:, :, q0:q1], allow_unused=True)
             spans = [(q0, q1), (k0, k1), (k0, k1)]
             for total, part, (first, last) in zip(grads, found, spans, strict=False):
@@ -154,9 +164,11 @@ class _Blocked(torch.autograd.Function):
         return (*grads[:3], None, None, None, None, *grads[3:])
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, sight: Sight, extent: Extent, scale: float, dropout: float) -> Tensor:
-    mask = None if sight.form == "everything" else sight.visible_block(*extent)
-    return _masked(q, k, v, mask, sight.bias(q, extent), scale, dropout)
+def _block(
+    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, extent: Extent, scale: float, dropout: float
+) -> Tensor:
+    mask = None if context.form == "everything" else context.visible_block(*extent)
+    return _masked(q, k, v, mask, context.bias(q, extent), scale, dropout)
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -170,28 +182,28 @@ def _set_random_state(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
 
 
-def choose(sight: Sight, score: Score, backend: Backend = "auto") -> tuple[Backend, str]:
+def choose(context: AttentionContext, score: Score, backend: Backend = "auto") -> tuple[Backend, str]:
     """Which of the three runs, and why, in words."""
-    T, S = sight.queries.length, sight.keys.length
+    T, S = context.queries.length, context.keys.length
     if backend == "explicit":
         return "explicit", "asked for"
-    if score.folds == "never":
+    if score.fusable == "never":
         if backend != "auto":
             raise WeftError(
                 f"this score is no dot product, so the {backend} kernel cannot run it: use auto or explicit"
             )
         return "explicit", "the score is no dot product of a mapped query and a key"
-    if score.folds == "mapped" and sight.has_bias:
+    if score.fusable == "mapped" and context.has_bias:
         return "explicit", "a bias reads the query itself, the kernel would see the mapped one"
     if backend != "auto":
         return backend, "asked for"
-    if sight.form != "dense" and not sight.has_bias:
-        return "fused", f"the mask is {'a flag' if sight.form == 'causal' else 'not needed'}"
-    if T > BLOCK and T * S > DENSE_LIMIT and _needs_pairs(sight):
+    if context.form != "dense" and not context.has_bias:
+        return "fused", f"the mask is {'a flag' if context.form == 'causal' else 'not needed'}"
+    if T > BLOCK and T * S > DENSE_LIMIT and _needs_pairs(context):
         return "blocked", f"{T} x {S} pairs are too many for a dense mask or bias"
     return "fused", f"a dense mask or bias of {T} x {S} pairs is small"
 
 
-def _needs_pairs(sight: Sight) -> bool:
+def _needs_pairs(context: AttentionContext) -> bool:
     """Whether mask or bias is a table of pairs; padding alone is a row that broadcasts."""
-    return sight.has_bias or bool(list(sight.rule.terms())) or sight.queries.documents is not None
+    return context.has_bias or bool(list(context.rule.terms())) or context.queries.documents is not None

@@ -27,8 +27,8 @@ class AdaptedLinear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.kind, self.scale, self.resting = type(linear), alpha / rank, False
         self.weight, self.bias = linear.weight, linear.bias
-        drawn = torch.randn(rank, self.in_features, generator=random) * self.in_features**-0.5
-        self.first = nn.Parameter(drawn.to(linear.weight))
+        normal_parameter = torch.randn(rank, self.in_features, generator=random) * self.in_features**-0.5
+        self.first = nn.Parameter(normal_parameter.to(linear.weight))
         self.second = nn.Parameter(linear.weight.new_zeros(self.out_features, rank))
         for weight in linear.parameters():
             weight.requires_grad_(False)

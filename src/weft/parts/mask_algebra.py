@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.figures.charts.grids import draw_grid, text_grid
 from weft.foundation.errors import WeftError
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 Band = tuple[int | None, int | None]
 Span = tuple[int, int]
@@ -25,12 +25,12 @@ Span = tuple[int, int]
 class Mask:
     """A rule who may look at whom; True = may look.
 
-    `placing`: it speaks of padding or documents, which the places carry, so it can only be combined with `&`.
+    `marks_padding`: it marks padding or documents, which token positions carry, so it combines with `&` only.
     """
 
-    placing: ClassVar[bool] = False
+    marks_padding: ClassVar[bool] = False
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """Boolean, broadcastable to [B, T, S]."""
         raise NotImplementedError
 
@@ -64,22 +64,22 @@ class Mask:
         widths = (leaf.width_marked() for leaf in self.leaves())
         return next((width for width in widths if width is not None), 8)
 
-    def implied(self, length: int) -> Places | None:
-        """The places that it implies for rows of `length`, if it speaks of padding or documents."""
+    def implied(self, length: int) -> TokenPositions | None:
+        """The token_positions that it implies for rows of `length`, if it speaks of padding or documents."""
         return None
 
     def width_marked(self) -> int | None:
         """How many tokens its own data speak of, if any."""
         return None
 
-    def places(self, length: int) -> Places:
-        """The places on which this mask is drawn: 0 .. length - 1, or those of its padding and documents."""
-        return arrange(self, length) or Places.run(0, length, torch.device("cpu"))
+    def token_positions(self, length: int) -> TokenPositions:
+        """The positions on which this mask is drawn: 0 .. length - 1, or those of its padding and documents."""
+        return arrange(self, length) or TokenPositions.run(0, length, torch.device("cpu"))
 
     def grid(self, length: int, row: int = 0) -> Tensor:
         """The T x T picture of this mask as a boolean tensor, for one row of the batch."""
-        places = self.places(length)
-        visible = visible_pairs(self, places, places)
+        token_positions = self.token_positions(length)
+        visible = visible_pairs(self, token_positions, token_positions)
         return visible.expand(-1, length, length)[min(row, visible.shape[0] - 1)]
 
     def text(self, length: int | None = None, row: int = 0) -> str:
@@ -98,7 +98,7 @@ class Mask:
 class Everything(Mask):
     """No mask: each token sees all."""
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """M_ij = True."""
         return torch.ones(1, 1, 1, dtype=torch.bool, device=queries.device)
 
@@ -120,7 +120,7 @@ class Both(Mask):
 
     parts: tuple[Mask, ...]
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """M = M1 and M2 and ..."""
         visible = self.parts[0].allows(queries, keys)
         for part in self.parts[1:]:
@@ -163,7 +163,7 @@ class Either(Mask):
         yield from self.first.leaves()
         yield from self.second.leaves()
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """M = M1 or M2."""
         return self.first.allows(queries, keys) | self.second.allows(queries, keys)
 
@@ -196,7 +196,7 @@ class Opposite(Mask):
         """Of what is turned round."""
         return self.mask.leaves()
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """M = not M1."""
         return ~self.mask.allows(queries, keys)
 
@@ -212,20 +212,20 @@ def both(terms: Iterable[Mask]) -> Mask:
     return unique[0] if len(unique) == 1 else Both(unique)
 
 
-def arrange(mask: Mask | None, length: int) -> Places | None:
-    """The places that a mask's padding or documents imply for rows of `length`; None if it speaks of neither."""
-    found = [term for term in (mask.terms() if mask else ()) if term.placing]
+def arrange(mask: Mask | None, length: int) -> TokenPositions | None:
+    """The token positions that a mask's padding or documents imply for rows of `length`; None if it has neither."""
+    found = [term for term in (mask.terms() if mask else ()) if term.marks_padding]
     if len(found) > 1:
         raise WeftError(f"{mask!r} speaks of padding or documents twice: mark padding with a negative document id")
     return found[0].implied(length) if found else None
 
 
 def rules_of(mask: Mask | None) -> list[Mask]:
-    """The terms that are rules of their own, without those of which the places speak."""
-    return [] if mask is None else [term for term in mask.terms() if not term.placing]
+    """The terms that are rules of their own, without those of which the token positions speak."""
+    return [] if mask is None else [term for term in mask.terms() if not term.marks_padding]
 
 
-def visible_pairs(mask: Mask, queries: Places, keys: Places) -> Tensor:
+def visible_pairs(mask: Mask, queries: TokenPositions, keys: TokenPositions) -> Tensor:
     """The mask as a tensor, broadcastable to [B, T, S]; padding and other documents are hidden always."""
     visible = both(rules_of(mask)).allows(queries, keys)
     if keys.real is not None:
@@ -244,7 +244,7 @@ def _expect_mask(other: object) -> Mask:
 
 
 def _refuse_placing(mask: Mask) -> None:
-    inner = next((leaf for leaf in mask.leaves() if leaf.placing), None)
+    inner = next((leaf for leaf in mask.leaves() if leaf.marks_padding), None)
     if inner is not None:
         raise WeftError(f"{inner!r} stands under | or ~: padding and documents can only be combined with &")
 

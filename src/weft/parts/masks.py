@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.foundation.errors import ShapeError, WeftError
 from weft.parts.mask_algebra import Band, Everything, Mask, Span, arrange, both, rules_of, visible_pairs
-from weft.parts.token_positions import Places, distances
+from weft.parts.token_positions import TokenPositions, distances
 
 __all__ = [
     "Causal",
@@ -39,7 +39,7 @@ __all__ = [
 class Causal(Mask):
     """No look ahead: M_ij = (j <= i)."""
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """j <= i."""
         return distances(queries, keys) >= 0
 
@@ -65,7 +65,7 @@ class Window(Mask):
         if self.width < 1:
             raise WeftError(f"a window of {self.width} keys shows nothing: use a width of at least 1")
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """|i - j| < w."""
         return distances(queries, keys).abs() < self.width
 
@@ -87,7 +87,7 @@ class Prefix(Mask):
 
     length: int
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """(j <= i) or (j < length)."""
         return (distances(queries, keys) >= 0) | (keys.positions < self.length)[:, None, :]
 
@@ -109,7 +109,7 @@ class Dilated(Mask):
         if self.step < 1:
             raise WeftError(f"a dilation of {self.step} is no step: use at least 1")
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """(i - j) mod step = 0."""
         return distances(queries, keys) % self.step == 0
 
@@ -127,7 +127,7 @@ class Graph(Mask):
         if self.adjacency.dim() not in (2, 3) or self.adjacency.shape[-1] != self.adjacency.shape[-2]:
             raise ShapeError(f"an adjacency is [N, N] or [B, N, N], but this one is {tuple(self.adjacency.shape)}")
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """A_ij, looked up at the positions; a position outside the graph sees nothing."""
         A = self.adjacency.bool().to(queries.device)
         A = A if A.dim() == 3 else A[None]
@@ -145,7 +145,7 @@ class Graph(Mask):
 class Padding(Mask):
     """Hides padding: row b has lengths[b] real tokens on the left, or with side="left" padding before them."""
 
-    placing: ClassVar[bool] = True
+    marks_padding: ClassVar[bool] = True
 
     lengths: Tensor
     side: Literal["left", "right"] = "right"
@@ -154,16 +154,16 @@ class Padding(Mask):
         if self.lengths.dim() != 1 or self.side not in ("left", "right"):
             raise ShapeError(f"padding takes lengths [B] and side left or right, not {tuple(self.lengths.shape)}")
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """0 <= j < lengths[b]: positions count real tokens only, so both sides share one rule."""
         lengths = self.lengths.to(keys.device)[:, None]
         return ((keys.positions >= 0) & (keys.positions < lengths))[:, None, :]
 
-    def implied(self, length: int) -> Places:
+    def implied(self, length: int) -> TokenPositions:
         """Real tokens count from 0, padding has none."""
         if self.lengths.device.type == "cpu" and not bool(((self.lengths >= 0) & (self.lengths <= length)).all()):
             raise ShapeError(f"lengths {self.lengths.tolist()[:8]} for rows of {length} tokens: give 0 to {length}")
-        return Places.of_lengths(self.lengths, length, self.side)
+        return TokenPositions.of_lengths(self.lengths, length, self.side)
 
     def width_marked(self) -> int:
         """The longest row."""
@@ -177,7 +177,7 @@ class Padding(Mask):
 class Real(Mask):
     """Hides padding, given as a boolean [B, T], True where a token is real."""
 
-    placing: ClassVar[bool] = True
+    marks_padding: ClassVar[bool] = True
 
     real: Tensor
 
@@ -185,14 +185,14 @@ class Real(Mask):
         if self.real.dim() != 2:
             raise ShapeError(f"real tokens are marked by a boolean [B, T], but this one is {tuple(self.real.shape)}")
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """j is a real token: its position is not negative."""
         return (keys.positions >= 0)[:, None, :]
 
-    def implied(self, length: int) -> Places:
+    def implied(self, length: int) -> TokenPositions:
         """Real tokens count from 0, padding has none."""
         _expect_marks(self, self.real, length)
-        return Places.of_real(self.real.bool())
+        return TokenPositions.of_real(self.real.bool())
 
     def width_marked(self) -> int:
         """T."""
@@ -206,7 +206,7 @@ class Real(Mask):
 class Documents(Mask):
     """Packing: tokens see only their own document; ids [B, T], negative for padding."""
 
-    placing: ClassVar[bool] = True
+    marks_padding: ClassVar[bool] = True
 
     ids: Tensor
 
@@ -214,16 +214,18 @@ class Documents(Mask):
         if self.ids.dim() != 2:
             raise ShapeError(f"document ids are [B, T], but these are {tuple(self.ids.shape)}")
 
-    def allows(self, queries: Places, keys: Places) -> Tensor:
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """document(i) = document(j)."""
         if queries.documents is None or keys.documents is None:
-            raise WeftError("this mask isolates documents, but the places carry none: use Places.of_documents(ids)")
+            raise WeftError(
+                "this mask isolates documents, but the token positions carry none: use TokenPositions.of_documents(ids)"
+            )
         return queries.documents[:, :, None] == keys.documents[:, None, :]
 
-    def implied(self, length: int) -> Places:
+    def implied(self, length: int) -> TokenPositions:
         """Each document counts from 0."""
         _expect_marks(self, self.ids, length)
-        return Places.of_documents(self.ids)
+        return TokenPositions.of_documents(self.ids)
 
     def width_marked(self) -> int:
         """T."""

@@ -13,7 +13,7 @@ from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
 from weft.parts.quantized import Int8Linear
-from weft.parts.token_positions import Places, first_real, last_real
+from weft.parts.token_positions import TokenPositions, first_real, last_real
 
 Pool = Literal["first", "mean", "last"]
 DistributionName = Literal["point", "gaussian", "student"]
@@ -78,14 +78,14 @@ class MutedHead(nn.Module):
         return self.head(hidden, embedding=embedding).index_fill(-1, muted, float("-inf"))
 
 
-def pool_tokens(hidden: Tensor, places: Places, pool: Pool) -> Tensor:
+def pool_tokens(hidden: Tensor, token_positions: TokenPositions, pool: Pool) -> Tensor:
     """[B, T, D] -> [B, D]: the first (class) token, the mean over real tokens, or the last real one."""
     if pool == "mean":
-        if places.real is None:
+        if token_positions.real is None:
             return hidden.mean(1)
-        weight = places.real.to(hidden.dtype)[:, :, None]
+        weight = token_positions.real.to(hidden.dtype)[:, :, None]
         return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
-    index = (first_real(places) if pool == "first" else last_real(places)).expand(hidden.shape[0])
+    index = (first_real(token_positions) if pool == "first" else last_real(token_positions)).expand(hidden.shape[0])
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
 
 
@@ -109,9 +109,9 @@ class PooledHead(nn.Module):
         self.activation = activation(activation_name)
         self.linear = nn.Linear(hidden or width, classes) if classes is not None else None
 
-    def forward(self, hidden: Tensor, places: Places) -> Tensor:
+    def forward(self, hidden: Tensor, token_positions: TokenPositions) -> Tensor:
         """[B, T, D] -> [B, C], or [B, D or hidden] without classes."""
-        x = pool_tokens(hidden, places, self.pool)
+        x = pool_tokens(hidden, token_positions, self.pool)
         if self.hidden is not None:
             x = self.activation(self.hidden(x))
         return x if self.linear is None else self.linear(x)
@@ -125,7 +125,7 @@ class DistilledHead(nn.Module):
         self.linear = nn.Linear(width, classes)
         self.distilled = nn.Linear(width, classes)
 
-    def forward(self, hidden: Tensor, places: Places) -> Tensor:
+    def forward(self, hidden: Tensor, token_positions: TokenPositions) -> Tensor:
         """[B, T, D] -> [B, C]."""
         return (self.linear(hidden[:, 0]) + self.distilled(hidden[:, 1])) / 2
 
@@ -137,7 +137,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, classes)
 
-    def forward(self, hidden: Tensor, places: Places) -> Tensor:
+    def forward(self, hidden: Tensor, token_positions: TokenPositions) -> Tensor:
         """[B, T, D] -> [B, T, C]."""
         return self.linear(hidden)
 

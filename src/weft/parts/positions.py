@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import LengthError
 from weft.foundation.numerics import wide
-from weft.parts.parameters import drawn
-from weft.parts.token_positions import Places
+from weft.parts.parameters import normal_parameter
+from weft.parts.token_positions import TokenPositions
 
 Join = Literal["add", "concatenate"]
 Layout = Literal["interleaved", "halves"]
@@ -47,15 +47,15 @@ class LearnedPositions(nn.Module):
     def __init__(self, length: int, width: int, join: Join = "add") -> None:
         super().__init__()
         self.length, self.join = length, join
-        self.table = drawn(length, width)
+        self.table = normal_parameter(length, width)
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, token_positions: TokenPositions) -> Tensor:
         """[B, T, D'] -> [B, T, D]; past the end raises `LengthError`."""
-        first = places.start if places.plain else None
+        first = token_positions.start if token_positions.plain else None
         last = (
-            (int(places.positions.max()) if places.positions.numel() else -1)
+            (int(token_positions.positions.max()) if token_positions.positions.numel() else -1)
             if first is None
-            else first + places.length - 1
+            else first + token_positions.length - 1
         )
         if last >= self.length:
             raise LengthError(
@@ -63,9 +63,9 @@ class LearnedPositions(nn.Module):
                 "raise `length`, shorten the input or use rotary positions"
             )
         if first is not None:
-            p = self.table[first : first + places.length][None]
+            p = self.table[first : first + token_positions.length][None]
         else:
-            p = self.table[places.positions.clamp(min=0)]
+            p = self.table[token_positions.positions.clamp(min=0)]
         return join_positions(x, p, self.join)
 
 
@@ -77,6 +77,6 @@ class SinusoidalPositions(nn.Module):
         self.width, self.join = width, join
         self.layout: Layout = layout
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, token_positions: TokenPositions) -> Tensor:
         """[B, T, D'] -> [B, T, D]."""
-        return join_positions(x, sinusoids(places.positions, self.width, x.dtype, self.layout), self.join)
+        return join_positions(x, sinusoids(token_positions.positions, self.width, x.dtype, self.layout), self.join)

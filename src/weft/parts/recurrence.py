@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from weft.foundation.shapes import expect_width
 from weft.parts.attention import ResidualLinear
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.segments import Segments, continues, last_document
 from weft.parts.state import TensorState
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 Cell = Literal["rnn", "gru", "lstm"]
 Hidden = tuple[Tensor, ...]
@@ -50,32 +50,32 @@ class Recurrent(nn.Module):
     Padding is never stepped over and documents start afresh: hidden states see real tokens of their own text only.
     """
 
-    def __init__(self, cell: Cell, input_width: int, hidden: int, two_ways: bool = False) -> None:
+    def __init__(self, cell: Cell, input_width: int, hidden: int, bidirectional: bool = False) -> None:
         super().__init__()
-        self.cell, self.hidden, self.two_ways = cell, hidden, two_ways
+        self.cell, self.hidden, self.bidirectional = cell, hidden, bidirectional
         kinds: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
-        self.net = kinds[cell](input_width, hidden, batch_first=True, bidirectional=two_ways)
+        self.net = kinds[cell](input_width, hidden, batch_first=True, bidirectional=bidirectional)
 
     @property
     def width(self) -> int:
         """Of the outputs: the hidden width, twice with two directions."""
-        return self.hidden * (2 if self.two_ways else 1)
+        return self.hidden * (2 if self.bidirectional else 1)
 
     def forward(
-        self, x: Tensor, places: Places, start: Hidden | None = None, document: Tensor | None = None
+        self, x: Tensor, token_positions: TokenPositions, start: Hidden | None = None, document: Tensor | None = None
     ) -> tuple[Tensor, Hidden]:
         """[B, T, D] -> ([B, T, H], final hidden, each [B, directions x H]); `start` has the final's shapes."""
         B = x.shape[0]
         if start is None:
             zero = x.new_zeros(B, self.width)
             start = (zero, zero) if self.cell == "lstm" else (zero,)
-        if places.plain or (places.pads == "none" and places.documents is None):
+        if token_positions.plain or (token_positions.pads == "none" and token_positions.documents is None):
             out, end = self.net(x, self._pack(start))
             return out, self._unpack(end)
-        segments = Segments.of(places, B)
+        segments = Segments.of(token_positions, B)
         if len(segments.lengths) == 0:
             return x.new_zeros(B, x.shape[1], self.width), start
-        going_on = continues(places, segments, document)[:, None]
+        going_on = continues(token_positions, segments, document)[:, None]
         begin = tuple(torch.where(going_on, s[segments.rows], 0) for s in start)
         packed = pack_padded_sequence(
             segments.gather(x), segments.lengths.cpu(), batch_first=True, enforce_sorted=False
@@ -102,7 +102,7 @@ class Recurrent(nn.Module):
 
     def _pack(self, hidden: Hidden) -> Tensor | Hidden:
         """[B, ways x H] -> torch's [ways, B, H]."""
-        ways = 2 if self.two_ways else 1
+        ways = 2 if self.bidirectional else 1
         packed = tuple(h.view(h.shape[0], ways, self.hidden).transpose(0, 1).contiguous() for h in hidden)
         return packed if self.cell == "lstm" else packed[0]
 
@@ -114,22 +114,22 @@ class Recurrent(nn.Module):
 class Recurrence(nn.Module):
     """A mixer: h_t = f(x_t, h_(t-1)), y_t = W_O h_t; causal with one direction, not with two."""
 
-    def __init__(self, width: int, cell: Cell = "gru", hidden: int | None = None, two_ways: bool = False) -> None:
+    def __init__(self, width: int, cell: Cell = "gru", hidden: int | None = None, bidirectional: bool = False) -> None:
         super().__init__()
         self.width, self.cell = width, cell
-        self.recurrent = Recurrent(cell, width, hidden or width, two_ways)
+        self.recurrent = Recurrent(cell, width, hidden or width, bidirectional)
         self.output = ResidualLinear(self.recurrent.width, width)
 
-    def forward(self, x: Tensor, sight: Sight | None = None, state: TensorState | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext | None = None, state: TensorState | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         expect_width(x, self.width, "recurrence")
-        places = (sight or Sight.of(x)).queries
+        token_positions = (context or AttentionContext.of(x)).queries
         ways = 2 if self.cell == "lstm" else 1
         kept = state.tensors if state is not None else None
         start, document = (None, None) if kept is None else (kept[:ways], kept[ways] if len(kept) > ways else None)
-        out, end = self.recurrent(x, places, start, document)
+        out, end = self.recurrent(x, token_positions, start, document)
         if state is not None:
-            state.keep(*end, *last_document(places, x.shape[0], document))
+            state.keep(*end, *last_document(token_positions, x.shape[0], document))
         return self.output(out)
 
     def make_state(self) -> TensorState:

@@ -1,7 +1,7 @@
 """Positions inside attention: they depend on distances i - j only, so shifting a sequence changes nothing.
 
-Two steps of attention may use them: `turn` rotates queries and keys (rotary), `bias` adds to the scores (ALiBi, T5,
-relative vectors). They are given with the `Sight`, so that angles and biases are computed once for all layers.
+Two steps of attention may use them: `rotate` turns queries and keys (rotary), `bias` adds to the scores (ALiBi, T5,
+relative vectors). They come with the `AttentionContext`, so that angles and biases are computed once for all layers.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import wide
-from weft.parts.parameters import drawn
-from weft.parts.token_positions import Places, distances
+from weft.parts.parameters import normal_parameter
+from weft.parts.token_positions import TokenPositions, distances
 
-Turn = tuple[Tensor, Tensor]
+RotaryAngles = tuple[Tensor, Tensor]
 
 
 class AttentionPosition(nn.Module):
     """What a relative position does inside attention; either step may be left as it is."""
 
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> Turn | None:
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles | None:
         """(cos, sin), each [B, 1, T, R], by which queries and keys at these positions turn."""
         return None
 
-    def angles_of(self, places: Places, dtype: torch.dtype) -> Turn | None:
-        """`angles` of tokens that stand at these places."""
-        return self.angles(places.positions, dtype)
+    def angles_of(self, token_positions: TokenPositions, dtype: torch.dtype) -> RotaryAngles | None:
+        """`angles` of tokens that stand at these token_positions."""
+        return self.angles(token_positions.positions, dtype)
 
-    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor | None:
+    def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor | None:
         """What is added to the scores, broadcastable to [B, H, T, S]."""
         return None
 
@@ -99,8 +99,8 @@ class Llama3:
         return theta * ((1 - smooth) / self.factor + smooth)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first R coordinates of x [B, H, T, K], as R/2 pairs (x_i, x_(i+R/2)), by the angles t theta_i.
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RotaryAngles the first R coordinates of x [B, H, T, K], as R/2 pairs (x_i, x_(i+R/2)), by the angles t theta_i.
 
     `sin` has the sign of its place already: -sin for the first of a pair, +sin for the second.
     """
@@ -130,17 +130,17 @@ class Rotary(AttentionPosition):
                 "choose an even number of at least 2"
             )
         self.base, self.scaling = base, scaling or Unscaled()
-        self._tables: dict[tuple[torch.device, torch.dtype], Turn] = {}
+        self._tables: dict[tuple[torch.device, torch.dtype], RotaryAngles] = {}
 
-    def angles_of(self, places: Places, dtype: torch.dtype) -> Turn:
+    def angles_of(self, token_positions: TokenPositions, dtype: torch.dtype) -> RotaryAngles:
         """Tokens that follow one another are looked up in the table: decoding asks at each step."""
-        if places.start is None or places.given is not None or torch.compiler.is_compiling():
-            return self.angles(places.positions, dtype)
-        first, last = places.start, places.start + places.length
-        cos, sin = self.table(last, places.device, dtype)
+        if token_positions.start is None or token_positions.given is not None or torch.compiler.is_compiling():
+            return self.angles(token_positions.positions, dtype)
+        first, last = token_positions.start, token_positions.start + token_positions.length
+        cos, sin = self.table(last, token_positions.device, dtype)
         return cos[:, :, first:last], sin[:, :, first:last]
 
-    def table(self, length: int, device: torch.device, dtype: torch.dtype) -> Turn:
+    def table(self, length: int, device: torch.device, dtype: torch.dtype) -> RotaryAngles:
         """The angles of positions 0 .. length - 1, [1, 1, length or more, R]; kept, and made longer when needed."""
         key = (device, dtype)
         if key not in self._tables or self._tables[key][0].shape[2] < length:
@@ -149,7 +149,7 @@ class Rotary(AttentionPosition):
                 self._tables[key] = self.angles(torch.arange(longer, device=device)[None], dtype)
         return self._tables[key]
 
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> Turn:
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles:
         """(cos t theta_i, -sin t theta_i and sin t theta_i), for the first and the second of each pair."""
         t = positions.to(wide(dtype))
         angle = t[:, None, :, None] * self.scaling.frequencies(self.base, self.width, t)
@@ -172,7 +172,7 @@ class Alibi(AttentionPosition):
         super().__init__()
         self.heads = heads
 
-    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
+    def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """[B or 1, H, T, S]."""
         distance = distances(queries, keys).abs()[:, None]
         slopes = alibi_slopes(self.heads).to(query)
@@ -200,9 +200,9 @@ class BucketedBias(AttentionPosition):
     def __init__(self, heads: int, buckets: int = 32, farthest: int = 128, both_ways: bool = True) -> None:
         super().__init__()
         self.buckets, self.farthest, self.both_ways = buckets, farthest, both_ways
-        self.table = drawn(buckets, heads)
+        self.table = normal_parameter(buckets, heads)
 
-    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
+    def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """[B or 1, H, T, S]."""
         bucket = t5_buckets(-distances(queries, keys), self.buckets, self.farthest, self.both_ways)
         return self.table[bucket].permute(0, 3, 1, 2)
@@ -214,9 +214,9 @@ class RelativeVectors(AttentionPosition):
     def __init__(self, head_width: int, reach: int = 16) -> None:
         super().__init__()
         self.reach = reach
-        self.table = drawn(2 * reach + 1, head_width, std=head_width**-0.5)
+        self.table = normal_parameter(2 * reach + 1, head_width, std=head_width**-0.5)
 
-    def bias(self, query: Tensor, queries: Places, keys: Places) -> Tensor:
+    def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """[B, H, T, S]; each query meets each of the 2 reach + 1 vectors once, then pairs look theirs up."""
         met_BHTR = (query * query.shape[-1] ** -0.5) @ self.table.T
         index = (-distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach

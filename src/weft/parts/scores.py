@@ -1,7 +1,7 @@
 """Scores e(q, k): how well a query fits a key, before mask and softmax.
 
 Shapes: q [B, H, T, D_Q], k [B, H, S, D_K] -> e [B, H, T, S]. A score that is a dot product after a map of the query
-says so with `fold`, and then runs in the fused kernel; the others are computed explicitly.
+says so with `as_dot_product`, and then runs in the fused kernel; the others are computed explicitly.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
-from weft.parts.parameters import drawn
+from weft.parts.parameters import normal_parameter
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
@@ -67,12 +67,12 @@ def concatenated(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
 class Score(nn.Module):
     """A score with its weights, one set a head: `score(q, k)` gives e [B, H, T, S].
 
-    `folds`: whether e = s q'^T k, which the fused kernel can run, with q' the query itself or a map of it.
+    `fusable`: whether e = s q'^T k, which the fused kernel can run, with q' the query itself or a map of it.
     """
 
-    folds: Literal["plain", "mapped", "never"] = "never"
+    fusable: Literal["plain", "mapped", "never"] = "never"
 
-    def fold(self, query: Tensor) -> tuple[Tensor, float]:
+    def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
         """(q', s) with e = s q'^T k, for the fused kernel."""
         raise WeftError(f"{type(self).__name__} is no dot product: compute it explicitly")
 
@@ -88,14 +88,14 @@ class Score(nn.Module):
 class Dot(Score):
     """q^T k, see `dot`."""
 
-    folds = "plain"
+    fusable = "plain"
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
         _expect_equal(query, key)
         return dot(query, key)
 
-    def fold(self, query: Tensor) -> tuple[Tensor, float]:
+    def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
         """A dot product as it stands."""
         return query, 1.0
 
@@ -103,14 +103,14 @@ class Dot(Score):
 class ScaledDot(Score):
     """q^T k / sqrt(D_K), see `scaled_dot`."""
 
-    folds = "plain"
+    fusable = "plain"
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
         _expect_equal(query, key)
         return scaled_dot(query, key)
 
-    def fold(self, query: Tensor) -> tuple[Tensor, float]:
+    def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
         """A dot product with scale 1/sqrt(D_K)."""
         return query, 1.0 / math.sqrt(query.shape[-1])
 
@@ -118,17 +118,17 @@ class ScaledDot(Score):
 class Bilinear(Score):
     """q^T W k, see `bilinear`."""
 
-    folds = "mapped"
+    fusable = "mapped"
 
     def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
         super().__init__()
-        self.W = drawn(heads, query_width, key_width, std=(query_width * key_width) ** -0.25)
+        self.W = normal_parameter(heads, query_width, key_width, std=(query_width * key_width) ** -0.25)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, D_Q], [B, H, S, D_K] -> [B, H, T, S]."""
         return bilinear(query, key, self.W)
 
-    def fold(self, query: Tensor) -> tuple[Tensor, float]:
+    def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
         """The query is mapped first: (q W)^T k."""
         return _map_heads(query, self.W), 1.0
 
@@ -139,9 +139,9 @@ class Additive(Score):
     def __init__(self, query_width: int, key_width: int, heads: int = 1, hidden: int | None = None) -> None:
         super().__init__()
         F = hidden or key_width
-        self.W = drawn(heads, F, query_width, std=query_width**-0.5)
-        self.U = drawn(heads, F, key_width, std=key_width**-0.5)
-        self.v = drawn(heads, F, std=F**-0.5)
+        self.W = normal_parameter(heads, F, query_width, std=query_width**-0.5)
+        self.U = normal_parameter(heads, F, key_width, std=key_width**-0.5)
+        self.v = normal_parameter(heads, F, std=F**-0.5)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, D_Q], [B, H, S, D_K] -> [B, H, T, S]."""
@@ -161,7 +161,7 @@ class Concatenated(Score):
 
     def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
         super().__init__()
-        self.w = drawn(heads, query_width + key_width, std=(query_width + key_width) ** -0.5)
+        self.w = normal_parameter(heads, query_width + key_width, std=(query_width + key_width) ** -0.5)
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, D_Q], [B, H, S, D_K] -> [B, H, T, S]."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Segments:
     shape: tuple[int, int]
 
     @staticmethod
-    def of(places: Places, batch: int) -> Segments:
+    def of(token_positions: TokenPositions, batch: int) -> Segments:
         """Split by padding and documents."""
-        real = (places.positions >= 0).expand(batch, -1)
+        real = (token_positions.positions >= 0).expand(batch, -1)
         row, column = real.nonzero(as_tuple=True)
         begins = torch.ones_like(row, dtype=torch.bool)
         begins[1:] = row[1:] != row[:-1]
-        if places.documents is not None:
-            documents = places.documents.expand(batch, -1)[row, column]
+        if token_positions.documents is not None:
+            documents = token_positions.documents.expand(batch, -1)[row, column]
             begins[1:] |= documents[1:] != documents[:-1]
         segment = begins.long().cumsum(0) - 1
         index = torch.arange(len(row), device=row.device)
@@ -62,22 +62,24 @@ class Segments:
         return out.index_put((self.row, self.column), y[self.segment, self.step])
 
 
-def continues(places: Places, segments: Segments, document: Tensor | None) -> Tensor:
+def continues(token_positions: TokenPositions, segments: Segments, document: Tensor | None) -> Tensor:
     """[R]: whether a segment goes on from the state of its row: the first one, in the document that was last."""
-    if document is None or places.documents is None:
+    if document is None or token_positions.documents is None:
         return segments.first
-    ids = places.documents.expand(segments.shape[0], -1)
+    ids = token_positions.documents.expand(segments.shape[0], -1)
     starts = segments.step == 0
     own = ids[segments.row[starts], segments.column[starts]]
     return segments.first & (own == document[segments.rows])
 
 
-def last_document(places: Places, batch: int, before: Tensor | None) -> tuple[Tensor, ...]:
+def last_document(token_positions: TokenPositions, batch: int, before: Tensor | None) -> tuple[Tensor, ...]:
     """Each row's last document, where documents are known at all."""
-    if places.documents is None:
+    if token_positions.documents is None:
         return () if before is None else (before,)
-    ids = places.documents.expand(batch, -1)
-    index = torch.where(places.positions.expand(batch, -1) >= 0, torch.arange(places.length, device=ids.device), -1)
+    ids = token_positions.documents.expand(batch, -1)
+    index = torch.where(
+        token_positions.positions.expand(batch, -1) >= 0, torch.arange(token_positions.length, device=ids.device), -1
+    )
     last = index.amax(1)
     found = ids.gather(1, last.clamp(min=0)[:, None])[:, 0]
     return (torch.where(last >= 0, found, torch.full_like(found, -1) if before is None else before),)

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
 from weft.parts.attention import SelfAttention
-from weft.parts.attention_context import Sight
-from weft.parts.auxiliary import Notes
-from weft.parts.block import Block, Source
+from weft.parts.attention_context import AttentionContext
+from weft.parts.auxiliary import Auxiliary
+from weft.parts.block import Block, CrossAttentionSource
 from weft.parts.masks import Everything, Graph, Mask, both, rules_of
 from weft.parts.norms import Norm
+from weft.parts.position_counter import PositionCounter
 from weft.parts.relative import AttentionPosition
-from weft.parts.state import Clock, LayerState, State, TensorState, Track
-from weft.parts.token_positions import Places
+from weft.parts.state import CacheSlots, LayerState, State, TensorState
+from weft.parts.token_positions import TokenPositions
 
 
 class Stack(nn.Module):
@@ -44,27 +45,29 @@ class Stack(nn.Module):
     def forward(
         self,
         x: Tensor,
-        places: Places,
+        token_positions: TokenPositions,
         mask: Mask | None = None,
         state: State | None = None,
-        memory: tuple[Tensor, Places] | None = None,
-        notes: Notes | None = None,
+        memory: tuple[Tensor, TokenPositions] | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; `mask` narrows what each layer's own mask allows."""
         self._expect(x, mask, state, memory)
-        sights = self._sights(places, mask, state)
-        cross = None if memory is None else Sight(places, memory[1])
+        contexts = self._contexts(token_positions, mask, state)
+        cross = None if memory is None else AttentionContext(token_positions, memory[1])
         for layer, (block, own) in enumerate(zip(self.blocks, self.masks, strict=True)):
             kept = None if state is None else state.layers[layer]
             seen = None
             if memory is not None and cross is not None:
-                seen = Source(memory[0], cross, None if state is None else state.crosses[layer])
-            x = block(x, sights[own], kept, seen, notes)
+                seen = CrossAttentionSource(memory[0], cross, None if state is None else state.crosses[layer])
+            x = block(x, contexts[own], kept, seen, auxiliary)
         if state is not None:
-            state.clock.advance(places)
+            state.counter.advance(token_positions)
         return x if self.norm is None else self.norm(x)
 
-    def _expect(self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, Places] | None) -> None:
+    def _expect(
+        self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, TokenPositions] | None
+    ) -> None:
         """Refuse, before anything is changed, what these blocks cannot do."""
         rules = rules_of(mask) if mask is not None else ()
         other = next((m for m in self._mixers() if m is not None and not isinstance(m, SelfAttention)), None)
@@ -76,7 +79,7 @@ class Stack(nn.Module):
         for leaf in mask.leaves() if mask is not None else ():
             if isinstance(leaf, Graph) and leaf.adjacency.dim() == 3 and leaf.adjacency.shape[0] not in (1, x.shape[0]):
                 raise ShapeError(f"graphs of {leaf.adjacency.shape[0]} rows for {x.shape[0]} rows of tokens: one a row")
-        if state is not None and (len(state.layers) != len(self.blocks) or set(state.tracks) != self._windows()):
+        if state is not None and (len(state.layers) != len(self.blocks) or set(state.cache_slots) != self._windows()):
             raise WeftError("this state was made by another model: make one with this model's make_state()")
         if memory is not None and memory[0].shape[0] != x.shape[0]:
             raise ShapeError(
@@ -93,18 +96,22 @@ class Stack(nn.Module):
         pairs = zip(self._mixers(), self.masks, strict=True)
         return {self._band(mask) for mixer, mask in pairs if isinstance(mixer, SelfAttention)}
 
-    def _sights(self, places: Places, mask: Mask | None, state: State | None) -> dict[Mask, Sight]:
-        """One sight for each distinct mask; layers with equal masks share it."""
-        tracks = {} if state is None else state.tracks
-        for track in tracks.values():
-            track.expect_room(places)
-        admissions = {key: track.admit(places) for key, track in tracks.items()}
-        sights: dict[Mask, Sight] = {}
+    def _contexts(
+        self, token_positions: TokenPositions, mask: Mask | None, state: State | None
+    ) -> dict[Mask, AttentionContext]:
+        """One context for each distinct mask; layers with equal masks share it."""
+        cache_slots = {} if state is None else state.cache_slots
+        for slots in cache_slots.values():
+            slots.expect_room(token_positions)
+        writes = {key: slots.plan_write(token_positions) for key, slots in cache_slots.items()}
+        contexts: dict[Mask, AttentionContext] = {}
         for own in dict.fromkeys(self.masks):
-            admission = admissions.get(self._band(own))
-            keys = None if admission is None else admission.keys
-            sights[own] = Sight(places, keys, own & (mask or Everything()), self.position, admission)
-        return sights
+            cache_write = writes.get(self._band(own))
+            keys = None if cache_write is None else cache_write.keys
+            contexts[own] = AttentionContext(
+                token_positions, keys, own & (mask or Everything()), self.position, cache_write
+            )
+        return contexts
 
     def _mixers(self) -> list[Any]:
         return [block.mixer for block in self.blocks]
@@ -115,8 +122,8 @@ class Stack(nn.Module):
         Layers with a window keep a ring of that many, however long the text, so `capacity` does not bound them.
         """
         layers: list[LayerState] = [TensorState() if mixer is None else mixer.make_state() for mixer in self._mixers()]
-        tracks = {window: Track(batch, device, capacity, window) for window in self._windows()}
-        return State(Clock(batch, device, origin), tracks, layers, [TensorState() for _ in self.blocks])
+        cache_slots = {window: CacheSlots(batch, device, capacity, window) for window in self._windows()}
+        return State(PositionCounter(batch, device, origin), cache_slots, layers, [TensorState() for _ in self.blocks])
 
 
 def _window(mask: Mask) -> int | None:

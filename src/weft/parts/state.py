@@ -7,15 +7,15 @@ they belong to, so cached, ring-shaped and ragged decoding need no special case 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from weft.foundation.errors import LengthError, ShapeError, WeftError
-from weft.parts.masks import Mask, arrange
-from weft.parts.token_positions import Pads, Places, document_begins, real_counts
+from weft.parts.position_counter import PositionCounter
+from weft.parts.token_positions import TokenPositions, real_counts
 
 FIRST_CAPACITY = 64
 RING_SLACK = 64
@@ -46,10 +46,10 @@ class TensorState:
 
 
 @dataclass(frozen=True)
-class Admission:
+class CacheWrite:
     """Where new keys go: a run of slots (`first`), or slots [B, T] of their own for each row; and what is seen."""
 
-    keys: Places
+    keys: TokenPositions
     capacity: int
     seen: int
     first: int | None = None
@@ -57,7 +57,7 @@ class Admission:
     joined: bool = False
 
 
-class Track:
+class CacheSlots:
     """Which positions the slots hold, shared by all layers that keep the same keys.
 
     `capacity` None grows by doubling; a number refuses what does not fit. With `window` it is a ring: the oldest keys
@@ -77,50 +77,50 @@ class Track:
         self.documents: Tensor | None = None
         self.filled: Tensor | None = None
 
-    def expect_room(self, places: Places) -> None:
+    def expect_room(self, token_positions: TokenPositions) -> None:
         """Refuse tokens that do not fit, before anything is changed."""
-        if self.limit is not None and self.used + places.length > self.capacity:
-            used = self._needed(places)
+        if self.limit is not None and self.used + token_positions.length > self.capacity:
+            used = self._needed(token_positions)
             if used > self.capacity:
                 raise LengthError(
                     f"{used} tokens, but this state holds {self.limit}: "
                     "make a state of larger capacity, or one that grows (capacity=None)"
                 )
 
-    def _needed(self, places: Places) -> int:
+    def _needed(self, token_positions: TokenPositions) -> int:
         """How many slots the fullest row needs afterwards, exactly."""
-        if self.filled is None and places.plain:
-            return self.used + places.length
+        if self.filled is None and token_positions.plain:
+            return self.used + token_positions.length
         filled = self.used if self.filled is None else self.filled
-        return int((filled + real_counts(places, self.batch)).max())
+        return int((filled + real_counts(token_positions, self.batch)).max())
 
-    def admit(self, places: Places) -> Admission:
+    def plan_write(self, token_positions: TokenPositions) -> CacheWrite:
         """Give new tokens their slots; says which keys are seen afterwards."""
-        self.expect_room(places)
+        self.expect_room(token_positions)
         if self.window is not None:
-            return self._admit_ring(places)
-        first, self.used = self.used, self._make_room(places)
-        if self.positions is None and places.plain and places.start == first:
-            return Admission(Places.run(0, self.used, self.device), self.capacity, self.used, first=first)
-        slots = self._write(places, torch.full((), self.capacity, device=self.device), first)
-        return Admission(self._kept(self.used), self.capacity, self.used, slots=slots)
+            return self._plan_ring_write(token_positions)
+        first, self.used = self.used, self._make_room(token_positions)
+        if self.positions is None and token_positions.plain and token_positions.start == first:
+            return CacheWrite(TokenPositions.run(0, self.used, self.device), self.capacity, self.used, first=first)
+        slots = self._write(token_positions, torch.full((), self.capacity, device=self.device), first)
+        return CacheWrite(self._kept(self.used), self.capacity, self.used, slots=slots)
 
-    def _admit_ring(self, places: Places) -> Admission:
+    def _plan_ring_write(self, token_positions: TokenPositions) -> CacheWrite:
         assert self.window is not None
-        self._materialise(0)
-        joined = places.length > self.capacity - self.window + 1
+        self._materialize(0)
+        joined = token_positions.length > self.capacity - self.window + 1
         before = self._kept(self.capacity) if joined else None
-        slots = self._write(places, torch.full((), self.capacity, device=self.device), None)
-        self.used += places.length
-        keys = self._kept(self.capacity) if before is None else _join(before, places, self.batch)
-        return Admission(keys, self.capacity, self.capacity, slots=slots, joined=joined)
+        slots = self._write(token_positions, torch.full((), self.capacity, device=self.device), None)
+        self.used += token_positions.length
+        keys = self._kept(self.capacity) if before is None else _join(before, token_positions, self.batch)
+        return CacheWrite(keys, self.capacity, self.capacity, slots=slots, joined=joined)
 
-    def _make_room(self, places: Places) -> int:
+    def _make_room(self, token_positions: TokenPositions) -> int:
         """How many slots are in use afterwards: an upper bound while there is room, exact where it gets narrow."""
-        used = self.used + places.length
+        used = self.used + token_positions.length
         if used <= self.capacity:
             return used
-        used = self._needed(places)
+        used = self._needed(token_positions)
         if used <= self.capacity:
             return used
         self.capacity = max(2 * self.capacity, used)
@@ -130,18 +130,18 @@ class Track:
             self.documents = _extend(self.documents, 1, self.capacity + 1, -1)
         return used
 
-    def _materialise(self, used: int) -> None:
+    def _materialize(self, used: int) -> None:
         if self.positions is not None:
             return
         self.positions = torch.full((self.batch, self.capacity + 1), -1, device=self.device)
         self.positions[:, :used] = torch.arange(used, device=self.device)
         self.filled = torch.full((self.batch,), used, device=self.device)
 
-    def _write(self, places: Places, trash: Tensor, used: int | None) -> Tensor:
+    def _write(self, token_positions: TokenPositions, trash: Tensor, used: int | None) -> Tensor:
         """Slots [B, T]: real tokens follow each row's last, padding goes to a slot that nobody sees."""
-        self._materialise(used or 0)
+        self._materialize(used or 0)
         assert self.positions is not None and self.filled is not None
-        positions = places.positions.expand(self.batch, -1)
+        positions = token_positions.positions.expand(self.batch, -1)
         real = positions >= 0
         order = self.filled[:, None] + real.long().cumsum(1) - 1
         self.filled = self.filled + real.sum(1)
@@ -151,17 +151,17 @@ class Track:
             order = order % self.capacity
         slots = torch.where(kept, order, trash)
         self.positions = self.positions.scatter(1, slots, torch.where(kept, positions, -1))
-        if places.documents is not None:
+        if token_positions.documents is not None:
             if self.documents is None:
                 self.documents = torch.full_like(self.positions, -1)
-            documents = places.documents.expand(self.batch, -1)
+            documents = token_positions.documents.expand(self.batch, -1)
             self.documents = self.documents.scatter(1, slots, torch.where(kept, documents, -1))
         return slots
 
-    def _kept(self, seen: int) -> Places:
+    def _kept(self, seen: int) -> TokenPositions:
         assert self.positions is not None
         documents = None if self.documents is None else self.documents[:, :seen]
-        return Places.of(self.positions[:, :seen], documents)
+        return TokenPositions.of(self.positions[:, :seen], documents)
 
     def forget(self, count: int, until: int | Tensor) -> None:
         """Take back each row's last `count` tokens: those at positions from `until` on."""
@@ -187,34 +187,34 @@ class KeyValueState:
     keys: Tensor | None = None
     values: Tensor | None = None
 
-    def append(self, key: Tensor, value: Tensor, admission: Admission) -> tuple[Tensor, Tensor]:
+    def append(self, key: Tensor, value: Tensor, cache_write: CacheWrite) -> tuple[Tensor, Tensor]:
         """Write new keys and values [B, G, T, .] into their slots; gives all that may be seen.
 
         What is remembered carries no gradient: within a call gradients flow, into earlier calls they do not.
         """
-        stores = self.room(key, value, admission.capacity)
-        before = [s[:, :, : admission.seen].clone() for s in stores] if admission.joined else []
+        stores = self.room(key, value, cache_write.capacity)
+        before = [s[:, :, : cache_write.seen].clone() for s in stores] if cache_write.joined else []
         learning = torch.is_grad_enabled() and (key.requires_grad or value.requires_grad)
         seen = []
         for store, new in zip(stores, (key, value), strict=True):
-            written = self._write(store.clone() if learning else store, new, admission)
+            written = self._write(store.clone() if learning else store, new, cache_write)
             if learning:
                 with torch.no_grad():
-                    self._write(store, new, admission)
-            seen.append(written[:, :, : admission.seen].to(new.dtype))
-        if admission.joined:
+                    self._write(store, new, cache_write)
+            seen.append(written[:, :, : cache_write.seen].to(new.dtype))
+        if cache_write.joined:
             pairs = zip(before, (key, value), strict=True)
             seen = [torch.cat((old.to(new.dtype), new), 2) for old, new in pairs]
         return seen[0], seen[1]
 
     @staticmethod
-    def _write(store: Tensor, new: Tensor, admission: Admission) -> Tensor:
+    def _write(store: Tensor, new: Tensor, cache_write: CacheWrite) -> Tensor:
         new = new.to(store.dtype)
-        if admission.first is not None:
-            store[:, :, admission.first : admission.first + new.shape[2]] = new
+        if cache_write.first is not None:
+            store[:, :, cache_write.first : cache_write.first + new.shape[2]] = new
             return store
-        assert admission.slots is not None
-        index = admission.slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
+        assert cache_write.slots is not None
+        index = cache_write.slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
         return store.scatter_(2, index, new.expand(index.shape[0], -1, -1, -1))
 
     def room(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
@@ -239,117 +239,19 @@ class KeyValueState:
             self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
 
 
-class Clock:
-    """Which position comes next in each row: a number while all rows agree, a tensor [B] once they do not.
-
-    `origin` is the first position of every text (a model whose image stands before the text starts later). Documents
-    are numbered anew over all calls, so that an id that comes again later is another document.
-    """
-
-    def __init__(self, batch: int, device: torch.device, origin: int = 0) -> None:
-        self.batch, self.device, self.origin = batch, device, origin
-        self.next: int | Tensor = origin
-        self.last_id: Tensor | None = None
-        self.number: Tensor | None = None
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything was counted yet."""
-        return not isinstance(self.next, int) or self.next != self.origin
-
-    def arrange(self, length: int, positions: Tensor | None, mask: Mask | None) -> Places:
-        """Where the next `length` tokens stand, continuing each row."""
-        implied = arrange(mask, length)
-        if positions is not None:
-            given = Places.of(positions, None if implied is None else implied.documents)
-            if given.length != length:
-                raise ShapeError(f"{given.length} positions for {length} tokens: give one position a token")
-            if implied is not None and implied.real is not None:
-                given = Places.of(torch.where(implied.real, given.positions, -1), given.documents)
-            return self._numbered(given)[0]
-        if implied is None:
-            if isinstance(self.next, int) and self.number is None:
-                return Places.run(self.next, length, self.device)
-            implied = Places.run(0, length, self.device)
-        numbered, going_on = self._numbered(implied)
-        return self._shifted(numbered, going_on)
-
-    def _shifted(self, places: Places, going_on: Tensor | None) -> Places:
-        """Count on from where each row is; documents that begin here count from the origin."""
-        if isinstance(self.next, int) and self.next == 0:
-            return places
-        nexts = torch.as_tensor(self.next, device=self.device).expand(self.batch)[:, None]
-        if going_on is not None:
-            nexts = torch.where(going_on, nexts, self.origin)
-        positions = torch.where(places.positions >= 0, places.positions + nexts, -1)
-        pads: Pads = "none" if places.pads == "none" else "anywhere"
-        return replace(places, given=positions, start=None, pads=pads, packed=False)
-
-    def _numbered(self, places: Places) -> tuple[Places, Tensor | None]:
-        """Documents by running numbers, and where a token goes on with its row's last document."""
-        if places.documents is None:
-            if self.number is None:
-                return places, None
-            return replace(places, documents=self.number[:, None].expand(self.batch, places.length)), None
-        ids = places.documents.expand(self.batch, -1)
-        real = (places.positions >= 0).expand(self.batch, -1)
-        begins = document_begins(ids) & real
-        order = begins.long().cumsum(1) - 1
-        if self.number is None or self.last_id is None:
-            number, going_on = order, torch.zeros_like(real)
-        else:
-            first = ids.gather(1, real.long().argmax(1, keepdim=True))
-            same = first == self.last_id[:, None]
-            number = self.number[:, None] + order + (~same).long()
-            going_on = same & (order == 0)
-        numbered = replace(places, documents=torch.where(real, number, -1), ids=ids)
-        return numbered, going_on if self.begun else None
-
-    def advance(self, places: Places) -> None:
-        """Count the tokens of a call that is done."""
-        if places.plain and places.start is not None and places.start == self.next:
-            self.next = places.start + places.length
-            return
-        positions = places.positions.expand(self.batch, -1)
-        index = torch.where(positions >= 0, torch.arange(places.length, device=self.device), -1)
-        last = index.amax(1)
-        self.next = _at_last(positions + 1, last, torch.as_tensor(self.next, device=self.device).expand(self.batch))
-        if places.documents is not None:
-            numbers = places.documents.expand(self.batch, -1)
-            self.number = _at_last(numbers, last, self.number)
-            if places.ids is not None:
-                self.last_id = _at_last(places.ids, last, self.last_id)
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep rows[0], rows[1], ... in this order."""
-        self.batch = len(rows)
-        if isinstance(self.next, Tensor):
-            self.next = self.next.index_select(0, rows)
-        if self.number is not None:
-            self.number = self.number.index_select(0, rows)
-        if self.last_id is not None:
-            self.last_id = self.last_id.index_select(0, rows)
-
-
-def _at_last(values: Tensor, last: Tensor, before: Tensor | None) -> Tensor:
-    """Each row's value at its last real token; what was before where there is none."""
-    found = values.gather(1, last.clamp(min=0)[:, None])[:, 0]
-    return torch.where(last >= 0, found, torch.full_like(found, -1) if before is None else before)
-
-
 @dataclass
 class State:
-    """All that a stack of blocks remembers: the clock, the tracks of keys (one a kind of window), each layer's own."""
+    """All that a stack remembers: the position counter, the slots of keys (one set per window), each layer's own."""
 
-    clock: Clock
-    tracks: dict[int | None, Track]
+    counter: PositionCounter
+    cache_slots: dict[int | None, CacheSlots]
     layers: list[LayerState]
     crosses: list[TensorState] = field(default_factory=list)
 
     @property
     def batch(self) -> int:
         """How many rows it serves."""
-        return self.clock.batch
+        return self.counter.batch
 
     def expect_batch(self, batch: int) -> None:
         """Refuse a call with another number of rows."""
@@ -361,8 +263,8 @@ class State:
 
         An encoder-decoder's memory is reordered with it: `memory.reorder(rows)`.
         """
-        rows = torch.as_tensor(rows, device=self.clock.device)
-        parts: list[LayerState] = [self.clock, *self.tracks.values(), *self.layers, *self.crosses]
+        rows = torch.as_tensor(rows, device=self.counter.device)
+        parts: list[LayerState] = [self.counter, *self.cache_slots.values(), *self.layers, *self.crosses]
         for part in parts:
             part.reorder(rows)
 
@@ -370,15 +272,15 @@ class State:
     def forgets(self) -> bool:
         """Whether tokens can be taken back: keys and values can, what a recurrence or a convolution kept cannot."""
         plain = all(isinstance(own, KeyValueState) or own == TensorState() for own in self.layers)
-        return plain and self.clock.number is None
+        return plain and self.counter.number is None
 
     def forget(self, count: int) -> None:
         """Take back each row's last `count` tokens, as if they had never been given."""
         if not self.forgets or count > RING_SLACK:
             raise WeftError(f"this state cannot take {count} tokens back: go on with a copy() made before them")
-        self.clock.next = self.clock.next - count
-        for track in self.tracks.values():
-            track.forget(count, self.clock.next)
+        self.counter.next = self.counter.next - count
+        for slots in self.cache_slots.values():
+            slots.forget(count, self.counter.next)
 
     def copy(self) -> Self:
         """An independent copy: going on with one leaves the other as it was."""
@@ -391,9 +293,9 @@ def _extend(x: Tensor, axis: int, size: int, fill: int) -> Tensor:
     return torch.cat((x, x.new_full(shape, fill)), axis)
 
 
-def _join(before: Places, after: Places, batch: int) -> Places:
+def _join(before: TokenPositions, after: TokenPositions, batch: int) -> TokenPositions:
     positions = torch.cat((before.positions, after.positions.expand(batch, -1)), 1)
     if after.documents is None:
-        return Places.of(positions)
+        return TokenPositions.of(positions)
     known = torch.full_like(before.positions, -1) if before.documents is None else before.documents
-    return Places.of(positions, torch.cat((known, after.documents.expand(batch, -1)), 1))
+    return TokenPositions.of(positions, torch.cat((known, after.documents.expand(batch, -1)), 1))

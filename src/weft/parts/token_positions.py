@@ -1,4 +1,4 @@
-"""Places: where each token of a sequence stands (its position, its document), and what is known of that in advance.
+"""Token positions: where each token of a sequence stands (its position, its document), and what is known in advance.
 
 A token that is only padding has a negative position; so has an empty slot of a state. Everything else (masks, rotary
 angles, cached decoding, ragged batches, packing) is a function of these numbers.
@@ -19,7 +19,7 @@ Pads = Literal["none", "right", "anywhere"]
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class TokenPositions:
     """Positions [B or 1, N] and documents [B or 1, N] of N tokens.
 
     `start`: token i of every row stands at position start + i (padding aside), known without looking at a tensor, so
@@ -39,39 +39,41 @@ class Places:
     grid: tuple[int, int] | None = None
 
     @staticmethod
-    def run(start: int, length: int, device: torch.device, grid: tuple[int, int] | None = None) -> Places:
+    def run(start: int, length: int, device: torch.device, grid: tuple[int, int] | None = None) -> TokenPositions:
         """start, start + 1, ... in every row, no padding: the plain case."""
-        return Places(length, device, start=start, grid=grid)
+        return TokenPositions(length, device, start=start, grid=grid)
 
     @staticmethod
-    def of(positions: Tensor, documents: Tensor | None = None) -> Places:
+    def of(positions: Tensor, documents: Tensor | None = None) -> TokenPositions:
         """Positions as given, [T] or [B, T]; negative ones are padding."""
         if positions.dim() == 1:
             positions = positions[None]
         if positions.dim() != 2:
             raise ShapeError(f"positions have shape {tuple(positions.shape)}, but [T] or [B, T] is expected")
-        return Places(positions.shape[1], positions.device, None, "anywhere", False, positions.long(), documents)
+        return TokenPositions(
+            positions.shape[1], positions.device, None, "anywhere", False, positions.long(), documents
+        )
 
     @staticmethod
-    def of_real(real: Tensor) -> Places:
+    def of_real(real: Tensor) -> TokenPositions:
         """From a boolean [B, T], True where a token is real: real tokens count from 0, padding gets -1."""
         positions = (real.long().cumsum(1) - 1).masked_fill(~real, -1)
         right = real.device.type == "cpu" and bool((real[:, :-1] >= real[:, 1:]).all())
         start: int | None = 0 if right else None
-        return Places(real.shape[1], real.device, start, "right" if right else "anywhere", False, positions)
+        return TokenPositions(real.shape[1], real.device, start, "right" if right else "anywhere", False, positions)
 
     @staticmethod
-    def of_lengths(lengths: Tensor, length: int, side: Literal["left", "right"] = "right") -> Places:
+    def of_lengths(lengths: Tensor, length: int, side: Literal["left", "right"] = "right") -> TokenPositions:
         """`lengths` [B] real tokens in rows of `length`, padding on one side."""
         index = torch.arange(length, device=lengths.device)[None]
         if side == "right":
             positions = index.masked_fill(index >= lengths[:, None], -1)
-            return Places(length, lengths.device, 0, "right", False, positions)
+            return TokenPositions(length, lengths.device, 0, "right", False, positions)
         positions = (index - (length - lengths[:, None])).clamp(min=-1)
-        return Places(length, lengths.device, None, "anywhere", False, positions)
+        return TokenPositions(length, lengths.device, None, "anywhere", False, positions)
 
     @staticmethod
-    def of_documents(documents: Tensor) -> Places:
+    def of_documents(documents: Tensor) -> TokenPositions:
         """Packed rows: `documents` [B, T] names each token's document, negative for padding; each counts from 0."""
         begins = document_begins(documents)
         in_order = documents.sort(1).values
@@ -82,7 +84,7 @@ class Places:
         index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
         first = index.masked_fill(~begins, 0).cummax(1).values
         positions = (index - first).masked_fill(documents < 0, -1)
-        return Places(documents.shape[1], documents.device, None, "anywhere", True, positions, documents)
+        return TokenPositions(documents.shape[1], documents.device, None, "anywhere", True, positions, documents)
 
     @lazy
     def positions(self) -> Tensor:
@@ -102,7 +104,7 @@ class Places:
         """No padding, no documents, and positions known without a tensor."""
         return self.start is not None and self.pads == "none" and self.documents is None
 
-    def after(self, extra: int) -> Places:
+    def after(self, extra: int) -> TokenPositions:
         """With `extra` tokens (a class token, an image) put before each row: they take the first positions."""
         if self.documents is not None:
             raise ShapeError("packed documents cannot have tokens put before each row: pack them with theirs")
@@ -114,14 +116,14 @@ class Places:
             given = torch.cat((ahead, torch.where(given >= 0, given + extra, -1)), 1)
         return replace(self, length=self.length + extra, given=given, grid=None)
 
-    def reorder(self, rows: Tensor) -> Places:
+    def reorder(self, rows: Tensor) -> TokenPositions:
         """Rows rows[0], rows[1], ... in this order."""
         given, documents = (
             t if t is None or t.shape[0] == 1 else t.index_select(0, rows) for t in (self.given, self.documents)
         )
         return replace(self, given=given, documents=documents)
 
-    def slice(self, first: int, last: int) -> Places:
+    def slice(self, first: int, last: int) -> TokenPositions:
         """Tokens first .. last - 1."""
         return replace(
             self,
@@ -133,7 +135,7 @@ class Places:
         )
 
 
-def distances(queries: Places, keys: Places) -> Tensor:
+def distances(queries: TokenPositions, keys: TokenPositions) -> Tensor:
     """i - j, [B or 1, T, S]."""
     return queries.positions[:, :, None] - keys.positions[:, None, :]
 
@@ -145,21 +147,25 @@ def document_begins(documents: Tensor) -> Tensor:
     return begins
 
 
-def real_counts(places: Places, batch: int) -> Tensor:
+def real_counts(token_positions: TokenPositions, batch: int) -> Tensor:
     """How many real tokens each row has, [B]."""
-    if places.real is None:
-        return torch.full((batch,), places.length, device=places.device)
-    return places.real.sum(1).expand(batch)
+    if token_positions.real is None:
+        return torch.full((batch,), token_positions.length, device=token_positions.device)
+    return token_positions.real.sum(1).expand(batch)
 
 
-def first_real(places: Places) -> Tensor:
+def first_real(token_positions: TokenPositions) -> Tensor:
     """The index of each row's first real token, [B or 1]."""
-    return places.real.long().argmax(1) if places.real is not None else places.positions.new_zeros(1)
+    return (
+        token_positions.real.long().argmax(1)
+        if token_positions.real is not None
+        else token_positions.positions.new_zeros(1)
+    )
 
 
-def last_real(places: Places) -> Tensor:
+def last_real(token_positions: TokenPositions) -> Tensor:
     """The index of each row's last real token, [B or 1]."""
-    if places.real is None:
-        return places.positions.new_full((1,), places.length - 1)
-    index = torch.arange(places.length, device=places.device)
-    return torch.where(places.real, index, 0).amax(1)
+    if token_positions.real is None:
+        return token_positions.positions.new_full((1,), token_positions.length - 1)
+    index = torch.arange(token_positions.length, device=token_positions.device)
+    return torch.where(token_positions.real, index, 0).amax(1)

@@ -37,7 +37,7 @@ class WordEmbedding(nn.Module):
     """x = E_w + max_l sum_o W_o c_(l+o) + b: the word's own vector, and what its characters look like.
 
     A convolution of `kernel` characters finds endings and beginnings wherever they stand; the maximum over the word
-    keeps the strongest of each (Santos and Zadrozny 2014). Places without a character change nothing.
+    keeps the strongest of each (Santos and Zadrozny 2014). TokenPositions without a character change nothing.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WordEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if kernel % 2 == 0:
-            raise ShapeError(f"a centred convolution over characters needs an odd kernel, not {kernel}")
+            raise ShapeError(f"a centered convolution over characters needs an odd kernel, not {kernel}")
         self.longest = longest
         self.words = TokenEmbedding(vocabulary, width)
         self.characters = TokenEmbedding(characters, character_width)

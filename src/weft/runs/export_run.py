@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.checkpoints.export.export import Exported, send_out
+from weft.checkpoints.export.export import Exported, export_checkpoint
 from weft.checkpoints.convert import Progress
-from weft.checkpoints.export.export_source import open_run
+from weft.checkpoints.export.export_source import open_export_source
 from weft.runs.run import Run
 
 
@@ -24,5 +24,5 @@ def export(
     `type` is that of a GGUF file's weights: f32, f16, bf16 or q8_0. Of a `Run` in memory its present weights are
     written, with adapters merged.
     """
-    found = open_run(run.folder, run.module) if isinstance(run, Run) else open_run(Path(run))
-    return send_out(found, to, Path(out), type, certificate, progress)
+    found = open_export_source(run.folder, run.module) if isinstance(run, Run) else open_export_source(Path(run))
+    return export_checkpoint(found, to, Path(out), type, certificate, progress)

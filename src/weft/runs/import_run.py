@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.checkpoints.convert import bring_in
+from weft.checkpoints.convert import convert_checkpoint
 from weft.runs.run import Run, load
 
 
@@ -13,5 +13,5 @@ def import_checkpoint(source: str | Path, out: str | Path, certificate: bool = T
 
     Where transformers is installed, its logits and ours are compared first (see import.json in the run's folder).
     """
-    bring_in(source, out, certificate)
+    convert_checkpoint(source, out, certificate)
     return load(out, device)

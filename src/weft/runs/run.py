@@ -1,4 +1,4 @@
-"""A run is what users hold: module, tokeniser, task and spec, with `predict` and `evaluate`."""
+"""A run is what users hold: module, tokenizer, task and spec, with `predict` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder, RunSpec
-from weft.data.readers.texts import read_labelled
-from weft.data.tokenizers.tokenizer import Tokeniser, load_tokeniser
+from weft.data.readers.texts import read_labeled
+from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import build, read_spec
 from weft.models.estimates import estimate
-from weft.tasks.task import Answer, Decoding, Task
+from weft.tasks.task import Answer, GenerationOptions, Task
 from weft.tasks.registry import task_named
 
 JUDGED = 8192  # tokens a batch when a run is judged
@@ -36,9 +36,9 @@ class Run:
     folder: Path
 
     @property
-    def tokeniser(self) -> Tokeniser | None:
-        """The tokeniser, where the task has one."""
-        return self.task.tokeniser
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, where the task has one."""
+        return self.task.tokenizer
 
     def __repr__(self) -> str:
         spec = read_spec(self.spec.model)
@@ -97,7 +97,7 @@ class Run:
         seed: int = 0,
         columns: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Label texts by what follows a prompt of so many labelled examples; nothing is learned.
+        """Label texts by what follows a prompt of so many labeled examples; nothing is learned.
 
         `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else
         the data itself, less what was drawn; `prompt` says how each is written: "Review: {text}\\nMood: {label}";
@@ -109,8 +109,8 @@ class Run:
         if not isinstance(self.task, TextTask):
             raise WeftError(f"examples in a prompt are for runs of task text, and this one is of {self.task.name}")
         chosen = columns.split(",") if isinstance(columns, str) else list(columns) or None
-        rows = read_labelled([data] if isinstance(data, (str, Path)) else data, chosen, learn=False)
-        source = rows if examples is None else read_labelled([examples], chosen, learn=False)
+        rows = read_labeled([data] if isinstance(data, (str, Path)) else data, chosen, learn=False)
+        source = rows if examples is None else read_labeled([examples], chosen, learn=False)
         drawn = draw_examples(source, shots, seed)
         shown, words = tuple(source[place] for place in drawn), name_labels([*source, *rows], labels)
         question = Question(shown, words, prompt or PATTERN)
@@ -127,18 +127,18 @@ class Run:
         return found
 
 
-def _decoding(how: dict[str, Any]) -> Decoding:
+def _decoding(how: dict[str, Any]) -> GenerationOptions:
     try:
-        return Decoding(**how)
+        return GenerationOptions(**how)
     except TypeError as error:
-        raise WeftError(f"predict: {str(error).removeprefix('Decoding.__init__() ')}") from None
+        raise WeftError(f"predict: {str(error).removeprefix('GenerationOptions.__init__() ')}") from None
 
 
 def task_of(place: RunFolder, spec: RunSpec) -> Task:
     """The task of a run, with what it learned from its data."""
     kind = task_named(spec.task)
-    tokeniser = load_tokeniser(place.tokeniser) if place.tokeniser is not None else None
-    return kind.restore(kind.Options(**spec.data), spec.facts, tokeniser)
+    tokenizer = load_tokenizer(place.tokenizer) if place.tokenizer is not None else None
+    return kind.restore(kind.Options(**spec.data), spec.facts, tokenizer)
 
 
 def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:

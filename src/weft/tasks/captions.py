@@ -22,17 +22,17 @@ from weft.data.readers.captions import read_captions
 from weft.data.readers.files import DataError
 from weft.data.readers.images import read_image
 from weft.data.samples import Captioned
-from weft.data.tokenizers.tokenizer import KINDS, Tokeniser, load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import Generated, generate
 from weft.models.build import AnySpec
 from weft.models.image_text import ImageTextSpec
-from weft.models.part_specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 from weft.tasks.support.augmentation import image_changes
-from weft.tasks.support.galleries import CaptionsPart, Gallery, as_images, open_gallery
+from weft.tasks.support.galleries import CaptionsSplit, Gallery, as_images, open_gallery
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.metrics import bleu, exact_match
 from weft.tasks.support.pairs import Ends, evenly
@@ -40,13 +40,13 @@ from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
     Names,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
     mean_loss,
@@ -64,17 +64,17 @@ SIZES = (Size(64, 3), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Siz
 
 
 class CaptionsOptions(DataSpec):
-    """`images`: the folder that they lie in. `size`: pixels a side; each image covers that square, its centre is cut.
+    """`images`: the folder that they lie in. `size`: pixels a side; each image covers that square, its center is cut.
 
-    `held_out` is a share of the images. `tokeniser`: auto (words), words, bpe, characters or a file; `least`: words
+    `held_out` is a share of the images. `tokenizer`: auto (words), words, bpe, characters or a file; `least`: words
     that are seen less often are unknown; `lower`: all in lower case. `augment`: shift, flip, erase or none; flip tells
     lies where captions say left and right. `blind`: learn from the texts alone, to see what the images are worth.
-    `beam` and `penalty` are the search's by which the model is judged.
+    `beam` and `penalty` are the search's by which the model is evaluation_subset.
     """
 
     images: str | None = None
     size: PositiveInt | None = None
-    tokeniser: str = "auto"
+    tokenizer: str = "auto"
     vocabulary: PositiveInt = 8192
     least: PositiveInt | None = None
     lower: bool = True
@@ -93,18 +93,18 @@ class CaptionsTask(Task):
     families = ("image-text",)
     Options = CaptionsOptions
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
 
-    def __init__(self, options: CaptionsOptions, tokeniser: Tokeniser, side: int, longest: int) -> None:
-        self.options, self.tokeniser, self.side, self.longest = options, tokeniser, side, longest
-        self.ends = Ends.of(tokeniser)
+    def __init__(self, options: CaptionsOptions, tokenizer: Tokenizer, side: int, longest: int) -> None:
+        self.options, self.tokenizer, self.side, self.longest = options, tokenizer, side, longest
+        self.ends = Ends.of(tokenizer)
         self.changes = image_changes(options.augment)
 
     @classmethod
     def prepare(
         cls, paths: Sequence[str], options: CaptionsOptions, seed: int, cache: Path, known: CaptionsTask | None = None
-    ) -> Prepared:
-        """Read images and captions, hold a share of the images out, learn a tokeniser."""
+    ) -> PreparedData:
+        """Read images and captions, hold a share of the images out, learn a tokenizer."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             train, held = _of_sample(found.train), _of_sample(found.validation)
@@ -117,32 +117,32 @@ class CaptionsTask(Task):
                 train, held = hold_images_out(train, options.held_out, seed)
         side = int(train.pixels.shape[1])
         if known is None:
-            task = cls(options, _tokeniser(options, [_spelled(text, options) for _, text in train.captions]), side, 1)
+            task = cls(options, _tokenizer(options, [_spelled(text, options) for _, text in train.captions]), side, 1)
         elif side != known.side:
             raise DataError(f"images of {side} pixels a side, but the run that is trained on learned from {known.side}")
         else:
-            task = cls(options, known.tokeniser, side, known.longest)
+            task = cls(options, known.tokenizer, side, known.longest)
         part = task._part(train)
         task.longest = max(task.longest, max(map(len, part.texts)) + 1)
-        return Prepared(task, part, task._part(held), None if found is None else found.best)
+        return PreparedData(task, part, task._part(held), None if found is None else found.best)
 
-    def _part(self, gallery: Gallery) -> CaptionsPart:
-        texts = self.tokeniser.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
+    def _part(self, gallery: Gallery) -> CaptionsSplit:
+        texts = self.tokenizer.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
         patches = 0 if self.options.blind else self.default_model(Size()).prefix
-        return CaptionsPart(gallery, texts, self.ends, self.changes, patches)
+        return CaptionsSplit(gallery, texts, self.ends, self.changes, patches)
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> CaptionsTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> CaptionsTask:
         """The task of a saved run."""
-        if tokeniser is None:
+        if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
-        return cls(options, tokeniser, int(facts["side"]), int(facts["longest"]))
+        return cls(options, tokenizer, int(facts["side"]), int(facts["longest"]))
 
     def facts(self) -> Tree:
         """The images' side in pixels and the longest caption in tokens."""
         return {"side": self.side, "longest": self.longest}
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Images and captions to judge on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
@@ -153,9 +153,9 @@ class CaptionsTask(Task):
             return self._part(gallery)
         return self._part(open_gallery(read_captions(paths, self.options.images), self.side))
 
-    def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
+    def evaluation_subset(self, module: nn.Module, part: Split, seconds: float) -> Split:
         """Describing takes long: so many images of the part as fit into the time."""
-        assert isinstance(part, CaptionsPart)
+        assert isinstance(part, CaptionsSplit)
         trial = evenly(len(part.gallery.pixels), TRIAL)
         began = time.perf_counter()
         self._describe(module, part, trial)
@@ -175,7 +175,7 @@ class CaptionsTask(Task):
                 feedforward=ClassicSpec(activation="squared-relu", bias=False),
                 positions=LearnedSpec(),
                 norm=LayerNormSpec(bias=False),
-                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+                initialization=InitializationSpec(scheme="fan-in", zero_residual=True),
                 image=self.side,
                 patch=suitable_patch(self.side, len(stem)),
                 stem=stem,
@@ -190,19 +190,19 @@ class CaptionsTask(Task):
         after = self.side if not spec.stem else -(-self.side // 2 ** len(spec.stem))
         patch = spec.patch if after % spec.patch == 0 else suitable_patch(self.side, len(spec.stem))
         return spec.replace(
-            vocabulary=self.tokeniser.vocabulary, length=length, image=self.side, patch=patch, channels=3
+            vocabulary=self.tokenizer.vocabulary, length=length, image=self.side, patch=patch, channels=3
         )
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""
-        if self.tokeniser.vocabulary < FEW_WORDS:
+        if self.tokenizer.vocabulary < FEW_WORDS:
             return SIZES[:2]
         return [size for size in SIZES if size.width <= (192 if len(train) < 20_000 else 256)]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Photos and their captions are few: dropout grows with the epochs."""
-        dropout = 0.0 if epochs < 3 or self.tokeniser.vocabulary < FEW_WORDS else 0.1 if epochs < 8 else 0.2
-        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokeniser.vocabulary < FEW_WORDS else 0.1})
+        dropout = 0.0 if epochs < 3 or self.tokenizer.vocabulary < FEW_WORDS else 0.1 if epochs < 8 else 0.2
+        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokenizer.vocabulary < FEW_WORDS else 0.1})
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""
@@ -211,9 +211,9 @@ class CaptionsTask(Task):
 
     # --- judging and answering ---------------------------------------------------------------------------------------
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Loss over all captions; BLEU of one caption an image against all that it has."""
-        assert isinstance(part, CaptionsPart)
+        assert isinstance(part, CaptionsSplit)
         loss = mean_loss(self, module, part, size)
         chosen = evenly(len(part.gallery.pixels), part.described)
         texts = self._describe(module, part, chosen)
@@ -225,16 +225,16 @@ class CaptionsTask(Task):
             "images": len(chosen),
         }
 
-    def _describe(self, module: nn.Module, part: CaptionsPart, chosen: Sequence[int]) -> list[str]:
+    def _describe(self, module: nn.Module, part: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
         """A caption for each image by beam search."""
-        how = Decoding(beam=self.options.beam)
+        how = GenerationOptions(beam=self.options.beam)
         found: list[str] = []
         for first in range(0, len(chosen), how.batch):
             images = as_images(part.gallery.pixels[np.array(chosen[first : first + how.batch])])
-            found += [self.tokeniser.decode(row[0].tokens) for row in self._write(module, images, how)]
+            found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, how)]
         return found
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """Captions of image files."""
         answers = []
         for first in range(0, len(inputs), how.batch):
@@ -242,11 +242,13 @@ class CaptionsTask(Task):
             images = as_images(np.stack([read_image(path, self.side) for path in paths]))
             for path, found in zip(paths, self._write(module, images, how, first), strict=True):
                 for one in found:
-                    more: Tree = {"tokens": self.tokeniser.pieces(one.tokens)}
-                    answers.append(Answer(str(path), self.tokeniser.decode(one.tokens), more))
+                    more: Tree = {"tokens": self.tokenizer.pieces(one.tokens)}
+                    answers.append(Answer(str(path), self.tokenizer.decode(one.tokens), more))
         return answers
 
-    def _write(self, module: nn.Module, images: Tensor, how: Decoding, first: int = 0) -> list[list[Generated]]:
+    def _write(
+        self, module: nn.Module, images: Tensor, how: GenerationOptions, first: int = 0
+    ) -> list[list[Generated]]:
         prompts = [[self.ends.start]] * len(images)
         seen = None if self.options.blind else images
         spec: Any = module.spec
@@ -266,15 +268,15 @@ class CaptionsTask(Task):
         )
         return [found[place : place + how.samples] for place in range(0, len(found), how.samples)]
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """The caption of one held-out image."""
-        assert isinstance(part, CaptionsPart)
-        found = self._write(module, as_images(part.gallery.pixels[np.array([0])]), Decoding())[0][0]
-        return f"{self.tokeniser.decode(found.tokens)!r} ({part.gallery.texts_of(0)[0]!r})"
+        assert isinstance(part, CaptionsSplit)
+        found = self._write(module, as_images(part.gallery.pixels[np.array([0])]), GenerationOptions())[0][0]
+        return f"{self.tokenizer.decode(found.tokens)!r} ({part.gallery.texts_of(0)[0]!r})"
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
+    def references(self, train: Split, part: Split) -> dict[str, float]:
         """BLEU of the commonest caption, said of every image."""
-        assert isinstance(train, CaptionsPart) and isinstance(part, CaptionsPart)
+        assert isinstance(train, CaptionsSplit) and isinstance(part, CaptionsSplit)
         commonest = Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]
         images = range(len(part.gallery.pixels))
         texts = [[_spelled(text, self.options) for text in part.gallery.texts_of(image)] for image in images]
@@ -320,13 +322,13 @@ def _spelled(text: str, options: CaptionsOptions) -> str:
     return text.lower() if options.lower else text
 
 
-def _tokeniser(options: CaptionsOptions, texts: Sequence[str]) -> Tokeniser:
+def _tokenizer(options: CaptionsOptions, texts: Sequence[str]) -> Tokenizer:
     """The one asked for; of many different words the rare ones are unknown."""
-    kind = "words" if options.tokeniser == "auto" else options.tokeniser
+    kind = "words" if options.tokenizer == "auto" else options.tokenizer
     if kind not in KINDS:
-        return load_tokeniser(kind)
+        return load_tokenizer(kind)
     least = options.least
     if least is None:
         different = len({word for text in texts for word in text.split()}) if kind == "words" else 0
         least = RARE if different > SMALL else 1
-    return train_tokeniser(kind, texts, options.vocabulary, least=least)
+    return train_tokenizer(kind, texts, options.vocabulary, least=least)

@@ -1,7 +1,7 @@
 """Task classification: one label a text, p(class | text) = softmax(W h + b) of an encoder's pooled state h; or one a
-node of a graph, where nodes see their neighbours alone.
+node of a graph, where nodes see their neighbors alone.
 
-Loss: - log p(label), in nats. Texts are read as words with their characters, or by a tokeniser.
+Loss: - log p(label), in nats. Texts are read as words with their characters, or by a tokenizer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import nn
 from weft.data.readers.classes import number_labels
 from weft.data.readers.files import DataError
 from weft.data.readers.graphs import are_graphs, read_graphs
-from weft.data.readers.texts import read_labelled
+from weft.data.readers.texts import read_labeled
 from weft.data.samples import Graph
 from weft.data.tokenizers.lexicon import Lexicon
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
@@ -28,8 +28,8 @@ from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
 from weft.tasks.embedding import EmbeddingTask
 from weft.tasks.support.baselines import BagOfBigrams
-from weft.tasks.support.graph_nodes import NodeReading
-from weft.tasks.support.input_encoders import Reading, TokenReading, WordReading, learn_reading, pooled_answer
+from weft.tasks.support.graph_nodes import NodeEncoder
+from weft.tasks.support.input_encoders import InputEncoder, TokenEncoder, WordEncoder, learn_encoder, pooled_answer
 from weft.tasks.support.labels import classes_after, hold_out, in_terms_of
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, macro_f1
@@ -39,13 +39,13 @@ from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
     Names,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
 )
@@ -54,15 +54,15 @@ Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with 
 
 
 class ClassificationOptions(DataSpec):
-    """`columns`: text and label, by name or number; without it they are recognised.
+    """`columns`: text and label, by name or number; without it they are recognized.
 
-    `tokeniser`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
+    `tokenizer`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
     words and bpe. In training a token seen n times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r =
     `rarity`, so that the model relies on no single word.
     """
 
     columns: Names = ()
-    tokeniser: str = "auto"
+    tokenizer: str = "auto"
     vocabulary: PositiveInt = 20_000
     hidden: Share = 0.2
     rarity: NonNegativeFloat = 2.0
@@ -79,9 +79,9 @@ class ClassificationTask(Task):
     origins = ("embedding",)
     tuned: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
 
-    def __init__(self, options: ClassificationOptions, reading: Reading, classes: tuple[str, ...]) -> None:
+    def __init__(self, options: ClassificationOptions, reading: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.reading, self.classes = options, reading, classes
-        self.tokeniser = reading.tokeniser if isinstance(reading, TokenReading) else None
+        self.tokenizer = reading.tokenizer if isinstance(reading, TokenEncoder) else None
 
     @classmethod
     def prepare(
@@ -91,8 +91,8 @@ class ClassificationTask(Task):
         seed: int,
         cache: Path,
         known: ClassificationTask | EmbeddingTask | None = None,
-    ) -> Prepared:
-        """Read labelled texts or graphs, learn words and classes from the part that is not held out."""
+    ) -> PreparedData:
+        """Read labeled texts or graphs, learn words and classes from the part that is not held out."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             train, held = _examples(found.train), _examples(found.validation)
@@ -109,7 +109,7 @@ class ClassificationTask(Task):
         task = cls._learn([given for given, _ in train], classes, options, known)
         best = None if found is None else found.best
         hiding = Hiding(options.hidden, options.rarity, blind=True)
-        return Prepared(task, task._part(train, hiding), task._part(held), best)
+        return PreparedData(task, task._part(train, hiding), task._part(held), best)
 
     @classmethod
     def _learn(
@@ -122,10 +122,10 @@ class ClassificationTask(Task):
         """How inputs are read, and the classes; what a run that is trained on knows already stays."""
         graphs = isinstance(inputs[0], Graph)
         if known is None:
-            learned = NodeReading.learn(inputs) if graphs else None
-            return cls(options, learned or learn_reading(options.tokeniser, inputs, options.vocabulary), classes)
-        reading = TokenReading(known.tokeniser, known.frame) if isinstance(known, EmbeddingTask) else known.reading
-        if graphs != isinstance(reading, NodeReading):
+            learned = NodeEncoder.learn(inputs) if graphs else None
+            return cls(options, learned or learn_encoder(options.tokenizer, inputs, options.vocabulary), classes)
+        reading = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.reading
+        if graphs != isinstance(reading, NodeEncoder):
             raise DataError("one of graphs and texts was learned, the other is given: train on data of the same kind")
         return cls(options, reading, classes_after(classes, known.answers or ()))
 
@@ -142,23 +142,23 @@ class ClassificationTask(Task):
             answer = answer.replace(hidden=spec.width)  # BERT's pooler, which some files leave out
         return spec.replace(output=answer)
 
-    def _part(self, examples: Sequence[Example], hiding: Hiding | None = None) -> Part:
+    def _part(self, examples: Sequence[Example], hiding: Hiding | None = None) -> Split:
         numbers, names = number_labels([label for _, labels in examples for label in labels], learn=False)
         numbers = in_terms_of(self.classes, numbers, names)
         ends = np.cumsum([len(labels) for _, labels in examples])[:-1]
         return self.reading.part([given for given, _ in examples], np.split(numbers, ends), hiding)
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> ClassificationTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ClassificationTask:
         """The task of a saved run."""
-        return cls(options, _restored(facts, tokeniser), tuple(facts["classes"]))
+        return cls(options, _restored(facts, tokenizer), tuple(facts["classes"]))
 
     def facts(self) -> Tree:
         """Names of classes, and what the reading learned."""
         return {"classes": list(self.classes), "reading": self.reading.kind, **self.reading.facts()}
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
-        """Labelled texts or graphs to judge on; a label that training never saw is an error."""
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
+        """Labeled texts or graphs to judge on; a label that training never saw is an error."""
         found = find_sample(self.name, paths, 0)
         return self._part(_examples(found.validation) if found else _files(paths, self.options, learn=False))
 
@@ -169,9 +169,9 @@ class ClassificationTask(Task):
     def fit(self, spec: AnySpec) -> EncoderSpec:
         """The vocabulary and the classes of this data."""
         assert isinstance(spec, EncoderSpec)
-        return self.reading.dress(spec, len(self.classes))
+        return self.reading.fit_spec(spec, len(self.classes))
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: labels are few."""
         return self.reading.sizes(train)
 
@@ -183,7 +183,7 @@ class ClassificationTask(Task):
         """- log p(label)."""
         return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Accuracy, macro F1, and loss in nats an answer."""
         judged = judge(module, part, size)
         said, truth = judged.flat()
@@ -194,15 +194,15 @@ class ClassificationTask(Task):
             "examples": len(part),
         }
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """A label with the probabilities of all classes; for a graph (a .json file or a tree) one a node."""
         return self.reading.answer(module, inputs, self.classes, how)
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """Some held-out examples with what the model says."""
-        return self.reading.glimpse(module, part, self.classes)
+        return self.reading.preview(module, part, self.classes)
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
+    def references(self, train: Split, part: Split) -> dict[str, float]:
         """Logistic regression on words and pairs of words."""
         if not (isinstance(train, Sentences) and isinstance(part, Sentences)):
             return {}
@@ -220,14 +220,14 @@ def _files(paths: Sequence[str], options: ClassificationOptions, learn: bool) ->
     if are_graphs(paths):
         graphs = read_graphs(paths)
         return [(graph, graph.labels) for graph in graphs]
-    return [(text, (label,)) for text, label in read_labelled(paths, options.columns or None, learn)]
+    return [(text, (label,)) for text, label in read_labeled(paths, options.columns or None, learn)]
 
 
-def _restored(facts: Tree, tokeniser: Tokeniser | None) -> Reading:
-    if facts["reading"] == NodeReading.kind:
-        return NodeReading(tuple(facts["names"]))
-    if facts["reading"] == WordReading.kind:
-        return WordReading(Lexicon.from_tree(facts["lexicon"]))
-    if tokeniser is None:
+def _restored(facts: Tree, tokenizer: Tokenizer | None) -> InputEncoder:
+    if facts["reading"] == NodeEncoder.kind:
+        return NodeEncoder(tuple(facts["names"]))
+    if facts["reading"] == WordEncoder.kind:
+        return WordEncoder(Lexicon.from_tree(facts["lexicon"]))
+    if tokenizer is None:
         raise WeftError("this run has no tokenizer.json: restore the file or train again")
-    return TokenReading(tokeniser, Frame.of(facts))
+    return TokenEncoder(tokenizer, Frame.of(facts))

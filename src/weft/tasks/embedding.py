@@ -1,6 +1,6 @@
 """Task embedding: one vector a text, so that texts of like meaning lie close. Models for it are imported, not trained.
 
-v = pool(h_1 .. h_T) of an encoder's last states: their mean, or the first's; |v| = 1 where it is normalised. Judged by
+v = pool(h_1 .. h_T) of an encoder's last states: their mean, or the first's; |v| = 1 where it is normalized. Judged by
 pairs of texts with a score of how alike they are: the rank correlation of cosines with scores (Spearman).
 """
 
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from weft.data.batching import pad_rows
 from weft.data.readers.files import DataError, find_files, read_table
 from weft.data.readers.texts import TABLE_SUFFIXES
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.parts.masks import Real
 from weft.parts.outputs import Pool, pool_tokens
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.task import Answer, Batch, DataSpec, Decoding, Loss, Names, Part, Prepared, Size, Task
+from weft.tasks.task import Answer, Batch, DataSpec, GenerationOptions, Loss, Names, PreparedData, Size, Split, Task
 
 UNTRAINED = "embedding models are imported, not trained here: weft import FOLDER --out RUN"
 
@@ -40,7 +40,7 @@ class EmbeddingOptions(DataSpec):
 
 
 @dataclass(frozen=True)
-class SimilarityPart(Part):
+class SimilaritySplit(Split):
     """Pairs of texts in tokens, and how alike each is."""
 
     rows: tuple[tuple[list[int], list[int]], ...]
@@ -79,35 +79,35 @@ class EmbeddingTask(Task):
     families = ("encoder",)
     Options = EmbeddingOptions
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
 
     def __init__(
-        self, options: EmbeddingOptions, tokeniser: Tokeniser, frame: Frame, pool: Pool, normalise: bool, length: int
+        self, options: EmbeddingOptions, tokenizer: Tokenizer, frame: Frame, pool: Pool, normalize: bool, length: int
     ) -> None:
-        self.options, self.tokeniser, self.frame = options, tokeniser, frame
-        self.pool, self.normalise, self.length = pool, normalise, length
+        self.options, self.tokenizer, self.frame = options, tokenizer, frame
+        self.pool, self.normalize, self.length = pool, normalize, length
 
     @classmethod
     def prepare(
         cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: EmbeddingTask | None = None
-    ) -> Prepared:
+    ) -> PreparedData:
         """There is nothing to train on."""
         raise WeftError(UNTRAINED)
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> EmbeddingTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> EmbeddingTask:
         """The task of an imported run."""
-        if tokeniser is None:
+        if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or import it again")
-        pool, normalise = cast(Pool, str(facts["pool"])), bool(facts["normalise"])
-        return cls(options, tokeniser, Frame.of(facts), pool, normalise, int(facts["length"]))
+        pool, normalize = cast(Pool, str(facts["pool"])), bool(facts["normalize"])
+        return cls(options, tokenizer, Frame.of(facts), pool, normalize, int(facts["length"]))
 
     def facts(self) -> Tree:
         """How tokens become one vector, the ids around each text, and how many tokens are read."""
-        how = {"pool": self.pool, "normalise": self.normalise, "length": self.length}
+        how = {"pool": self.pool, "normalize": self.normalize, "length": self.length}
         return {**how, **self.frame.to_tree()}
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Rows of two texts and a score."""
         pairs: list[tuple[str, str]] = []
         scores: list[float] = []
@@ -127,11 +127,11 @@ class EmbeddingTask(Task):
         if len(pairs) < 2:
             raise DataError(f"{len(pairs)} pairs: a correlation needs two or more rows of two texts and a score")
         ids = [self._rows([pair[side] for pair in pairs]) for side in (0, 1)]
-        return SimilarityPart(tuple(zip(*ids, strict=True)), np.array(scores), self.tokeniser.pad)
+        return SimilaritySplit(tuple(zip(*ids, strict=True)), np.array(scores), self.tokenizer.pad)
 
     def _rows(self, texts: Sequence[str]) -> list[list[int]]:
-        unknown = self.tokeniser.role("unknown") or 0
-        return [self.frame.put(ids, self.length) or [unknown] for ids in self.tokeniser.encode_many(texts)]
+        unknown = self.tokenizer.role("unknown") or 0
+        return [self.frame.put(ids, self.length) or [unknown] for ids in self.tokenizer.encode_many(texts)]
 
     def default_model(self, size: Size) -> EncoderSpec:
         """There is none."""
@@ -147,9 +147,9 @@ class EmbeddingTask(Task):
         cosines = nn.functional.cosine_similarity(first, second)
         return Loss((cosines - batch.labels.to(cosines)).square().sum(), batch.count)
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Correlations of cosines with scores: of their ranks (Spearman), and of themselves (Pearson)."""
-        assert isinstance(part, SimilarityPart)
+        assert isinstance(part, SimilaritySplit)
         device, found = next(module.parameters()).device, []
         with torch.inference_mode():
             for examples in part.batches(size, None):
@@ -160,7 +160,7 @@ class EmbeddingTask(Task):
         ranks = [_ranks(values) for values in (cosines, part.scores)]
         return {"spearman": _pearson(*ranks), "pearson": _pearson(cosines, part.scores), "pairs": len(part)}
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """The vector of each text."""
         texts = [str(given) for given in inputs]
         vectors = self.embed(module, texts, how.batch)
@@ -174,18 +174,18 @@ class EmbeddingTask(Task):
         found: dict[int, Tensor] = {}
         with torch.inference_mode():
             for first in range(0, len(order), batch):
-                places = order[first : first + batch]
-                padded = pad_rows([rows[place] for place in places], self.tokeniser.pad)
+                token_positions = order[first : first + batch]
+                padded = pad_rows([rows[place] for place in token_positions], self.tokenizer.pad)
                 vectors = self._vectors(module, padded.tokens.to(device), padded.lengths.to(device)).cpu()
-                found |= dict(zip(places, vectors, strict=True))
+                found |= dict(zip(token_positions, vectors, strict=True))
         width = cast(EncoderSpec, module.spec).width
         return torch.stack([found[place] for place in range(len(rows))]) if rows else torch.zeros(0, width)
 
     def _vectors(self, module: nn.Module, tokens: Tensor, lengths: Tensor) -> Tensor:
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         hidden = module(tokens, mask=Real(real)).hidden
-        vectors = pool_tokens(hidden, Places.of_lengths(lengths, tokens.shape[1]), self.pool)
-        return nn.functional.normalize(vectors, dim=-1) if self.normalise else vectors
+        vectors = pool_tokens(hidden, TokenPositions.of_lengths(lengths, tokens.shape[1]), self.pool)
+        return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:

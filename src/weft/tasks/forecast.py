@@ -1,6 +1,6 @@
 """Task forecast: the next numbers of a series. A decoder over patches; its last token predicts the whole horizon.
 
-Each window is centred on its last value and divided by the deviation of its history, z = (x - x_T) / s, and the
+Each window is centered on its last value and divided by the deviation of its history, z = (x - x_T) / s, and the
 forecast is brought back: so a model that says 0 says "as now". Loss: - log p(x) of a Student-t or Gaussian in nats a
 number, or the squared error of a point forecast; errors are in units of each column's deviation in training.
 """
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from weft.data.readers.files import DataError
 from weft.data.readers.series import Series, read_series
 from weft.data.samples import Best, Sample, brownian_best
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.numerics import widen
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, NoNormSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec, NoNormSpec
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
@@ -34,8 +34,8 @@ from weft.tasks.support.windows import (
     Array,
     Channels,
     SeriesFacts,
-    Split,
-    WindowPart,
+    SplitRows,
+    WindowSplit,
     borders_of,
     digest,
     joined,
@@ -46,13 +46,13 @@ from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
     Names,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
     mean_loss,
@@ -75,7 +75,7 @@ class ForecastOptions(DataSpec):
     columns: Names = ()
     horizon: PositiveInt = 24
     context: PositiveInt | None = None
-    split: Split | None = None
+    split: SplitRows | None = None
     channels: Channels = "independent"
     patch: PositiveInt | None = None
 
@@ -108,24 +108,24 @@ class ForecastTask(Task):
     @classmethod
     def prepare(
         cls, paths: Sequence[str], options: ForecastOptions, seed: int, cache: Path, known: ForecastTask | None = None
-    ) -> Prepared:
+    ) -> PreparedData:
         """Read a series; learn the scale of its columns from the rows that are not held out."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             series, borders = joined(found)
             task = cls._learn(series, options, borders, seed, known)
             train, validation = task._cut(series.values, 0), task._cut(series.values, 1)
-            return Prepared(task, train, validation, task._best(found))
+            return PreparedData(task, train, validation, task._best(found))
         series = read_series(paths, (options.columns or None) if known is None else known.known.columns)
         if options.validation:
             if options.split is not None:
                 raise DataError("data.split and data.validation both say what is held out: give one of them")
             task = cls._learn(series, options, (len(series.values),), seed, known)
             held = task._whole(list(options.validation))
-            return Prepared(task, task._cut(series.values, 0), held, notes=_notes(series))
+            return PreparedData(task, task._cut(series.values, 0), held, notes=_notes(series))
         borders = borders_of(len(series.values), options.horizon, options.split, options.held_out)
         task = cls._learn(series, options, borders, seed, known)
-        return Prepared(task, task._cut(series.values, 0), task._cut(series.values, 1), notes=_notes(series))
+        return PreparedData(task, task._cut(series.values, 0), task._cut(series.values, 1), notes=_notes(series))
 
     @classmethod
     def _learn(
@@ -140,20 +140,20 @@ class ForecastTask(Task):
         patch = min(options.patch or max(1, min(PATCH, wanted // 4)), wanted)
         return cls(options, SeriesFacts.learn(series, borders, wanted // patch * patch, patch, seed))
 
-    def _part(self, values: Array, first: int, end: int, what: str) -> WindowPart:
+    def _part(self, values: Array, first: int, end: int, what: str) -> WindowSplit:
         scaled = torch.from_numpy(self.known.scaled(values).astype(np.float32))
         known, o = self.known, self.options
-        part = WindowPart(scaled, first, end, known.context, o.horizon, known.patch, o.channels)
+        part = WindowSplit(scaled, first, end, known.context, o.horizon, known.patch, o.channels)
         return part.expect_windows(what)
 
-    def _cut(self, values: Array, number: int) -> WindowPart:
+    def _cut(self, values: Array, number: int) -> WindowSplit:
         """The training, validation or test part; histories of the later ones may reach into those before."""
         borders = self.known.borders
         first = borders[number - 1] if number else self.known.context
         what = ("the training part", "the validation part", "the test part")[number]
         return self._part(values, first, borders[number], what)
 
-    def _whole(self, paths: Sequence[str]) -> WindowPart:
+    def _whole(self, paths: Sequence[str]) -> WindowSplit:
         series = read_series(paths, self.known.columns)
         return self._part(series.values, self.known.context, len(series.values), Path(paths[0]).name)
 
@@ -170,7 +170,7 @@ class ForecastTask(Task):
         return Best(best.metric, float(value), why, float(spread))
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> ForecastTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ForecastTask:
         """The task of a saved run."""
         return cls(options, SeriesFacts(**facts))
 
@@ -178,7 +178,7 @@ class ForecastTask(Task):
         """Columns, scales, borders."""
         return self.known.to_tree()
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """The training series is judged on its last part (test, of a split in three), any other on all windows."""
         found = find_sample(self.name, paths, self.known.seed)
         series = read_series(paths, self.known.columns) if found is None else joined(found)[0]
@@ -190,7 +190,7 @@ class ForecastTask(Task):
 
     # --- model -------------------------------------------------------------------------------------------------------
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: a series teaches little, and large models learn it by heart."""
         return (Size(64, 2),) if train.tokens < 20_000_000 else (Size(64, 2), Size(128, 3), Size(256, 4))
 
@@ -209,8 +209,8 @@ class ForecastTask(Task):
             positions=RotarySpec() if size.layers > 1 else NoPositionsSpec(),
             norm=NoNormSpec(),
             dropout=size.dropout,
-            depth=DEPTH,
-            initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+            stochastic_depth=DEPTH,
+            initialization=InitializationSpec(scheme="fan-in", zero_residual=True),
         )
         return self.fit(spec)
 
@@ -226,8 +226,8 @@ class ForecastTask(Task):
         )
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Strong dropout, averaged weights and few epochs: neighbouring windows are nearly the same."""
-        training = {"optimiser": "adamw", "rate": 3e-3, "schedule": "cosine", "ema": 0.99}
+        """Strong dropout, averaged weights and few epochs: neighboring windows are nearly the same."""
+        training = {"optimizer": "adamw", "rate": 3e-3, "schedule": "cosine", "ema": 0.99}
         known = self.known
         windows = known.borders[0] - known.context - self.options.horizon + 1
         windows *= 1 if self.options.channels == "joint" else len(known.columns)
@@ -237,9 +237,9 @@ class ForecastTask(Task):
         """- log p(x) a number, or its squared error, over the steps that the model predicts at once."""
         history, target = batch.inputs["history"], batch.labels
         raw, output = _answer(module, history)
-        centre, spread = window_scale(history)
+        center, spread = window_scale(history)
         steps = min(raw.shape[1], target.shape[1])
-        raw, z = raw[:, :steps], (target[:, :steps] - centre) / spread
+        raw, z = raw[:, :steps], (target[:, :steps] - center) / spread
         head = cast(ForecastHead, module.head)
         if head.distribution_name == "point":
             losses = (widen(head.point(raw)) - z).square() * spread.square()
@@ -263,8 +263,8 @@ class ForecastTask(Task):
         before: Tensor | float = 0.0
         while sum(part.shape[1] for part in points) < self.options.horizon:
             raw, _ = _answer(module, history)
-            centre, spread = window_scale(history)
-            points.append(centre + spread * widen(head.point(raw)))
+            center, spread = window_scale(history)
+            points.append(center + spread * widen(head.point(raw)))
             if head.distribution_name != "point":
                 half = (spread * _half_band(head, raw)).square() + before
                 ends.append(half.sqrt())
@@ -276,9 +276,9 @@ class ForecastTask(Task):
         half = torch.cat(ends, 1)[:, : self.options.horizon]
         return Forecast(point, point - half, point + half)
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Errors over all windows, the share of values within the 80 % band, and errors in each column's own units."""
-        assert isinstance(part, WindowPart)
+        assert isinstance(part, WindowSplit)
         device = next(module.parameters()).device
         squares, sums = torch.zeros(part.columns, dtype=torch.float64), {"absolute": 0.0, "within": 0.0, "count": 0}
         banded = False
@@ -310,12 +310,12 @@ class ForecastTask(Task):
             "context": part.context,
         }
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
+    def references(self, train: Split, part: Split) -> dict[str, float]:
         """The errors of the last value and of ridge regression on the training rows."""
-        assert isinstance(train, WindowPart) and isinstance(part, WindowPart)
+        assert isinstance(train, WindowSplit) and isinstance(part, WindowSplit)
         return simple_errors(part, train.end, train)
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """What follows the end of each series (a .csv, or numbers [N, C]), in the columns' own units, with bands."""
         return [self._predict(module, given) for given in inputs]
 
@@ -354,9 +354,9 @@ class ForecastTask(Task):
             )
         return rows
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """The first held-out window's first column: forecast and truth, near and far."""
-        assert isinstance(part, WindowPart)
+        assert isinstance(part, WindowSplit)
         batch = part.batch([0]).to(next(module.parameters()).device)
         point = self.forecast(module, batch.inputs["history"]).point[0, :, 0].cpu().double().numpy()
         truth = batch.labels[0, :, 0].cpu().double().numpy()
@@ -375,8 +375,8 @@ def _notes(series: Series) -> tuple[str, ...]:
 
 def _answer(module: nn.Module, history: Tensor) -> tuple[Tensor, Any]:
     """The last token's raw parameters [B, steps, C, 1 to 3] for a history [B, S, C], and the model's output."""
-    centre, spread = window_scale(history)
-    output = module((history - centre) / spread)
+    center, spread = window_scale(history)
+    output = module((history - center) / spread)
     raw = cast(ForecastHead, module.head)(output.hidden[:, -1])
     return raw.unflatten(1, (-1, history.shape[2])), output
 

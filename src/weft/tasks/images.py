@@ -23,14 +23,14 @@ from weft.data.readers.images import IMAGE_SUFFIXES, Fitting, Images, PixelFiles
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.part_specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitialisationSpec, LayerNormSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.models.vision import VisionSpec, patch_side
 from weft.tasks.support.augmentation import Change, change_images, image_changes
 from weft.tasks.support.labels import (
     ASKED,
     COMPARED,
     class_answers,
-    class_glimpse,
+    class_preview,
     class_probabilities,
     classes_after,
     evenly,
@@ -38,20 +38,20 @@ from weft.tasks.support.labels import (
     in_terms_of,
     measure_classes,
     mixed,
-    nearest_neighbour,
+    nearest_neighbor,
 )
 from weft.tasks.support.losses import class_loss
 from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
     Names,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
 )
@@ -59,7 +59,7 @@ from weft.tasks.task import (
 LARGEST_GRID = 8  # patches a side
 WIDEST_STEM = 64
 LEARNED_FROM = 2000  # pictures that means and deviations are learned from
-THUMB = 8  # pixels a side of what the nearest neighbour compares
+THUMB = 8  # pixels a side of what the nearest neighbor compares
 SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
 
 
@@ -99,7 +99,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class ImagesPart(Part):
+class ImagesSplit(Split):
     """Pictures with labels; `rows` are those of `pixels` that belong to this part; each counts as `patches` tokens."""
 
     pixels: Pixels | PixelFiles
@@ -134,7 +134,7 @@ class ImagesPart(Part):
         return Batch({"images": self.scale.tensors(pixels, erased)}, labels, len(chosen), len(chosen) * self.patches)
 
     def thumbs(self, most: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """(small grey copies [n, H W], labels) of at most so many pictures."""
+        """(small gray copies [n, H W], labels) of at most so many pictures."""
         chosen = evenly(len(self), most)
         return thumbs(self.pixels[self.rows[chosen]]), self.labels[chosen]
 
@@ -163,7 +163,7 @@ class ImagesTask(Task):
     @classmethod
     def prepare(
         cls, paths: Sequence[str], options: ImagesOptions, seed: int, cache: Path, known: ImagesTask | None = None
-    ) -> Prepared:
+    ) -> PreparedData:
         """Read pictures; classes, means, deviations and whether mirror images may be learned from come from them."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
@@ -196,7 +196,7 @@ class ImagesTask(Task):
         side = f"{task.side} x {task.side}"
         note = f"the pictures were scaled to {side}; --set data.size=N takes another size"
         best = None if found is None else found.best
-        return Prepared(task, train, validation, best, (note,) if data.scaled else ())
+        return PreparedData(task, train, validation, best, (note,) if data.scaled else ())
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -213,13 +213,13 @@ class ImagesTask(Task):
         if not self.classes:
             raise WeftError("this model was taught no classes yet: weft train images DATA --from RUN --out NEW")
 
-    def _part(self, images: Images, rows: NDArray[np.int64] | None = None) -> ImagesPart:
+    def _part(self, images: Images, rows: NDArray[np.int64] | None = None) -> ImagesSplit:
         rows = mixed(len(images.labels)) if rows is None else rows
         labels = in_terms_of(self.classes, images.labels[rows], images.classes)
-        return ImagesPart(images.pixels, rows, labels, self.scale, self.default_model(Size()).side ** 2)
+        return ImagesSplit(images.pixels, rows, labels, self.scale, self.default_model(Size()).side ** 2)
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Any) -> ImagesTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> ImagesTask:
         """The task of a saved run."""
         scale = Scale(tuple(facts["mean"]), tuple(facts["deviation"]))
         how, side = facts.get("fitting"), int(facts["side"])
@@ -241,10 +241,10 @@ class ImagesTask(Task):
 
     @property
     def channels(self) -> int:
-        """1 for grey, 3 for colour."""
+        """1 for gray, 3 for color."""
         return len(self.scale.mean)
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Pictures to judge on, scaled to the size learned."""
         self._expect_classes()
         found = find_sample(self.name, paths, 0)
@@ -269,7 +269,7 @@ class ImagesTask(Task):
             ],
             feedforward=ClassicSpec(activation="squared-relu", bias=False),
             norm=LayerNormSpec(bias=False),
-            initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+            initialization=InitializationSpec(scheme="fan-in", zero_residual=True),
             dropout=size.dropout,
             pool="mean",
             classes=len(self.classes),
@@ -281,7 +281,7 @@ class ImagesTask(Task):
         patch = _patch(self.side, spec.stem, spec.patch)
         return spec.replace(image=self.side, channels=self.channels, classes=len(self.classes), patch=patch)
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""
         return (Size(48, 2), Size(64, 4), Size(96, 4), Size(128, 4), Size(192, 4), Size(256, 6))
 
@@ -294,11 +294,11 @@ class ImagesTask(Task):
         """- log p of the class."""
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Accuracy, macro F1, loss."""
         return measure_classes(module, part, size)
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """The class of each picture; a folder means all pictures in it."""
         self._expect_classes()
         device = next(module.parameters()).device
@@ -311,15 +311,15 @@ class ImagesTask(Task):
             answers += class_answers([str(path) for path in some], found, self.classes)
         return answers
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """A few held-out pictures: what they are, and what the model says."""
-        return class_glimpse(module, part, self.classes)
+        return class_preview(module, part, self.classes)
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
-        """The nearest neighbour among small grey copies."""
-        assert isinstance(train, ImagesPart) and isinstance(part, ImagesPart)
+    def references(self, train: Split, part: Split) -> dict[str, float]:
+        """The nearest neighbor among small gray copies."""
+        assert isinstance(train, ImagesSplit) and isinstance(part, ImagesSplit)
         (known, names), (asked, truth) = train.thumbs(COMPARED), part.thumbs(ASKED)
-        return {"nearest neighbour accuracy": float(np.mean(nearest_neighbour(known, names, asked) == truth))}
+        return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
 
 
 def _as_images(part: Any, classes: Sequence[str]) -> Images:
@@ -328,7 +328,7 @@ def _as_images(part: Any, classes: Sequence[str]) -> Images:
 
 
 def _read_like(paths: Sequence[str], side: int, channels: int, fitting: Fitting | None = None) -> Images:
-    """Pictures to judge on, of the side and colour that was learned."""
+    """Pictures to judge on, of the side and color that was learned."""
     images = read_images(paths, fitting or side, learn=False)
     return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)
 
@@ -364,14 +364,14 @@ def _patch(side: int, stem: tuple[int, ...], most: int | None = None) -> int:
 
 
 def thumbs(pixels: Pixels) -> NDArray[np.float32]:
-    """Small grey copies [n, 64] by means over blocks of pixels."""
-    grey = torch.from_numpy(pixels.astype(np.float32)).mean(-1)
-    small: NDArray[np.float32] = nn.functional.adaptive_avg_pool2d(grey[:, None], THUMB).flatten(1).numpy()
+    """Small gray copies [n, 64] by means over blocks of pixels."""
+    gray = torch.from_numpy(pixels.astype(np.float32)).mean(-1)
+    small: NDArray[np.float32] = nn.functional.adaptive_avg_pool2d(gray[:, None], THUMB).flatten(1).numpy()
     return small
 
 
-def _changes(names: Sequence[str], train: ImagesPart) -> tuple[Change, ...]:
-    """Those named; auto shifts, and flips if a nearest neighbour knows mirror images nearly as well as pictures."""
+def _changes(names: Sequence[str], train: ImagesSplit) -> tuple[Change, ...]:
+    """Those named; auto shifts, and flips if a nearest neighbor knows mirror images nearly as well as pictures."""
     if tuple(names) != ("auto",):
         return image_changes(tuple(names))
     small, labels = train.thumbs(COMPARED)
@@ -380,7 +380,7 @@ def _changes(names: Sequence[str], train: ImagesPart) -> tuple[Change, ...]:
         return ("shift",)
     mirrored = small[asked].reshape(-1, THUMB, THUMB)[:, :, ::-1].reshape(-1, THUMB * THUMB)
     right, mirror = (
-        float(np.mean(nearest_neighbour(small[~asked], labels[~asked], np.ascontiguousarray(some)) == labels[asked]))
+        float(np.mean(nearest_neighbor(small[~asked], labels[~asked], np.ascontiguousarray(some)) == labels[asked]))
         for some in (small[asked], mirrored)
     )
     return ("shift", "flip") if mirror >= SAME * right else ("shift",)

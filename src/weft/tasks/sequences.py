@@ -24,14 +24,14 @@ from weft.data.samples import RATE
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
-from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec, LayerNormSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.tasks.support.augmentation import Axis, resample
 from weft.tasks.support.labels import (
     ASKED,
     COMPARED,
     Labels,
     class_answers,
-    class_glimpse,
+    class_preview,
     class_probabilities,
     classes_after,
     evenly,
@@ -39,21 +39,21 @@ from weft.tasks.support.labels import (
     in_terms_of,
     measure_classes,
     mixed,
-    nearest_neighbour,
+    nearest_neighbor,
 )
 from weft.tasks.support.losses import class_loss
-from weft.tasks.support.vector_sequences import Preparation, StepsPart, padded, step_changes
+from weft.tasks.support.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
 from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
     Names,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
 )
@@ -62,7 +62,7 @@ ROOM = 1.5  # a model takes sequences so many times as long as the longest it le
 FEW = 200_000  # steps; below, batches are small, so that an epoch has several
 BATCHES_AN_EPOCH = 8
 LEAST_BATCH = 512
-LOOKED_AT = 8  # places in time that the nearest neighbour compares
+LOOKED_AT = 8  # places in time that the nearest neighbor compares
 
 
 class SequencesOptions(DataSpec):
@@ -102,7 +102,7 @@ class SequencesTask(Task):
     @classmethod
     def prepare(
         cls, paths: Sequence[str], options: SequencesOptions, seed: int, cache: Path, known: SequencesTask | None = None
-    ) -> Prepared:
+    ) -> PreparedData:
         """Read sequences; classes, stride and scale come from those that are learned from."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
@@ -119,7 +119,7 @@ class SequencesTask(Task):
             task = cls(options, classes, known.raw, known.length, known.preparation)
         train, validation = task._part(data, learn=True), task._part(held)
         task.seen = train.tokens
-        return Prepared(task, train, validation, None if found is None else found.best)
+        return PreparedData(task, train, validation, None if found is None else found.best)
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -142,17 +142,17 @@ class SequencesTask(Task):
         longest = -(-max(lengths) // stride)
         return cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
 
-    def _part(self, data: Sequences, learn: bool = False) -> StepsPart:
+    def _part(self, data: Sequences, learn: bool = False) -> VectorSequencesSplit:
         if data.channels != self.raw:
             raise DataError(f"sequences of {data.channels} channels, but the model learned {self.raw}: give the same")
         data = data if learn else _chosen(data, mixed(len(data.values)))
         labels = in_terms_of(self.classes, data.labels, data.classes)
         values = [self.preparation.begin(one) for one in data.values]
         changes = step_changes(self.options.augmentation, self.preparation.vertical) if learn else ()
-        return StepsPart(values, labels, self.preparation, changes)
+        return VectorSequencesSplit(values, labels, self.preparation, changes)
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Any) -> SequencesTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> SequencesTask:
         """The task of a saved run."""
         preparation = Preparation.from_tree(facts["preparation"])
         return cls(options, facts["classes"], facts["channels"], facts["length"], preparation)
@@ -166,7 +166,7 @@ class SequencesTask(Task):
             "preparation": self.preparation.to_tree(),
         }
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Sequences to judge on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
@@ -185,7 +185,7 @@ class SequencesTask(Task):
                 ],
                 feedforward=ClassicSpec(activation="squared-relu", bias=False),
                 norm=LayerNormSpec(bias=False),
-                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+                initialization=InitializationSpec(scheme="fan-in", zero_residual=True),
                 dropout=size.dropout,
                 output=PooledSpec(pool="mean"),
             )
@@ -201,7 +201,7 @@ class SequencesTask(Task):
             length=self.length,
         )
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Few sequences suit one small model; the time plan chooses where there are many."""
         if train.tokens < FEW:
             return (Size(96, 4),)
@@ -218,14 +218,14 @@ class SequencesTask(Task):
         """- log p of the class."""
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Accuracy, macro F1, loss."""
         return measure_classes(module, part, size)
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """The class of each sequence in each file; labels in the files are not looked at and may be missing."""
-        data = read_sequences([str(given) for given in inputs], labelled=False)
-        part = self._unlabelled(data.values).cut(self.length)
+        data = read_sequences([str(given) for given in inputs], labeled=False)
+        part = self._unlabeled(data.values).cut(self.length)
         device = next(module.parameters()).device
         rows = [part.row(number) for number in range(len(part))]
         found = torch.zeros(len(rows), len(self.classes))
@@ -236,20 +236,22 @@ class SequencesTask(Task):
             found[some] = class_probabilities(module, given).float().cpu()
         return class_answers(data.names, found, self.classes)
 
-    def _unlabelled(self, values: Sequence[Values]) -> StepsPart:
+    def _unlabeled(self, values: Sequence[Values]) -> VectorSequencesSplit:
         if values[0].shape[1] != self.raw:
             raise DataError(f"sequences of {values[0].shape[1]} channels, but the model learned {self.raw}")
-        return StepsPart([self.preparation.begin(one) for one in values], np.zeros(len(values), int), self.preparation)
+        return VectorSequencesSplit(
+            [self.preparation.begin(one) for one in values], np.zeros(len(values), int), self.preparation
+        )
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """A few held-out sequences: what they are, and what the model says."""
-        return class_glimpse(module, part, self.classes)
+        return class_preview(module, part, self.classes)
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
-        """The nearest neighbour among sequences stretched to the same few steps."""
-        assert isinstance(train, StepsPart) and isinstance(part, StepsPart)
+    def references(self, train: Split, part: Split) -> dict[str, float]:
+        """The nearest neighbor among sequences stretched to the same few steps."""
+        assert isinstance(train, VectorSequencesSplit) and isinstance(part, VectorSequencesSplit)
         (known, names), (asked, truth) = _stretched(train, COMPARED), _stretched(part, ASKED)
-        return {"nearest neighbour accuracy": float(np.mean(nearest_neighbour(known, names, asked) == truth))}
+        return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
 
 
 def _as_sequences(name: str, part: Any, classes: Sequence[str]) -> Sequences:
@@ -294,7 +296,7 @@ def _expect_joints(data: Sequences, vertical: Axis | None) -> None:
         raise DataError(f"{data.channels} channels are no x, y, z of joints in turn: leave --set data.vertical out")
 
 
-def _stretched(part: StepsPart, most: int) -> tuple[NDArray[np.float32], Labels]:
+def _stretched(part: VectorSequencesSplit, most: int) -> tuple[NDArray[np.float32], Labels]:
     """(sequences at a few places in time [n, places x channels], labels)."""
     chosen = evenly(len(part), most)
     rows = [part.row(int(number)) for number in chosen]

@@ -18,13 +18,13 @@ from weft.data.readers.classes import number_labels
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import read_tagged
 from weft.data.tokenizers.lexicon import Lexicon
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PerTokenSpec
-from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.embedding import EmbeddingTask
@@ -34,17 +34,17 @@ from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
 from weft.tasks.support.prompt_format import Frame
 from weft.tasks.support.sentences import Sentences, ask, judge, probabilities
-from weft.tasks.support.tag_encoders import PieceTags, TagReading, WordTags
+from weft.tasks.support.tag_encoders import PieceTagEncoder, TagEncoder, WordTagEncoder
 from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
 )
@@ -78,9 +78,9 @@ class TaggingTask(Task):
 
     origins = ("embedding",)
 
-    def __init__(self, options: TaggingOptions, reading: TagReading, tags: tuple[str, ...]) -> None:
+    def __init__(self, options: TaggingOptions, reading: TagEncoder, tags: tuple[str, ...]) -> None:
         self.options, self.reading, self.tags = options, reading, tags
-        self.tokeniser = reading.tokeniser
+        self.tokenizer = reading.tokenizer
 
     @classmethod
     def prepare(
@@ -90,7 +90,7 @@ class TaggingTask(Task):
         seed: int,
         cache: Path,
         known: TaggingTask | EmbeddingTask | None = None,
-    ) -> Prepared:
+    ) -> PreparedData:
         """Read tagged sentences, learn words, characters and tags from the part that is not held out."""
         found = find_sample(cls.name, paths, seed)
         train: Sequence[Tagged]
@@ -107,12 +107,14 @@ class TaggingTask(Task):
         if len(tags) < 2:
             raise DataError(f"there is only one tag ({tags[0]!r}): two or more are needed to tell apart")
         if known is None:
-            task = cls(options, WordTags(Lexicon.learn((words for words, _ in train), options.vocabulary)), tags)
+            task = cls(options, WordTagEncoder(Lexicon.learn((words for words, _ in train), options.vocabulary)), tags)
         else:
-            reading = PieceTags(known.tokeniser, known.frame) if isinstance(known, EmbeddingTask) else known.reading
+            reading = (
+                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.reading
+            )
             task = cls(options, reading, classes_after(tags, known.answers or ()))
         best = None if found is None else found.best
-        return Prepared(task, task._part(train, options.rarity), task._part(held), best)
+        return PreparedData(task, task._part(train, options.rarity), task._part(held), best)
 
     def _part(self, sentences: Sequence[Tagged], rarity: float = 0.0) -> Sentences:
         numbers, names = number_labels([tag for _, tags in sentences for tag in tags], learn=False)
@@ -131,20 +133,20 @@ class TaggingTask(Task):
         return spec.replace(output=PerTokenSpec(classes=len(self.tags)))
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TaggingTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TaggingTask:
         """The task of a saved run."""
         tags = tuple(facts["tags"])
         if "lexicon" in facts:
-            return cls(options, WordTags(Lexicon.from_tree(facts["lexicon"])), tags)
-        if tokeniser is None:
+            return cls(options, WordTagEncoder(Lexicon.from_tree(facts["lexicon"])), tags)
+        if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
-        return cls(options, PieceTags(tokeniser, Frame.of(facts)), tags)
+        return cls(options, PieceTagEncoder(tokenizer, Frame.of(facts)), tags)
 
     def facts(self) -> Tree:
         """Tags, and what is known about words."""
         return {"tags": list(self.tags), **self.reading.facts()}
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Tagged sentences to judge on; a tag that training never saw is an error."""
         found = find_sample(self.name, paths, 0)
         return self._part(found.validation if found is not None else read_tagged(paths, self.options.column))
@@ -160,16 +162,16 @@ class TaggingTask(Task):
                 feedforward=ClassicSpec(hidden=2 * size.width),
                 positions=RotarySpec(),
                 dropout=size.dropout,
-                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),
+                initialization=InitializationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),
             )
         )
 
     def fit(self, spec: AnySpec) -> EncoderSpec:
         """The words, characters and tags of this data."""
         assert isinstance(spec, EncoderSpec)
-        return self.reading.dress(spec, len(self.tags))
+        return self.reading.fit_spec(spec, len(self.tags))
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: a word's tag follows from few others."""
         return tuple(Size(width, 2, LONGEST_SENTENCE) for width in (32, 64, 96, 128, 192))
 
@@ -182,7 +184,7 @@ class TaggingTask(Task):
         """- log p(tag) of each word."""
         return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Token accuracy, macro F1 over tags, loss in nats a word; where tags mark spans also their F1."""
         judged = judge(module, part, size)
         said, truth = judged.flat()
@@ -202,7 +204,7 @@ class TaggingTask(Task):
     def _names(self, numbers: Any) -> list[str]:
         return [self.tags[number] for number in numbers]
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """For each sentence, a text or a list of words, its words' tags; with the words and the tags' probabilities."""
         sentences = [self._words(given) for given in inputs]
         if not sentences:
@@ -225,16 +227,16 @@ class TaggingTask(Task):
             raise WeftError("a sentence without a word cannot be tagged: give one or more words")
         return words
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """The first held-out sentence with the tags that the model gives; wrong ones with the true tag."""
         assert isinstance(part, Sentences)
         words = list(part.texts[0])[:SHOWN]
-        answer = self.predict(module, [words], Decoding())[0]
+        answer = self.predict(module, [words], GenerationOptions())[0]
         truth = self._names(part.answers(0)[: len(words)])
         said = (tag if tag == right else f"{tag}(!{right})" for tag, right in zip(answer.output, truth, strict=True))
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, said, strict=True))
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
+    def references(self, train: Split, part: Split) -> dict[str, float]:
         """Each word's most frequent tag, new words by their ending."""
         assert isinstance(train, Sentences) and isinstance(part, Sentences)
         known, truth = ([self._names(one.answers(n)) for n in range(len(one))] for one in (train, part))

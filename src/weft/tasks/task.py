@@ -1,6 +1,6 @@
 """What a task is: how its data is read, its default model, loss, metric, prediction, and the name of its picture.
 
-The loop that trains knows none of this: it asks a `Part` of the data for batches and a `Task` for losses.
+The loop that trains knows none of this: it asks a `Split` of the data for batches and a `Task` for losses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BeforeValidator
 from torch import Tensor, nn
 
 from weft.data.samples import Best, Sample, sample, samples
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
 from weft.inference.decoding.generate import Overflow
@@ -58,7 +58,7 @@ class Batch:
         return replace(self, inputs=moved, labels=self.labels.to(device))
 
 
-class Part(ABC):
+class Split(ABC):
     """One part of the data (to learn from, or held out): examples, in batches whose order follows from the seed."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Part(ABC):
         """Tokens of the smallest batch there is, where all examples are as long."""
         return 1
 
-    def cut(self, length: int) -> Part:
+    def cut(self, length: int) -> Split:
         """The same for a model that takes at most `length` tokens."""
         return self
 
@@ -143,12 +143,12 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class GenerationOptions:
     """How `predict` answers; tasks take what concerns them.
 
-    `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings. `guess`:
-    tokens are guessed from the text so far and judged many at once, which changes the time only. `chat`: the input is
-    what a user says, and the answer is the assistant's.
+    `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings.
+    `speculative`: speculative decoding by prompt look-up, which changes the time only. `chat`: the input is what a
+    user says, and the answer is the assistant's.
 
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend).
@@ -164,7 +164,7 @@ class Decoding:
     samples: int = 1
     repetition: float = 1.0
     stop: Sequence[str] = ()
-    guess: bool = False
+    speculative: bool = False
     overflow: Overflow = "slide"
     chat: bool = False
     batch: int = 64
@@ -196,21 +196,21 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedData:
     """Data that was read: the task that learned from it, its parts, and the best possible score if it is known.
 
     `notes`: what users should know of how their data were taken.
     """
 
     task: Task
-    train: Part
-    validation: Part
+    train: Split
+    validation: Split
     best: Best | None = None
     notes: tuple[str, ...] = ()
 
 
 class Task(ABC):
-    """One task, with what it learned from its training data (tokeniser, classes, statistics).
+    """One task, with what it learned from its training data (tokenizer, classes, statistics).
 
     `metric` is the score that users quote, among those of `measure`; training itself watches the loss.
     """
@@ -224,28 +224,28 @@ class Task(ABC):
     tuned: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
 
     options: Any
-    tokeniser: Tokeniser | None = None
+    tokenizer: Tokenizer | None = None
 
     @classmethod
     @abstractmethod
-    def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Any = None) -> Prepared:
+    def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Any = None) -> PreparedData:
         """Read files or `sample:NAME`, learn what is to be learned, hold a part out.
 
-        `known` is the task of a run that is trained on, this one or one of `origins`: what it learned (tokeniser,
+        `known` is the task of a run that is trained on, this one or one of `origins`: what it learned (tokenizer,
         scales) stays; its classes too, unless the data have others.
         """
 
     @classmethod
     @abstractmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> Task:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> Task:
         """The task of a saved run."""
 
     @abstractmethod
     def facts(self) -> Tree:
-        """What was learned from the data besides the tokeniser, as plain JSON."""
+        """What was learned from the data besides the tokenizer, as plain JSON."""
 
     @abstractmethod
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Data to judge on, in the terms learned in training."""
 
     @abstractmethod
@@ -265,7 +265,7 @@ class Task(ABC):
         """A trained model with this task's classes in place of its own; all else as it was."""
         raise WeftError(f"task {self.name} cannot take over a model with other answers: leave --from out")
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """The sizes that a time plan chooses from, small to large."""
         return LADDER
 
@@ -275,29 +275,29 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The training loss; without smoothing also the one that is judged."""
+        """The training loss; without smoothing also the one that is evaluation_subset."""
 
     @abstractmethod
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """The task's metrics on a part, in batches of about `size` tokens."""
 
-    def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
+    def evaluation_subset(self, module: nn.Module, part: Split, seconds: float) -> Split:
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
         return part
 
     @abstractmethod
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """Answers to inputs as the command line gives them: texts or paths."""
 
-    def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
+    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written."""
         raise WeftError(f"task {self.name} answers at once: use predict")
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """A line or two on what the model does now, shown while it trains."""
         return ""
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
+    def references(self, train: Split, part: Split) -> dict[str, float]:
         """Scores of simple methods on the same part, to be printed beside the model's own."""
         return {}
 
@@ -315,7 +315,7 @@ def find_sample(task: str, paths: Sequence[str], seed: int) -> Sample[Any] | Non
     return sample(name, seed)
 
 
-def mean_loss(task: Task, module: nn.Module, part: Part, size: int, most: int | None = None) -> float:
+def mean_loss(task: Task, module: nn.Module, part: Split, size: int, most: int | None = None) -> float:
     """Nats an answer over a part, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
     training = module.training
     module.eval()

@@ -1,6 +1,6 @@
 """Task text: a language model over documents. p(x_1 .. x_N) = prod_t p(x_t | x_1 .. x_(t-1)).
 
-Loss: - log p of each next token, in nats; perplexity exp(loss); bits per byte, which does not depend on the tokeniser.
+Loss: - log p of each next token, in nats; perplexity exp(loss); bits per byte, which does not depend on the tokenizer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.text_pieces import has_chats, letters_of, read_pieces, sample_texts
 from weft.data.stores.token_store import TokenStore, token_store
-from weft.data.tokenizers.tokenizer import Tokeniser, load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import Generated, generate, next_distribution, stream
 from weft.inference.decoding.speculative import speculate
-from weft.inference.decoding.text_stream import Text
+from weft.inference.decoding.text_stream import TextReader
 from weft.models.build import AnySpec
 from weft.models.decoder import DecoderSpec
 from weft.models.part_specs import LayerNormSpec
@@ -36,17 +36,17 @@ from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
 from weft.tasks.support.losses import language_loss
-from weft.tasks.support.prompt_format import Habits
+from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
     mean_loss,
@@ -61,21 +61,21 @@ CONTINUATION, TOP, TEMPERATURE = 120, 8, 0.8
 
 
 class TextOptions(DataSpec):
-    """`tokeniser`: auto, characters, bytes, words, bpe, or a file to load; `vocabulary` bounds words and bpe.
+    """`tokenizer`: auto, characters, bytes, words, bpe, or a file to load; `vocabulary` bounds words and bpe.
 
     `isolate`: documents in one window do not see each other; by default where there are several. `context`: tokens a
     window in training, at most the model's length, which stays; without it that length, or 512 for a model that is
     trained on if it is longer.
     """
 
-    tokeniser: str = "auto"
+    tokenizer: str = "auto"
     vocabulary: PositiveInt = 8192
     isolate: bool | None = None
     context: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
-class TextPart(Part):
+class TextSplit(Split):
     """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
 
     `most`: what a window holds however long the model is.
@@ -94,7 +94,7 @@ class TextPart(Part):
         """Tokens of the stream."""
         return len(self.store)
 
-    def cut(self, length: int) -> TextPart:
+    def cut(self, length: int) -> TextSplit:
         """Windows of at most `length`; a short text is one window."""
         length = length if self.most is None else min(length, self.most)
         return replace(self, context=max(1, min(length, len(self.store) - 1)))
@@ -151,69 +151,71 @@ class TextTask(Task):
     families = ("decoder",)
     Options = TextOptions
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
 
-    def __init__(self, options: TextOptions, tokeniser: Tokeniser, habits: Habits = Habits()) -> None:
-        self.options, self.tokeniser, self.habits = options, tokeniser, habits
+    def __init__(
+        self, options: TextOptions, tokenizer: Tokenizer, prompt_format: PromptFormat = PromptFormat()
+    ) -> None:
+        self.options, self.tokenizer, self.prompt_format = options, tokenizer, prompt_format
 
     @classmethod
     def prepare(
         cls, paths: Sequence[str], options: TextOptions, seed: int, cache: Path, known: TextTask | None = None
-    ) -> Prepared:
-        """Read texts, learn a tokeniser from the part that is not held out, and store tokens in mapped files."""
-        taught = None if known is None else known.habits
+    ) -> PreparedData:
+        """Read texts, learn a tokenizer from the part that is not held out, and store tokens in mapped files."""
+        taught = None if known is None else known.prompt_format
         most = options.context or (None if known is None else WINDOW)
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             parts = (("train", found.train), ("validation", found.validation))
             files = [_written(cache, f"{found.name}-{seed}-{part}", text) for part, text in parts]
             task = cls._begin(options, files[:1], known)
-            stores = [token_store([file], task.tokeniser, cache, taught=taught) for file in files]
+            stores = [token_store([file], task.tokenizer, cache, taught=taught) for file in files]
             train, validation = (task._part(store, most) for store in stores)
-            return Prepared(task, train, validation, found.best)
+            return PreparedData(task, train, validation, found.best)
         task = cls._begin(options, paths, known)
-        store = token_store(paths, task.tokeniser, cache, taught=taught)
+        store = token_store(paths, task.tokenizer, cache, taught=taught)
         if options.validation:
-            held = token_store(options.validation, task.tokeniser, cache, taught=taught)
+            held = token_store(options.validation, task.tokenizer, cache, taught=taught)
         else:
             # A window needs a token and the one after it.
             store, held = store.split(max(options.held_out, min(0.5, 2 / max(1, len(store)))))
         for part, what in ((store, "to learn from"), (held, "held out")):
             if len(part) < 2:
                 raise DataError(f"only {len(part)} tokens {what}: give more text, or other --set data.validation files")
-        return Prepared(task, task._part(store, most), task._part(held, most))
+        return PreparedData(task, task._part(store, most), task._part(held, most))
 
     @classmethod
     def _begin(cls, options: TextOptions, paths: Sequence[str | Path], known: TextTask | None) -> TextTask:
         if known is not None:
-            return cls(options, known.tokeniser, known.habits)
-        return cls(options, _tokeniser(options, paths))
+            return cls(options, known.tokenizer, known.prompt_format)
+        return cls(options, _tokenizer(options, paths))
 
-    def _part(self, store: TokenStore, most: int | None = None) -> TextPart:
+    def _part(self, store: TokenStore, most: int | None = None) -> TextSplit:
         several = self.options.isolate if self.options.isolate is not None else store.documents > 1
-        return TextPart(store, isolate=several, most=most)
+        return TextSplit(store, isolate=several, most=most)
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TextTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TextTask:
         """The task of a saved run."""
-        if tokeniser is None:
+        if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
-        return cls(options, tokeniser, Habits.of(facts))
+        return cls(options, tokenizer, PromptFormat.of(facts))
 
     def facts(self) -> Tree:
-        """Besides the tokeniser, what an imported model was taught before."""
-        return self.habits.to_tree()
+        """Besides the tokenizer, what an imported model was taught before."""
+        return self.prompt_format.to_tree()
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Texts to judge on."""
         found = find_sample(self.name, paths, 0)
         files: Sequence[str | Path] = paths
         if found is not None:
             files = [_written(cache, f"{found.name}-0-validation", found.validation)]
-        return self._part(token_store(files, self.tokeniser, cache, taught=self.habits))
+        return self._part(token_store(files, self.tokenizer, cache, taught=self.prompt_format))
 
     def default_model(self, size: Size) -> DecoderSpec:
-        """Rotary positions, norms on queries and keys, squared ReLU, zero-initialised output projections.
+        """Rotary positions, norms on queries and keys, squared ReLU, zero-initialized output projections.
 
         Layer norms without bias: they learn as well as RMS norms, and their fused kernel takes a fraction of the time.
         """
@@ -231,10 +233,10 @@ class TextTask(Task):
     def fit(self, spec: AnySpec) -> DecoderSpec:
         """The vocabulary of this data."""
         assert isinstance(spec, DecoderSpec)
-        return spec.replace(vocabulary=self.tokeniser.vocabulary)
+        return spec.replace(vocabulary=self.tokenizer.vocabulary)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Text that is read many times is held back by dropout."""
+        """TextReader that is read many times is held back by dropout."""
         return Recipe(dropout=0.0 if epochs < 4 else 0.1 if epochs < 12 else 0.2)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -244,9 +246,9 @@ class TextTask(Task):
         output = module(batch.inputs["tokens"], mask=mask)
         return language_loss(module, output, batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Loss in nats a token, perplexity, and bits a byte; over windows side by side, each begun anew."""
-        assert isinstance(part, TextPart)
+        assert isinstance(part, TextSplit)
         loss = mean_loss(self, module, part, size)
         a_byte = part.store.counted / max(1, part.store.bytes)
         return {
@@ -257,14 +259,14 @@ class TextTask(Task):
             "context": part.context,
         }
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """Continuations; with each, the distribution of the first new token."""
         texts = [str(text) for text in inputs for _ in range(how.samples)]
         rows = [self._prompt(text, how) for text in texts]
         answers = []
         for text, row, written in zip(texts, rows, self._write(module, rows, how), strict=True):
             more: Tree = {
-                "tokens": self.tokeniser.pieces(written.tokens),
+                "tokens": self.tokenizer.pieces(written.tokens),
                 "log_probabilities": [round(chance, 6) for chance in written.log_probabilities],
                 "probabilities": self._next(module, row),
                 "ended": written.ended,
@@ -274,17 +276,17 @@ class TextTask(Task):
             answers.append(Answer(text, written.text, more))
         return answers
 
-    def _write(self, module: nn.Module, rows: list[list[int]], how: Decoding) -> list[Generated]:
+    def _write(self, module: nn.Module, rows: list[list[int]], how: GenerationOptions) -> list[Generated]:
         """What follows each row; `how.samples` of one prompt stand together."""
         seeds = [how.seed + number % how.samples for number in range(len(rows))]
-        text, most = Text(self.tokeniser, tuple(how.stop)), how.max_tokens or CONTINUATION
+        text, most = TextReader(self.tokenizer, tuple(how.stop)), how.max_tokens or CONTINUATION
         sampling, stop = how.sampling(TEMPERATURE), self._stops()
         if how.beam is not None and not how.temperature:
             beam = Beam(max(how.beam, how.samples), best=how.samples)
             best = beam_search(module, rows[:: how.samples], beam, max_tokens=most, stop=stop)
             after = zip(rows, (one for found in best for one in found), strict=True)
             return [replace(one, text=text.read(one.tokens, row)) for row, one in after]
-        if how.guess and max(map(len, rows)) + most <= self._longest(module):
+        if how.speculative and max(map(len, rows)) + most <= self._longest(module):
             pairs = zip(rows, seeds, strict=True)
             guessed = [speculate(module, r, None, sampling, max_tokens=most, stop=stop, seed=s) for r, s in pairs]
             return [replace(one, text=text.read(one.tokens, row)) for row, one in zip(rows, guessed, strict=True)]
@@ -292,7 +294,7 @@ class TextTask(Task):
             module, rows, sampling, max_tokens=most, stop=stop, seeds=seeds, overflow=how.overflow, text=text
         )
 
-    def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
+    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
         """A continuation as it is written."""
         steps = stream(
             module,
@@ -302,48 +304,48 @@ class TextTask(Task):
             stop=self._stops(),
             seeds=how.seed,
             overflow=how.overflow,
-            text=Text(self.tokeniser, tuple(how.stop)),
+            text=TextReader(self.tokenizer, tuple(how.stop)),
         )
         return (step.text for step in steps if step.text)
 
-    def _prompt(self, text: str, how: Decoding) -> list[int]:
+    def _prompt(self, text: str, how: GenerationOptions) -> list[int]:
         if how.chat:
-            return self.habits.chat_ids([{"role": "user", "content": text}], self.tokeniser)
+            return self.prompt_format.chat_ids([{"role": "user", "content": text}], self.tokenizer)
         return self.prompt_ids(text)
 
     def prompt_ids(self, text: str) -> list[int]:
         """A text as the model reads it, with what stands before each text."""
-        ids = [*self.habits.before, *self.tokeniser.encode(text)]
-        first = self.tokeniser.start if self.tokeniser.start is not None else self.tokeniser.stop
+        ids = [*self.prompt_format.before, *self.tokenizer.encode(text)]
+        first = self.tokenizer.start if self.tokenizer.start is not None else self.tokenizer.stop
         return ids or [first if first is not None else 0]
 
     def _stops(self) -> tuple[int, ...]:
-        return self.habits.stopping(self.tokeniser)
+        return self.prompt_format.stopping(self.tokenizer)
 
     def _longest(self, module: nn.Module) -> int:
         return cast(DecoderSpec, module.spec).length
 
     def _next(self, module: nn.Module, prompt: list[int]) -> dict[str, float]:
         found = next_distribution(module, prompt[-self._longest(module) :], top=TOP)
-        return {self.tokeniser.pieces([token])[0]: round(share, 6) for token, share in found}
+        return {self.tokenizer.pieces([token])[0]: round(share, 6) for token, share in found}
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """A continuation of the held-out text's beginning."""
-        assert isinstance(part, TextPart)
-        prompt = self.tokeniser.decode(part.store.window(0, min(PROMPT, len(part.store))).tokens.tolist())
-        answer = self.predict(module, [prompt], Decoding(max_tokens=GLIMPSE))[0]
+        assert isinstance(part, TextSplit)
+        prompt = self.tokenizer.decode(part.store.window(0, min(PROMPT, len(part.store))).tokens.tolist())
+        answer = self.predict(module, [prompt], GenerationOptions(max_tokens=GLIMPSE))[0]
         return f"{prompt!r} -> {answer.output!r}"
 
 
-def _tokeniser(options: TextOptions, paths: Sequence[str | Path]) -> Tokeniser:
+def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:
     """The one asked for; `auto` takes letters for small texts and pairs of bytes (BPE) for large ones."""
-    kind = options.tokeniser
+    kind = options.tokenizer
     if kind == "auto":
         kind = _suitable(paths)
     if kind not in ("characters", "bytes", "words", "bpe"):
-        return load_tokeniser(kind)
+        return load_tokenizer(kind)
     texts = letters_of(paths) if kind == "characters" else sample_texts(paths, LEARNED_FROM)
-    return train_tokeniser(
+    return train_tokenizer(
         cast(Literal["characters", "bytes", "words", "bpe"], kind),
         texts,
         options.vocabulary,

@@ -18,32 +18,32 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
 from weft.data.readers.texts import read_pairs
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.spec import Tree
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import Generated, generate, stream
-from weft.inference.decoding.text_stream import Text
+from weft.inference.decoding.text_stream import TextReader
 from weft.models.build import AnySpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
-from weft.models.part_specs import AttentionSpec, ClassicSpec, InitialisationSpec, LayerNormSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
-from weft.tasks.support.pairs import Ends, Pairs, PairsPart, evenly, hold_out, learn_tokeniser, real_mask
+from weft.tasks.support.pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
 from weft.tasks.task import (
     Answer,
     Batch,
     DataSpec,
-    Decoding,
+    GenerationOptions,
     Loss,
     Names,
-    Part,
-    Prepared,
+    PreparedData,
     Recipe,
     Size,
+    Split,
     Task,
     find_sample,
     mean_loss,
@@ -61,14 +61,14 @@ WIDEST = ((100_000, 128), (3_000_000, 192), (10_000_000, 256))  # (tokens, width
 
 
 class TranslationOptions(DataSpec):
-    """`columns`: the source's and the target's, by name or number. `tokeniser`: auto, characters, words, bpe or a file.
+    """`columns`: the source's and the target's, by name or number. `tokenizer`: auto, characters, words, bpe or a file.
 
-    One tokeniser serves both sides; `vocabulary` bounds it (by default it follows the amount of text). `beam` and
-    `penalty` are the search's by which the model is judged.
+    One tokenizer serves both sides; `vocabulary` bounds it (by default it follows the amount of text). `beam` and
+    `penalty` are the search's by which the model is evaluation_subset.
     """
 
     columns: Names = ()
-    tokeniser: str = "auto"
+    tokenizer: str = "auto"
     vocabulary: PositiveInt | None = None
     beam: PositiveInt = 5
     penalty: NonNegativeFloat = 1.0
@@ -83,18 +83,18 @@ class TranslationTask(Task):
     families = ("encoder-decoder", "recurrent-seq2seq")
     Options = TranslationOptions
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
 
     def __init__(
         self,
         options: TranslationOptions,
-        tokeniser: Tokeniser,
+        tokenizer: Tokenizer,
         longest: tuple[int, int],
         pairs: int,
         ends: Ends | None = None,
     ) -> None:
-        self.options, self.tokeniser, self.longest, self.pairs = options, tokeniser, longest, pairs
-        self.own_ends, self.ends = ends is None, ends or Ends.of(tokeniser)
+        self.options, self.tokenizer, self.longest, self.pairs = options, tokenizer, longest, pairs
+        self.own_ends, self.ends = ends is None, ends or Ends.of(tokenizer)
         self._writer: tuple[nn.Module, nn.Module] | None = None
 
     @classmethod
@@ -105,8 +105,8 @@ class TranslationTask(Task):
         seed: int,
         cache: Path,
         known: TranslationTask | None = None,
-    ) -> Prepared:
-        """Read pairs, hold a share of the sources out, learn one tokeniser for both sides."""
+    ) -> PreparedData:
+        """Read pairs, hold a share of the sources out, learn one tokenizer for both sides."""
         found = find_sample(cls.name, paths, seed)
         columns = options.columns or None
         train: Pairs
@@ -119,45 +119,45 @@ class TranslationTask(Task):
             train, held = hold_out(read_pairs(paths, columns), options.held_out, seed)
         if known is None:
             texts = [text for pair in train for text in pair]
-            task = cls(options, learn_tokeniser(options.tokeniser, texts, options.vocabulary), (1, 1), len(train))
+            task = cls(options, learn_tokenizer(options.tokenizer, texts, options.vocabulary), (1, 1), len(train))
         else:
             ends = None if known.own_ends else known.ends
-            task = cls(options, known.tokeniser, known.longest, len(train), ends)
+            task = cls(options, known.tokenizer, known.longest, len(train), ends)
         part = task._part(train)
         seen = (max(map(len, part.sources)) + 1, max(map(len, part.targets)) + 1)
         task.longest = (max(task.longest[0], seen[0]), max(task.longest[1], seen[1]))
-        return Prepared(task, part, task._part(held), None if found is None else found.best)
+        return PreparedData(task, part, task._part(held), None if found is None else found.best)
 
-    def _part(self, pairs: Pairs) -> PairsPart:
-        sources = [[*self.ends.before, *ids] for ids in self.tokeniser.encode_many([source for source, _ in pairs])]
-        written = self.tokeniser.target.encode_many([target for _, target in pairs])
-        return PairsPart(pairs, sources, [[*self.ends.first, *ids] for ids in written], self.ends)
+    def _part(self, pairs: Pairs) -> PairsSplit:
+        sources = [[*self.ends.before, *ids] for ids in self.tokenizer.encode_many([source for source, _ in pairs])]
+        written = self.tokenizer.target.encode_many([target for _, target in pairs])
+        return PairsSplit(pairs, sources, [[*self.ends.first, *ids] for ids in written], self.ends)
 
     @classmethod
-    def restore(cls, options: Any, facts: Tree, tokeniser: Tokeniser | None) -> TranslationTask:
+    def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TranslationTask:
         """The task of a saved run."""
-        if tokeniser is None:
+        if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         source, target = facts["longest"]
-        return cls(options, tokeniser, (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts))
+        return cls(options, tokenizer, (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts))
 
     def facts(self) -> Tree:
         """The longest source and target in tokens, and how many pairs there were; an imported model's own ends."""
         return {"longest": list(self.longest), "pairs": self.pairs, **({} if self.own_ends else self.ends.to_tree())}
 
-    def read(self, paths: Sequence[str], cache: Path) -> Part:
+    def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Pairs to judge on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
             return self._part([(pair.source, pair.target) for pair in found.validation])
         return self._part(read_pairs(paths, self.options.columns or None))
 
-    def judged(self, module: nn.Module, part: Part, seconds: float) -> Part:
+    def evaluation_subset(self, module: nn.Module, part: Split, seconds: float) -> Split:
         """Translating takes long: so many sources of the part as fit into the time."""
-        assert isinstance(part, PairsPart)
+        assert isinstance(part, PairsSplit)
         trial = evenly(len(part), TRIAL)
         began = time.perf_counter()
-        self._translate(module, [part.source(example) for example in trial], Decoding(beam=self.options.beam))
+        self._translate(module, [part.source(example) for example in trial], GenerationOptions(beam=self.options.beam))
         pace = (time.perf_counter() - began) / len(trial)
         fitting = int(seconds / pace)
         return part if fitting >= len(part) else replace(part, decoded=max(len(trial), fitting))
@@ -174,7 +174,7 @@ class TranslationTask(Task):
                 feedforward=ClassicSpec(hidden=2 * size.width, activation="squared-relu", bias=False),
                 positions=RotarySpec(),
                 norm=LayerNormSpec(bias=False),
-                initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True),
+                initialization=InitializationSpec(scheme="fan-in", zero_residual=True),
             )
         )
         return spec.replace(dropout=size.dropout)
@@ -185,15 +185,15 @@ class TranslationTask(Task):
         length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
         dropout = spec.dropout or (0.0 if self.letters or self.pairs > MANY else PRESET_DROPOUT)
         return spec.replace(
-            vocabulary=self.tokeniser.vocabulary, target_vocabulary=None, length=length, dropout=dropout
+            vocabulary=self.tokenizer.vocabulary, target_vocabulary=None, length=length, dropout=dropout
         )
 
     @property
     def letters(self) -> bool:
         """Whether tokens are letters."""
-        return self.tokeniser.vocabulary <= ALPHABET
+        return self.tokenizer.vocabulary <= ALPHABET
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Little text is learned by small models, in letters by very small ones."""
         if self.letters and train.tokens < 1_000_000:
             return [Size(64, 2)]
@@ -215,14 +215,14 @@ class TranslationTask(Task):
 
     # --- judging and answering ---------------------------------------------------------------------------------------
 
-    def measure(self, module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
         """Loss with teacher forcing; BLEU, chrF, exact match and ROUGE-L of what a beam search finds."""
-        assert isinstance(part, PairsPart)
+        assert isinstance(part, PairsSplit)
         loss = mean_loss(self, module, part, size)
         chosen = evenly(len(part), part.decoded)
-        how = Decoding(beam=self.options.beam)
+        how = GenerationOptions(beam=self.options.beam)
         found = self._translate(module, [part.source(example) for example in chosen], how)
-        texts = [self.tokeniser.decode(row[0].tokens).strip() for row in found]
+        texts = [self.tokenizer.decode(row[0].tokens).strip() for row in found]
         sources, references = ([part.pairs[example][side] for example in chosen] for side in (0, 1))
         rows = bleu_by_length(sources, texts, references)
         return {
@@ -236,10 +236,10 @@ class TranslationTask(Task):
             **({"cut": part.too_long} if part.too_long else {}),
         }
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: Decoding) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
         """Translations with their tokens and, where the model gives it, their alignment to the source's."""
         texts = [str(text) for text in inputs]
-        rows = [[*self.ends.before, *ids, self.ends.stop] for ids in self.tokeniser.encode_many(texts)]
+        rows = [[*self.ends.before, *ids, self.ends.stop] for ids in self.tokenizer.encode_many(texts)]
         longest = self._length(module)
         for text, row in zip(texts, rows, strict=True):
             if len(row) > longest:
@@ -250,10 +250,10 @@ class TranslationTask(Task):
         answers = []
         for text, row, found in zip(texts, rows, self._translate(module, rows, how), strict=True):
             for one in found:
-                more: Tree = {"tokens": self.tokeniser.pieces(one.tokens), "source_tokens": self.tokeniser.pieces(row)}
+                more: Tree = {"tokens": self.tokenizer.pieces(one.tokens), "source_tokens": self.tokenizer.pieces(row)}
                 if one.alignment is not None:
                     more["alignment"] = [[round(share, 6) for share in looks] for looks in one.alignment.tolist()]
-                answers.append(Answer(text, self.tokeniser.decode(one.tokens).strip(), more))
+                answers.append(Answer(text, self.tokenizer.decode(one.tokens).strip(), more))
         return answers
 
     def _length(self, module: nn.Module) -> int:
@@ -274,7 +274,9 @@ class TranslationTask(Task):
             self._writer = module, twin
         return self._writer[1]
 
-    def _translate(self, module: nn.Module, rows: Sequence[Sequence[int]], how: Decoding) -> list[list[Generated]]:
+    def _translate(
+        self, module: nn.Module, rows: Sequence[Sequence[int]], how: GenerationOptions
+    ) -> list[list[Generated]]:
         """What is written for each source, `how.samples` each, in batches of like length."""
         found: list[list[Generated]] = [[] for _ in rows]
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
@@ -287,7 +289,7 @@ class TranslationTask(Task):
         return found
 
     def _write(
-        self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, how: Decoding
+        self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, how: GenerationOptions
     ) -> list[list[Generated]]:
         prompts = [[self.ends.start, *self.ends.first]] * len(batch)
         if how.beam is not None and not how.temperature:
@@ -305,9 +307,9 @@ class TranslationTask(Task):
         )
         return [found[first : first + how.samples] for first in range(0, len(found), how.samples)]
 
-    def stream(self, module: nn.Module, given: Any, how: Decoding) -> Iterator[str]:
+    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
         """A translation as it is written."""
-        row = [*self.ends.before, *self.tokeniser.encode(str(given)), self.ends.stop]
+        row = [*self.ends.before, *self.tokenizer.encode(str(given)), self.ends.stop]
         steps = stream(
             self._to_write(module),
             [[self.ends.start, *self.ends.first]],
@@ -316,18 +318,18 @@ class TranslationTask(Task):
             stop=(self.ends.stop,),
             seeds=how.seed,
             source=[row],
-            text=Text(self.tokeniser, tuple(how.stop)),
+            text=TextReader(self.tokenizer, tuple(how.stop)),
         )
         return (step.text for step in steps if step.text)
 
-    def glimpse(self, module: nn.Module, part: Part) -> str:
+    def preview(self, module: nn.Module, part: Split) -> str:
         """The translation of one held-out source."""
-        assert isinstance(part, PairsPart)
+        assert isinstance(part, PairsSplit)
         source, target = part.pairs[0]
-        found = self._translate(module, [part.source(0)], Decoding())[0][0]
-        return f"{source!r} -> {self.tokeniser.decode(found.tokens)!r} ({target!r})"
+        found = self._translate(module, [part.source(0)], GenerationOptions())[0][0]
+        return f"{source!r} -> {self.tokenizer.decode(found.tokens)!r} ({target!r})"
 
-    def references(self, train: Part, part: Part) -> dict[str, float]:
+    def references(self, train: Split, part: Split) -> dict[str, float]:
         """BLEU of the source itself as its translation."""
-        assert isinstance(part, PairsPart)
+        assert isinstance(part, PairsSplit)
         return {"bleu of the source itself": bleu(*zip(*part.pairs, strict=True))}

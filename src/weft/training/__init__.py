@@ -1,1 +1,1 @@
-"""Training: optimisers and schedules."""
+"""Training: optimizers and schedules."""

@@ -1,4 +1,4 @@
-"""Training on: the model, tokeniser and weights of a finished or imported run, and new data.
+"""Training on: the model, tokenizer and weights of a finished or imported run, and new data.
 
 Where the data have other classes than the run knew, or the run had none (an embedding model), the last linear map is
 learned anew, and all below it goes on from what it knew.
@@ -23,7 +23,7 @@ from weft.tasks.task import Task
 # What was learned once must not be forgotten at once: rates fall with the width, as those of published fine-tunings do
 # (2e-5 at 4,096, 1e-4 at 576); adapters, which begin at nothing, take ten times as much.
 RATE, LARGEST_RATE, ADAPTERS = 0.06, 1e-3, 10.0
-KEPT = ("tokeniser", "vocabulary", "size")  # options that were settled when the run was first trained
+KEPT = ("tokenizer", "vocabulary", "size")  # options that were settled when the run was first trained
 HEAD, LAST = "head", ("head.linear.", "head.distilled.")  # the maps from hidden states to classes
 
 
@@ -98,8 +98,8 @@ def tuning_of(spec: AnySpec, rank: int | None) -> Tree:
     """Options of training that suit a model which has learned already; with `rank` those of adapters."""
     rate = min(LARGEST_RATE, RATE / spec.width)
     if rank is not None:
-        return {"optimiser": "adamw", "rate": min(ADAPTERS * rate, 3 * LARGEST_RATE), "weight_decay": 0.0}
-    return {"optimiser": "adamw", "rate": rate, "weight_decay": 0.01}
+        return {"optimizer": "adamw", "rate": min(ADAPTERS * rate, 3 * LARGEST_RATE), "weight_decay": 0.0}
+    return {"optimizer": "adamw", "rate": rate, "weight_decay": 0.01}
 
 
 def _shapes(spec: AnySpec) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,7 @@
-"""The one loop: for all tasks, models and optimisers.
+"""The one loop: for all tasks, models and optimizers.
 
 Everything random at step s follows from (seed, s), and which examples are in batch s from (seed, epoch): so weights,
-optimiser and s are the whole state, and a run that is killed and resumed gives the same bits as one that is not.
+optimizer and s are the whole state, and a run that is killed and resumed gives the same bits as one that is not.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.foundation.numerics import bf16_is_fast
 from weft.foundation.seeds import derive
 from weft.parts.lora import merged, merged_state
-from weft.tasks.task import Batch, Part, Task, mean_loss
+from weft.tasks.task import Batch, Split, Task, mean_loss
 from weft.training.averaging import Average
 from weft.training.guards import expect_finite, expect_lawful
-from weft.training.optimizers import build_optimisers
-from weft.training.plan import Plan
+from weft.training.optimizers import build_optimizers
+from weft.training.plan import TrainingPlan
 from weft.training.reporting import Progress, Reporter
 from weft.training.snapshots import pack, unpack
 from weft.training.training_spec import TrainingSpec
 
 EVERY = 0.25  # seconds between words of progress
-GLIMPSES = 4
+PREVIEWS = 4
 
 
 @dataclass
@@ -41,10 +41,10 @@ class Loop:
 
     task: Task
     module: nn.Module
-    train: Part
-    validation: Part
+    train: Split
+    validation: Split
     options: TrainingSpec
-    plan: Plan
+    plan: TrainingPlan
     folder: RunFolder
     seed: int = 0
     reporter: Reporter = field(default_factory=Reporter)
@@ -53,10 +53,10 @@ class Loop:
         o = self.options
         self.step, self.seconds, self.best, self.stale = 0, 0.0, float("inf"), 0
         self.device = next(self.module.parameters()).device
-        self.optimisers: list[Optimizer] = build_optimisers(
-            self.module, o.optimiser, o.rate, o.matrix_rate, o.weight_decay
+        self.optimizers: list[Optimizer] = build_optimizers(
+            self.module, o.optimizer, o.rate, o.matrix_rate, o.weight_decay
         )
-        self.peaks = [[group["lr"] for group in optimiser.param_groups] for optimiser in self.optimisers]
+        self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self.average = Average(self.module, o.ema) if o.ema else None
         self.weights = [w for w in self.module.parameters() if w.requires_grad]
         self._epoch: tuple[int, Sequence[Sequence[int]]] = (-1, ())
@@ -71,7 +71,7 @@ class Loop:
         self.module.train()
         began = time.perf_counter() - self.seconds
         self._last_word = began + self.seconds
-        with self._polite():
+        with self._defer_sigint():
             while self.step < self.plan.last and not self._stop:
                 loss, tokens = self.one_step()
                 self.step += 1
@@ -104,11 +104,11 @@ class Loop:
         norm = nn.utils.clip_grad_norm_(self.weights, self.options.clip or float("inf"), foreach=True)
         expect_finite(self.module, norm, self.step + 1, lambda: self._loss(batches[0], count))
         share = self.options.build_schedule(self.plan.steps_at(self.step)).share(self.step)
-        for optimiser, peaks in zip(self.optimisers, self.peaks, strict=True):
-            for group, peak in zip(optimiser.param_groups, peaks, strict=True):
+        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * share
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.module, self.step)
         assert isinstance(total, Tensor)
@@ -139,7 +139,7 @@ class Loop:
         size = -(-len(examples) // self.options.accumulate)
         return [examples[first : first + size] for first in range(0, len(examples), size)]
 
-    # --- words and judgements ----------------------------------------------------------------------------------------
+    # --- words and judgments ----------------------------------------------------------------------------------------
 
     def _tell(self, loss: Tensor, tokens: int) -> None:
         self._heard = loss if self._counted == 0 else self._heard + loss  # type: ignore[assignment]
@@ -174,11 +174,11 @@ class Loop:
             if better or self.options.weights == "last":
                 self.folder.write_model(merged_state(self.module), {"step": self.step, "loss": loss})
             self.reporter.evaluated(self.step, loss, better)
-            every = max(1, self.plan.last // self.plan.evaluate_every // GLIMPSES)
+            every = max(1, self.plan.last // self.plan.evaluate_every // PREVIEWS)
             if not last and self.step // self.plan.evaluate_every % every == 0:
-                text = self.task.glimpse(self.module, self.validation)
+                text = self.task.preview(self.module, self.validation)
                 if text:
-                    self.reporter.glimpsed(self.step, text)
+                    self.reporter.previewed(self.step, text)
         self.module.train()
 
     def _keep_time(self) -> None:
@@ -210,19 +210,19 @@ class Loop:
             self.module.eval()
             expect_lawful(self.module, self.step)
             self.module.train()
-        tensors = pack(self.module, self.optimisers, self.average)
+        tensors = pack(self.module, self.optimizers, self.average)
         facts: dict[str, Any] = {"best": self.best, "stale": self.stale, "seconds": self.seconds}
         self.folder.write_snapshot(Snapshot(self.step, tensors, facts), self.options.keep)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go on from a state."""
-        unpack(snapshot.tensors, self.module, self.optimisers, self.average)
+        unpack(snapshot.tensors, self.module, self.optimizers, self.average)
         self.step = snapshot.step
         self.best, self.stale = float(snapshot.facts["best"]), int(snapshot.facts["stale"])
         self.seconds = float(snapshot.facts["seconds"])
 
     @contextlib.contextmanager
-    def _polite(self) -> Iterator[None]:
+    def _defer_sigint(self) -> Iterator[None]:
         """Ctrl-C ends the step, not the middle of it; a second one ends at once."""
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -1,4 +1,4 @@
-"""Optimisers: AdamW from torch, and Muon, whose matrix updates are made orthogonal; each for the weights it suits.
+"""Optimizers: AdamW from torch, and Muon, whose matrix updates are made orthogonal; each for the weights it suits.
 
 Muon: momentum M, update O = NewtonSchulz(M) ~ U V^T for M = U S V^T, W <- W - lr s O, s = sqrt(max(1, rows / columns))
 (Jordan et al. 2024). torch's own computes in bf16, which is hopeless on CPUs without units for it; here the iteration
@@ -20,7 +20,7 @@ from weft.parts.experts import Experts
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """NewtonSchulz: X <- a X + (b A + c A^2) X, A = X X^T, which drives all singular values near 1; [..., R, C]."""
     a, b, c = COEFFICIENTS
     X = matrices.to(torch.bfloat16 if bf16_is_fast(matrices.device) else torch.float32)
@@ -58,7 +58,7 @@ class Muon(Optimizer):
             for same in _by_shape(group["params"]):
                 updates = torch.stack([self._momentum(weight, group["momentum"]) for weight in same])
                 scale = max(1.0, same[0].shape[-2] / same[0].shape[-1]) ** 0.5
-                for weight, update in zip(same, orthogonalise(updates, group["steps"]).unbind(0), strict=True):
+                for weight, update in zip(same, orthogonalize(updates, group["steps"]).unbind(0), strict=True):
                     weight.mul_(1 - group["lr"] * group["weight_decay"])
                     weight.add_(update, alpha=-group["lr"] * scale)
         return loss
@@ -102,7 +102,7 @@ def split_weights(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramet
     return matrices, tables, vectors
 
 
-def build_optimisers(
+def build_optimizers(
     model: nn.Module, kind: str = "muon", lr: float = 3e-3, matrix_lr: float = 0.02, weight_decay: float = 0.1
 ) -> list[Optimizer]:
     """AdamW alone, or Muon for the matrices inside blocks and AdamW for the rest."""
@@ -113,7 +113,7 @@ def build_optimisers(
         {"params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimisers: list[Optimizer] = [AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10)] if groups else []
+    optimizers: list[Optimizer] = [AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10)] if groups else []
     if kind == "muon" and matrices:
-        optimisers.append(Muon(matrices, lr=matrix_lr, weight_decay=weight_decay * 0.1))
-    return optimisers
+        optimizers.append(Muon(matrices, lr=matrix_lr, weight_decay=weight_decay * 0.1))
+    return optimizers

@@ -19,7 +19,7 @@ class Shortening(Spec):
     slower: float
 
 
-class Plan(Spec):
+class TrainingPlan(Spec):
     """Steps, not seconds, decide; seconds and memory are what was expected when the plan was made.
 
     `evaluate_tokens` of the `held_out` ones are judged on the way, all at the end. `before`: seconds that reading the
@@ -53,7 +53,7 @@ class Plan(Spec):
         """How many steps the run has in the end."""
         return self.steps if self.shortened is None else self.shortened.steps
 
-    def shorten(self, step: int, seconds: float) -> Plan:
+    def shorten(self, step: int, seconds: float) -> TrainingPlan:
         """This plan, or a shorter one if the first `step` steps took clearly longer than planned."""
         if self.shortened is not None or self.step_seconds is None or step < 1 or self.minutes is None:
             return self

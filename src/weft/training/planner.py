@@ -24,10 +24,10 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
 from weft.models.estimates import estimate
 from weft.parts.lora import adapt
-from weft.tasks.task import Part, Recipe, Size, Task
+from weft.tasks.task import Recipe, Size, Split, Task
 from weft.training.fine_tuning import whole_parts
-from weft.training.optimizers import build_optimisers
-from weft.training.plan import Plan
+from weft.training.optimizers import build_optimizers
+from weft.training.plan import TrainingPlan
 from weft.training.training_spec import TrainingSpec
 
 A, ALPHA, B, BETA, AGAIN = 406.4, 0.34, 410.7, 0.28, 15.4
@@ -57,7 +57,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlannedSize:
     """A size with its spec and batch, and what the formula expects of it."""
 
     size: Size
@@ -85,15 +85,15 @@ class Planner:
     """Makes a plan for one task and its data; `tuning` are options of training that go before the task's recipe."""
 
     task: Task
-    train: Part
-    validation: Part
+    train: Split
+    validation: Split
     options: TrainingSpec
     changes: dict[str, Any]
     seed: int
     device: torch.device
     tuning: Tree = field(default_factory=dict)
 
-    def by_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, Plan]:
+    def by_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
         """So many steps of a given or a middling model; nothing is measured."""
         sizes = self.task.sizes(self.train)
         size = self._wished(next((s for s in sizes if s.width >= 128), sizes[-1]))
@@ -104,14 +104,16 @@ class Planner:
         threads = options.threads or torch.get_num_threads()
         return chosen, options, self._plan(chosen, options, steps, batch, threads)
 
-    def by_minutes(self, spec: AnySpec | None, minutes: float, started: float) -> tuple[AnySpec, TrainingSpec, Plan]:
+    def by_minutes(
+        self, spec: AnySpec | None, minutes: float, started: float
+    ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
         """The best use of the time since `started`: sizes are weighed by the formula, the likeliest are measured."""
         if not 0 < minutes < math.inf:
             raise WeftError(f"{minutes:g} minutes: give a time above 0, such as 5")
         budget = self._left(minutes, started)
         deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING * 60 * minutes))
         sizes = [None] if spec is not None else list(dict.fromkeys(map(self._wished, self.task.sizes(self.train))))
-        found: dict[Size | None, Choice] = {}
+        found: dict[Size | None, PlannedSize] = {}
         place = 0 if len(sizes) == 1 else min(2, len(sizes) - 1)
         while True:
             choice = self._measure(sizes[place], spec, budget, found)
@@ -157,7 +159,7 @@ class Planner:
         """Seconds for steps: what is left of the time, less a share for judging."""
         return SHARE * max(1.0, 60 * minutes - (time.perf_counter() - started))
 
-    def _next_place(self, sizes: Sequence[Size | None], found: dict[Size | None, Choice], budget: float) -> int:
+    def _next_place(self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float) -> int:
         """The size that looks best if speed goes with FLOPs as measured nearby; -1 if that one is measured already."""
         guesses = []
         for size in sizes:
@@ -178,8 +180,8 @@ class Planner:
         return expected_loss(cost.parameters - table, tokens, max(1, self.train.tokens))
 
     def _measure(
-        self, size: Size | None, spec: AnySpec | None, budget: float, found: dict[Size | None, Choice]
-    ) -> Choice:
+        self, size: Size | None, spec: AnySpec | None, budget: float, found: dict[Size | None, PlannedSize]
+    ) -> PlannedSize:
         chosen, options = self._dressed(size or Size(), spec, 1.0)
         guess = max((choice.pace.rate for choice in found.values()), default=4000.0)
         batch = options.batch or suitable_batch(guess * budget)
@@ -193,7 +195,7 @@ class Planner:
         most = recipe.most_epochs * self.train.tokens / pace.tokens
         steps = max(1, int(min(budget / pace.seconds, max(most, 20))))
         loss = self._expected(chosen, steps * pace.tokens)
-        return Choice(size or Size(), chosen, batch, pace, steps, loss)
+        return PlannedSize(size or Size(), chosen, batch, pace, steps, loss)
 
     def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> Pace:
         """Seconds a step, by the thread count that is faster."""
@@ -214,14 +216,14 @@ class Planner:
             torch.set_num_threads(before)
         return min(paces, key=lambda pace: pace.seconds)
 
-    def _cut(self, spec: AnySpec) -> Part:
+    def _cut(self, spec: AnySpec) -> Split:
         length = getattr(spec, "length", None)
         return self.train if length is None else self.train.cut(length)
 
     def _time_with(
-        self, module: nn.Module, part: Part, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
+        self, module: nn.Module, part: Split, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
     ) -> Pace:
-        optimisers = build_optimisers(module, options.optimiser, options.rate, options.matrix_rate, 0.0)
+        optimizers = build_optimizers(module, options.optimizer, options.rate, options.matrix_rate, 0.0)
         times, tokens = [], 0
         began = time.perf_counter()
         for number in range(6):
@@ -229,9 +231,9 @@ class Planner:
             batch = part.batch(batches[number % len(batches)], self.seed).to(self.device)
             loss = self.task.loss(module, batch, options.smoothing)
             (loss.total / max(1, loss.count)).backward()
-            for optimiser in optimisers:
-                optimiser.step()
-                optimiser.zero_grad(set_to_none=True)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             if number:
@@ -254,7 +256,7 @@ class Planner:
         own = own.replace(**model) if model else own
         return own, TrainingSpec(**{**recipe.training, **self.tuning, **wishes})
 
-    def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> Plan:
+    def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> TrainingPlan:
         cost = estimate(spec)
         batch = max(batch, self._cut(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / LOOKS))
@@ -263,7 +265,7 @@ class Planner:
         looked = max(batch, 3 * tokens // (20 * max(1, steps // every)))
         width = cost.width
         activations = batch // options.accumulate * 4 * (cost.layers * 16 * width + 2 * _classes(spec))
-        return Plan(
+        return TrainingPlan(
             steps=steps,
             batch=batch,
             evaluate_every=every,

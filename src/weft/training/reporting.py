@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.training.plan import Plan
+from weft.training.plan import TrainingPlan
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Reporter:
     def began(self, what: str) -> None:
         """A stage begins: reading, measuring the machine."""
 
-    def planned(self, plan: Plan, words: str) -> None:
+    def planned(self, plan: TrainingPlan, words: str) -> None:
         """The plan is made and frozen."""
 
     def stepped(self, progress: Progress) -> None:
@@ -35,7 +35,7 @@ class Reporter:
     def evaluated(self, step: int, loss: float, best: bool) -> None:
         """The loss on the held-out part."""
 
-    def glimpsed(self, step: int, text: str) -> None:
+    def previewed(self, step: int, text: str) -> None:
         """What the model does now."""
 
     def noted(self, text: str) -> None:

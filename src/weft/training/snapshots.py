@@ -1,4 +1,4 @@
-"""The state of training as flat tensors: weights, optimisers' moments, the average; the inverse puts them back."""
+"""The state of training as flat tensors: weights, optimizers' moments, the average; the inverse puts them back."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from weft.checkpoints.atomic import DiskError
 from weft.training.averaging import Average
 
 
-def pack(module: nn.Module, optimisers: Sequence[Optimizer], average: Average | None) -> dict[str, Tensor]:
-    """Names: `weight.NAME`, `optimiser.NUMBER.NAME.MOMENT` and `average.NAME`."""
+def pack(module: nn.Module, optimizers: Sequence[Optimizer], average: Average | None) -> dict[str, Tensor]:
+    """Names: `weight.NAME`, `optimizer.NUMBER.NAME.MOMENT` and `average.NAME`."""
     tensors = {f"weight.{name}": tensor for name, tensor in module.state_dict().items()}
     names = {id(weight): name for name, weight in module.named_parameters()}
-    for number, optimiser in enumerate(optimisers):
-        for weight, moments in optimiser.state.items():
+    for number, optimizer in enumerate(optimizers):
+        for weight, moments in optimizer.state.items():
             for moment, value in moments.items():
-                tensors[f"optimiser.{number}.{names[id(weight)]}.{moment}"] = torch.as_tensor(value)
+                tensors[f"optimizer.{number}.{names[id(weight)]}.{moment}"] = torch.as_tensor(value)
     if average is not None:
         tensors |= {f"average.{name}": tensor for name, tensor in average.shadow.items()}
     return tensors
 
 
 def unpack(
-    tensors: dict[str, Tensor], module: nn.Module, optimisers: Sequence[Optimizer], average: Average | None
+    tensors: dict[str, Tensor], module: nn.Module, optimizers: Sequence[Optimizer], average: Average | None
 ) -> None:
     """Put a packed state back."""
     weights = {name.removeprefix("weight."): tensor for name, tensor in tensors.items() if name.startswith("weight.")}
@@ -36,10 +36,10 @@ def unpack(
         raise DiskError("the state of training is of another model: resume with the options of the run") from None
     named = dict(module.named_parameters())
     for name, tensor in tensors.items():
-        if name.startswith("optimiser."):
+        if name.startswith("optimizer."):
             _, number, rest = name.split(".", 2)
             weight, _, moment = rest.rpartition(".")
-            place = optimisers[int(number)].state[named[weight]]
+            place = optimizers[int(number)].state[named[weight]]
             place[moment] = tensor.clone() if moment == "step" else tensor.to(named[weight].device, copy=True)
     if average is not None:
         average.shadow = {

@@ -26,7 +26,7 @@ class TrainingSpec(Spec):
     steps: PositiveInt | None = None
     batch: PositiveInt | None = None
     accumulate: PositiveInt = 1
-    optimiser: Literal["muon", "adamw"] = "muon"
+    optimizer: Literal["muon", "adamw"] = "muon"
     rate: PositiveFloat = 3e-3
     matrix_rate: PositiveFloat = 0.02
     weight_decay: NonNegativeFloat = 0.1

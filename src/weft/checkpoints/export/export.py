@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.checkpoints.atomic import write_tensors
 from weft.checkpoints.certificate import WHOLE, WITHIN, Certificate, certify, draw_inputs
 from weft.checkpoints.convert import Progress, open_checkpoint
-from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.huggingface import write_huggingface
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
 from weft.checkpoints.fresh_folder import fresh_folder
@@ -27,7 +27,7 @@ from weft.models.build import AnySpec, build
 Format = Literal["huggingface", "gguf", "onnx"]
 FORMATS: tuple[str, ...] = get_args(Format)
 GGUF_FILE = "model.gguf"
-WITHIN_LLAMA = 0.05  # of the largest logit: llama.cpp rounds activations too where weights are quantised
+WITHIN_LLAMA = 0.05  # of the largest logit: llama.cpp rounds activations too where weights are quantized
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Exported:
         return {**self.__dict__, "path": str(self.path)}
 
 
-def send_out(
-    run: Outgoing,
+def export_checkpoint(
+    run: ExportSource,
     to: str,
     out: Path,
     kind: str | None = None,
@@ -72,7 +72,7 @@ def send_out(
 
 
 def _huggingface(
-    run: Outgoing, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
+    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
 ) -> Exported:
     architecture = write_huggingface(run, fresh, progress)
     certificate, why = _certify(open_checkpoint(fresh), run) if certified else (None, "it was not asked for")
@@ -84,7 +84,7 @@ def _huggingface(
     return Exported(out, "huggingface", architecture, run.parameters, *compared)
 
 
-def _certify(found: ForeignCheckpoint, run: Outgoing) -> tuple[Certificate | None, str | None]:
+def _certify(found: ForeignCheckpoint, run: ExportSource) -> tuple[Certificate | None, str | None]:
     """The folder as transformers reads it against the run itself, whatever the folder says of the model."""
     found = replace(found, spec=run.model)
     if not run.changed:
@@ -95,7 +95,7 @@ def _certify(found: ForeignCheckpoint, run: Outgoing) -> tuple[Certificate | Non
 
 
 def _gguf(
-    run: Outgoing, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
+    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
 ) -> Exported:
     from weft.checkpoints.export.gguf import write_gguf
 
@@ -140,7 +140,7 @@ def ask_llama_cpp(path: Path, tokens: Tensor) -> Tensor | None:
 
 
 def _onnx(
-    run: Outgoing, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
+    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
 ) -> Exported:
     from weft.checkpoints.export.onnx import INSTALL, judge_onnx, write_onnx
 

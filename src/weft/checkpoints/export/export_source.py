@@ -1,4 +1,4 @@
-"""A run on its way out: its spec, weights and tokeniser, and what its task knows, for any format."""
+"""A run on its way out: its spec, weights and tokenizer, and what its task knows, for any format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.readers.texts import CHAT_TOKENS, ROLES
-from weft.data.tokenizers.tokenizer import Tokeniser, load_tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
@@ -38,14 +38,14 @@ class Ids:
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class ExportSource:
     """Everything of a run that a format may need; weights are mapped from the disk until they are read."""
 
     folder: RunFolder
     run: RunSpec
     model: AnySpec
     weights: dict[str, Tensor]
-    tokeniser: Tokeniser | None
+    tokenizer: Tokenizer | None
     family: str | None = None
     changed: bool = False
 
@@ -56,53 +56,53 @@ class Outgoing:
 
     @property
     def facts(self) -> Tree:
-        """What the task knows besides the tokeniser."""
+        """What the task knows besides the tokenizer."""
         return self.run.facts
 
     @property
     def ids(self) -> Ids:
         """Ids around each text, as this run's task puts them."""
-        facts, tokeniser = self.facts, self.tokeniser
-        if tokeniser is None:
+        facts, tokenizer = self.facts, self.tokenizer
+        if tokenizer is None:
             return Ids()
-        pad = next((index for name in NAMES["pad_token"] if (index := tokeniser.id_of(name)) is not None), None)
+        pad = next((index for name in NAMES["pad_token"] if (index := tokenizer.id_of(name)) is not None), None)
         if self.run.task == "translation":
-            ends = facts.get("ends") or {"start": tokeniser.start, "stop": tokeniser.stop, "pad": tokeniser.pad}
+            ends = facts.get("ends") or {"start": tokenizer.start, "stop": tokenizer.stop, "pad": tokenizer.pad}
             start = ends["stop"] if ends["start"] is None else ends["start"]
             before = tuple(facts.get("before", {}).get("source", ()))
             return Ids(before, (ends["stop"],), (ends["stop"],), start, ends["pad"])
         before, after = tuple(facts.get("before", ())), tuple(facts.get("after", ()))
-        stops = tuple(facts.get("stops", ())) or (() if tokeniser.stop is None else (tokeniser.stop,))
+        stops = tuple(facts.get("stops", ())) or (() if tokenizer.stop is None else (tokenizer.stop,))
         return Ids(before, after, stops, None, pad)
 
     def special_tokens(self) -> dict[str, str]:
         """Special tokens by the names that other libraries have for them."""
-        tokeniser, ids = self.tokeniser, self.ids
+        tokenizer, ids = self.tokenizer, self.ids
         chat = self.facts.get("chat")
-        if tokeniser is None:
+        if tokenizer is None:
             return {}
         if chat is not None and chat.get("names"):
             return dict(chat["names"])
         found = {
             name: token
             for name, tokens in NAMES.items()
-            if (token := next((t for t in tokens if tokeniser.id_of(t) is not None), None)) is not None
+            if (token := next((t for t in tokens if tokenizer.id_of(t) is not None), None)) is not None
         }
-        first = ids.before[0] if ids.before else tokeniser.start
+        first = ids.before[0] if ids.before else tokenizer.start
         for name, index in (("bos_token", first), ("eos_token", ids.stops[0] if ids.stops else None)):
-            token = None if index is None else tokeniser.engine.id_to_token(index)
+            token = None if index is None else tokenizer.engine.id_to_token(index)
             if token is not None:
                 found[name] = token
         return found
 
     def chat_template(self) -> str | None:
         """The run's own template, or one for the role tokens of a model that was trained here on chats."""
-        chat, tokeniser = self.facts.get("chat"), self.tokeniser
+        chat, tokenizer = self.facts.get("chat"), self.tokenizer
         if chat is not None:
             return str(chat["template"])
-        if self.run.task != "text" or tokeniser is None or tokeniser.id_of(CHAT_TOKENS[-1]) is None:
+        if self.run.task != "text" or tokenizer is None or tokenizer.id_of(CHAT_TOKENS[-1]) is None:
             return None
-        stop = tokeniser.engine.id_to_token(self.ids.stops[0]) if self.ids.stops else ""
+        stop = tokenizer.engine.id_to_token(self.ids.stops[0]) if self.ids.stops else ""
         marks = json.dumps(dict(zip(ROLES, CHAT_TOKENS, strict=True)))
         return (
             f"{{% set marks = {marks} %}}{{% for message in messages %}}{{{{ marks[message['role']] }}}}"
@@ -111,14 +111,14 @@ class Outgoing:
         )
 
 
-def open_run(path: Path, module: nn.Module | None = None) -> Outgoing:
+def open_export_source(path: Path, module: nn.Module | None = None) -> ExportSource:
     """The run in a folder; with a `module`, whose weights may have changed since, those count."""
     folder = RunFolder(path)
     run = folder.read_spec()
     stored = folder.read_model()
     weights, changed = (stored, False) if module is None else _newest(stored, module)
-    tokeniser = load_tokeniser(folder.tokeniser) if folder.tokeniser is not None else None
-    return Outgoing(folder, run, read_spec(run.model), weights, tokeniser, _origin(path, run.base), changed)
+    tokenizer = load_tokenizer(folder.tokenizer) if folder.tokenizer is not None else None
+    return ExportSource(folder, run, read_spec(run.model), weights, tokenizer, _origin(path, run.base), changed)
 
 
 def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], bool]:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from weft.checkpoints.atomic import write_atomic
 from weft.checkpoints.convert import Progress
-from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.gguf_vocabulary import vocabulary_settings
 from weft.checkpoints.families import describe, plain_spec
-from weft.checkpoints.families.weight_maps import Row
+from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.foreign_tensors import Shape
 from weft.checkpoints.formats.gguf import EXPERTS, NUMBER, pair_up, to_gguf
 from weft.foundation.errors import WeftError
@@ -31,7 +31,7 @@ LLAMA3 = (1.0, 4.0, 8192)  # low, high and original of all models of that kind; 
 EXPERT = {theirs: ours for ours, theirs in EXPERTS.items()}
 
 
-class Piece(NamedTuple):
+class GGUFPiece(NamedTuple):
     """A tensor of the file: its name, shape, type, and how it is made."""
 
     name: str
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
     make: Callable[[], Tensor]
 
 
-def write_gguf(run: Outgoing, path: Path, kind: str | None = None, progress: Progress | None = None) -> str:
+def write_gguf(run: ExportSource, path: Path, kind: str | None = None, progress: Progress | None = None) -> str:
     """Write one GGUF file with weights of this type (as they are stored if none is given); gives the architecture."""
     if kind is not None and kind not in FILE_TYPES:
         raise WeftError(f"there is no type {kind!r}: choose one of {', '.join(FILE_TYPES)}")
@@ -117,7 +117,7 @@ def _settings(name: str, config: Tree) -> Tree:
     return {f"{name}.{key}": value for key, value in own.items()}
 
 
-def _pieces(run: Outgoing, rows: list[Row], name: str, config: Tree, kind: str) -> Iterator[Piece]:
+def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, kind: str) -> Iterator[GGUFPiece]:
     """All tensors of the file."""
     for row in rows:
         ours = run.weights[row.ours]
@@ -131,11 +131,13 @@ def _pieces(run: Outgoing, rows: list[Row], name: str, config: Tree, kind: str) 
             if "_exps" in own:
                 shape = (len(places), *shape)
             make = _maker(row, ours, places, own, name, config)
-            yield Piece(own, shape[::-1] if turned else shape, _kind(own, shape[::-1] if turned else shape, kind), make)
+            yield GGUFPiece(
+                own, shape[::-1] if turned else shape, _kind(own, shape[::-1] if turned else shape, kind), make
+            )
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         size = int(config["head_dim"])
-        yield Piece("rope_freqs.weight", (size // 2,), "F32", lambda: _stretching(rope, size))
+        yield GGUFPiece("rope_freqs.weight", (size // 2,), "F32", lambda: _stretching(rope, size))
 
 
 def _name(architecture: str, theirs: str) -> str:
@@ -148,7 +150,7 @@ def _name(architecture: str, theirs: str) -> str:
 
 
 def _maker(
-    row: Row, ours: Tensor, places: list[int], own: str, architecture: str, config: Tree
+    row: WeightRow, ours: Tensor, places: list[int], own: str, architecture: str, config: Tree
 ) -> Callable[[], Tensor]:
     """How a tensor is made: theirs from ours, then as llama.cpp wants it."""
     part = own.split(".")[-2]
@@ -165,7 +167,7 @@ def _maker(
 
 
 def _kind(name: str, shape: Shape, wanted: str) -> str:
-    """Vectors, positions and routers stay in float32; a row that is no whole number of blocks cannot be quantised."""
+    """Vectors, positions and routers stay in float32; a row that is no whole number of blocks cannot be quantized."""
     if len(shape) == 1 or name.startswith("position_embd") or "ffn_gate_inp" in name:
         return "F32"
     return "F16" if wanted == "q8_0" and shape[-1] % 32 else wanted.upper()
@@ -178,12 +180,12 @@ def _stretching(rope: Tree, size: int) -> Tensor:
     return (rotary_frequencies(base, size, plain) / scaling.frequencies(base, size, plain)).float()
 
 
-def _write(path: Path, name: str, settings: Tree, pieces: list[Piece], progress: Progress | None) -> None:
+def _write(path: Path, name: str, settings: Tree, pieces: list[GGUFPiece], progress: Progress | None) -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
     from gguf.quants import quantize
 
     class Writer(GGUFWriter):
-        """The package's own writer, which leaves empty lists out; a tokeniser of bytes has no merges."""
+        """The package's own writer, which leaves empty lists out; a tokenizer of bytes has no merges."""
 
         def _pack_val(self, val: Any, vtype: Any, add_vtype: bool, sub_type: Any = None) -> bytes:
             if vtype == GGUFValueType.ARRAY and len(val) == 0:

@@ -1,4 +1,4 @@
-"""A run's tokeniser as GGUF files keep it; which of llama.cpp's ways fits is found by trying them on hard texts."""
+"""A run's tokenizer as GGUF files keep it; which of llama.cpp's ways fits is found by trying them on hard texts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.tokenizers.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.data.tokenizers.vocabulary_files import SPACE
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -33,49 +33,49 @@ PROBES = (
 )
 
 
-def vocabulary_settings(run: Outgoing, rows: int) -> Tree:
+def vocabulary_settings(run: ExportSource, rows: int) -> Tree:
     """Tokens, their kinds, merges or scores, special ids and the chat template, for an embedding of so many rows."""
-    tokeniser = run.tokeniser
-    if tokeniser is None:
-        raise WeftError("this run has no tokeniser, but a GGUF file needs one: train or import a text run")
-    if tokeniser.vocabulary > rows:
-        raise WeftError(f"{tokeniser.vocabulary} tokens, but the embedding has {rows} rows: they do not fit")
-    tree = json.loads(tokeniser.engine.to_str())
-    special = _special(run, tokeniser)
-    for trial in _trials(tree, tokeniser, rows):
+    tokenizer = run.tokenizer
+    if tokenizer is None:
+        raise WeftError("this run has no tokenizer, but a GGUF file needs one: train or import a text run")
+    if tokenizer.vocabulary > rows:
+        raise WeftError(f"{tokenizer.vocabulary} tokens, but the embedding has {rows} rows: they do not fit")
+    tree = json.loads(tokenizer.engine.to_str())
+    special = _special(run, tokenizer)
+    for trial in _trials(tree, tokenizer, rows):
         settings = {f"{PREFIX}{name}": value for name, value in (trial | special).items()}
-        if _agrees(tokeniser, settings):
+        if _agrees(tokenizer, settings):
             template = run.chat_template()
             return settings | ({} if template is None else {"tokenizer.chat_template": template})
     raise WeftError(
-        f"llama.cpp knows no way to take texts apart as this {tree['model']['type']} tokeniser does: "
-        "train with --set data.tokeniser=bpe or characters"
+        f"llama.cpp knows no way to take texts apart as this {tree['model']['type']} tokenizer does: "
+        "train with --set data.tokenizer=bpe or characters"
     )
 
 
-def _agrees(tokeniser: Tokeniser, settings: Tree) -> bool:
+def _agrees(tokenizer: Tokenizer, settings: Tree) -> bool:
     """Whether what is read back gives the same tokens."""
-    back = read_gguf_vocabulary("the file", settings).tokeniser
-    known = {token for token in tokeniser.engine.get_vocab(with_added_tokens=False) if len(token) == 1}
-    letters = json.loads(tokeniser.engine.to_str())["model"]["type"] == "WordLevel"
+    back = read_gguf_vocabulary("the file", settings).tokenizer
+    known = {token for token in tokenizer.engine.get_vocab(with_added_tokens=False) if len(token) == 1}
+    letters = json.loads(tokenizer.engine.to_str())["model"]["type"] == "WordLevel"
     texts = ["".join(c for c in text if c in known) for text in PROBES] if letters else list(PROBES)
     texts += ["".join(sorted(known - {SPACE}))] if letters else []
-    alike = all(back.encode(text) == tokeniser.encode(text) for text in texts)
+    alike = all(back.encode(text) == tokenizer.encode(text) for text in texts)
     # Where the vocabulary is small, other ways to take texts apart may give the same tokens by chance.
-    return alike and (settings[f"{PREFIX}model"] != "gpt2" or all(_cut(back, t) == _cut(tokeniser, t) for t in PROBES))
+    return alike and (settings[f"{PREFIX}model"] != "gpt2" or all(_cut(back, t) == _cut(tokenizer, t) for t in PROBES))
 
 
-def _cut(tokeniser: Tokeniser, text: str) -> list[str]:
+def _cut(tokenizer: Tokenizer, text: str) -> list[str]:
     """The words within which pairs are merged."""
-    engine = tokeniser.engine
+    engine = tokenizer.engine
     plain = text if engine.normalizer is None else engine.normalizer.normalize_str(text)
     return [plain] if engine.pre_tokenizer is None else [w for w, _ in engine.pre_tokenizer.pre_tokenize_str(plain)]
 
 
-def _trials(tree: Tree, tokeniser: Tokeniser, rows: int) -> Iterator[Tree]:
+def _trials(tree: Tree, tokenizer: Tokenizer, rows: int) -> Iterator[Tree]:
     """Ways to say this vocabulary in a GGUF file, to be tried one after the other."""
     model, kind = tree["model"], tree["model"]["type"]
-    tokens, kinds = _tokens(tree, tokeniser, rows)
+    tokens, kinds = _tokens(tree, tokenizer, rows)
     if kind == "BPE" and _mentions(tree.get("decoder"), "ByteLevel"):
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
         for way in WAYS:
@@ -92,17 +92,17 @@ def _trials(tree: Tree, tokeniser: Tokeniser, rows: int) -> Iterator[Tree]:
         yield unigram | {"add_space_prefix": False, "remove_extra_whitespaces": False}
 
 
-def _tokens(tree: Tree, tokeniser: Tokeniser, rows: int) -> tuple[list[str], list[int]]:
+def _tokens(tree: Tree, tokenizer: Tokenizer, rows: int) -> tuple[list[str], list[int]]:
     """All tokens by id with their kinds; rows of the embedding without a token are unused."""
     tokens, kinds = [f"[UNUSED{number}]" for number in range(rows)], [UNUSED] * rows
     fallback = bool(tree["model"].get("byte_fallback"))
-    for token, index in tokeniser.engine.get_vocab(with_added_tokens=True).items():
+    for token, index in tokenizer.engine.get_vocab(with_added_tokens=True).items():
         tokens[index], kinds[index] = token, BYTE if fallback and HEX.fullmatch(token) else NORMAL
     unknown = tree["model"].get("unk_token")
     for added in tree.get("added_tokens", ()):
         kinds[added["id"]] = CONTROL if added["special"] else USER
-    if unknown is not None and tokeniser.id_of(unknown) is not None:
-        kinds[tokeniser.id_of(unknown) or 0] = UNKNOWN
+    if unknown is not None and tokenizer.id_of(unknown) is not None:
+        kinds[tokenizer.id_of(unknown) or 0] = UNKNOWN
     return tokens, kinds
 
 
@@ -118,26 +118,26 @@ def _mentions(tree: Any, kind: str) -> bool:
     return tree is not None and f'"type": "{kind}"' in json.dumps(tree)
 
 
-def _by_role(stops: tuple[int, ...], tokeniser: Tokeniser) -> list[int]:
+def _by_role(stops: tuple[int, ...], tokenizer: Tokenizer) -> list[int]:
     """The ids at which a text stops: of the whole, of a turn, of a message; by their names where these tell."""
 
     def role(index: int) -> int:
-        name = str(tokeniser.engine.id_to_token(index))
+        name = str(tokenizer.engine.id_to_token(index))
         return next((number for number, words in enumerate(NAMED) if any(word in name for word in words)), 0)
 
     return sorted(stops, key=role)
 
 
-def _special(run: Outgoing, tokeniser: Tokeniser) -> Tree:
+def _special(run: ExportSource, tokenizer: Tokenizer) -> Tree:
     """Special ids by the names of GGUF; only a start token can stand before each text."""
     ids, names = run.ids, run.special_tokens()
-    start = tokeniser.id_of(names["bos_token"]) if "bos_token" in names else None
+    start = tokenizer.id_of(names["bos_token"]) if "bos_token" in names else None
     if ids.before:
         start = ids.before[0]
     if len(ids.before) > 1:
         raise WeftError(f"{len(ids.before)} tokens stand before each text, but a GGUF file has room for one")
     found: Tree = {"bos_token_id": start, "add_bos_token": bool(ids.before), "add_eos_token": False}
-    found |= {f"{role}_token_id": index for role, index in zip(STOPS, _by_role(ids.stops, tokeniser), strict=False)}
+    found |= {f"{role}_token_id": index for role, index in zip(STOPS, _by_role(ids.stops, tokenizer), strict=False)}
     for name, theirs in (("unknown", "unk_token"), ("padding", "pad_token")):
-        found[f"{name}_token_id"] = tokeniser.id_of(names[theirs]) if theirs in names else None
+        found[f"{name}_token_id"] = tokenizer.id_of(names[theirs]) if theirs in names else None
     return {name: value for name, value in found.items() if value is not None}

@@ -11,11 +11,11 @@ from torch import Tensor
 from weft.checkpoints.atomic import write_text
 from weft.checkpoints.convert import Progress
 from weft.checkpoints.detect_task import FILTERS, POOLS
-from weft.checkpoints.export.export_source import Outgoing
-from weft.checkpoints.export.tokenizer import write_tokeniser
+from weft.checkpoints.export.export_source import ExportSource
+from weft.checkpoints.export.tokenizer import write_tokenizer
 from weft.checkpoints.families import describe, plain_spec
 from weft.checkpoints.families.family import Family
-from weft.checkpoints.families.weight_maps import Row
+from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -24,8 +24,8 @@ HEAD = "lm_head.weight"
 GENERATED = ("text", "translation")
 
 
-def write_huggingface(run: Outgoing, out: Path, progress: Progress | None = None) -> str:
-    """Write config.json, model.safetensors, the tokeniser, and what the task needs beside; gives the architecture."""
+def write_huggingface(run: ExportSource, out: Path, progress: Progress | None = None) -> str:
+    """Write config.json, model.safetensors, the tokenizer, and what the task needs beside; gives the architecture."""
     family, config = describe(run.model, run.family)
     rows = family.table(plain_spec(run.model))
     kinds = {tensor.dtype for tensor in run.weights.values()}
@@ -38,25 +38,25 @@ def write_huggingface(run: Outgoing, out: Path, progress: Progress | None = None
         _write_json(out / "preprocessor_config.json", _preprocessor(run))
     if run.run.task == "embedding":
         _write_modules(run, out)
-    write_tokeniser(run, out)
+    write_tokenizer(run, out)
     if config.get("tie_word_embeddings") is False:
         rows += _copied_head(rows, family)
     _write_weights(rows, run.weights, out / "model.safetensors", progress)
     return str(config["architectures"][0])
 
 
-def _copied_head(rows: list[Row], family: Family) -> list[Row]:
+def _copied_head(rows: list[WeightRow], family: Family) -> list[WeightRow]:
     """A head that is the embedding but that a config cannot call tied (T5's without a scale) is written as a copy."""
     original = family.copies.get(HEAD)
     if original is None or any(HEAD in row.theirs for row in rows):
         return []
-    return [Row(row.ours, (HEAD,)) for row in rows if row.theirs == (original,)]
+    return [WeightRow(row.ours, (HEAD,)) for row in rows if row.theirs == (original,)]
 
 
-def _write_weights(rows: list[Row], weights: dict[str, Tensor], path: Path, progress: Progress | None) -> None:
+def _write_weights(rows: list[WeightRow], weights: dict[str, Tensor], path: Path, progress: Progress | None) -> None:
     """Their tensors, one at a time, each a view or a small copy of ours."""
     slots: dict[str, Slot] = {}
-    origin: dict[str, tuple[Row, int]] = {}
+    origin: dict[str, tuple[WeightRow, int]] = {}
     for row in rows:
         ours = weights[row.ours]
         for place, (name, shape) in enumerate(zip(row.theirs, row.change.shapes(tuple(ours.shape)), strict=True)):
@@ -74,10 +74,10 @@ def _write_weights(rows: list[Row], weights: dict[str, Tensor], path: Path, prog
     write_streamed(path, slots, make, {"format": "pt"})
 
 
-def _ids(run: Outgoing, kind: str) -> Tree:
+def _ids(run: ExportSource, kind: str) -> Tree:
     """Special ids as a config names them."""
-    ids, tokeniser = run.ids, run.tokeniser
-    if tokeniser is None:
+    ids, tokenizer = run.ids, run.tokenizer
+    if tokenizer is None:
         return {}
     found: Tree = {}
     if kind == "bert" and ids.pad is not None:
@@ -88,12 +88,12 @@ def _ids(run: Outgoing, kind: str) -> Tree:
     return found
 
 
-def _generation(run: Outgoing) -> Tree:
+def _generation(run: ExportSource) -> Tree:
     """Where texts begin and end when they are written."""
-    ids, tokeniser = run.ids, run.tokeniser
-    assert tokeniser is not None
+    ids, tokenizer = run.ids, run.tokenizer
+    assert tokenizer is not None
     found: Tree = {"eos_token_id": ids.stops[0] if len(ids.stops) == 1 else list(ids.stops) or None}
-    first = ids.before[0] if ids.before else tokeniser.start
+    first = ids.before[0] if ids.before else tokenizer.start
     found |= {"bos_token_id": first, "pad_token_id": ids.pad, "decoder_start_token_id": ids.start}
     forced = run.facts.get("before", {}).get("target", ()) if run.run.task == "translation" else ()
     if forced:
@@ -101,7 +101,7 @@ def _generation(run: Outgoing) -> Tree:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _classes(run: Outgoing) -> Tree:
+def _classes(run: ExportSource) -> Tree:
     """The names of classes."""
     names = run.facts.get("classes", run.facts.get("tags"))
     if not isinstance(names, list):
@@ -110,8 +110,8 @@ def _classes(run: Outgoing) -> Tree:
     return {"id2label": table, "label2id": {name: number for number, name in enumerate(names)}}
 
 
-def _preprocessor(run: Outgoing) -> Tree:
-    """How pictures become what the model sees; a run without a way of its own covers the square and cuts its centre."""
+def _preprocessor(run: ExportSource) -> Tree:
+    """How pictures become what the model sees; a run without a way of its own covers the square and cuts its center."""
     facts, side = run.facts, int(run.facts["side"])
     how: Any = facts.get("fitting") or {"scaled": [side], "filter": "bilinear"}
     scaled = how["scaled"]
@@ -131,13 +131,13 @@ def _preprocessor(run: Outgoing) -> Tree:
     }
 
 
-def _write_modules(run: Outgoing, out: Path) -> None:
+def _write_modules(run: ExportSource, out: Path) -> None:
     """How tokens become one vector, as the library sentence-transformers keeps it."""
     facts = run.facts
     name = next((name for name, pool in POOLS.items() if pool == facts["pool"]), None)
     if name is None:
         raise WeftError(f"the pool {facts['pool']!r} maps to none of sentence-transformers: use first, mean or last")
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if facts["normalise"] else [])]
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if facts["normalize"] else [])]
     rows = [
         {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"sentence_transformers.models.{kind}"}
         for n, kind in enumerate(kinds)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints.atomic import write_text
-from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.onnx_graphs import (
     DecoderGraph,
     EncoderGraph,
@@ -26,7 +26,7 @@ from weft.checkpoints.export.onnx_graphs import (
     expect_exportable,
     make_exportable,
 )
-from weft.checkpoints.export.tokenizer import write_tokeniser
+from weft.checkpoints.export.tokenizer import write_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import build
@@ -38,7 +38,7 @@ INSTALL = "pip install 'weft[onnx]'"
 
 
 @dataclass(frozen=True)
-class Graph:
+class OnnxGraph:
     """One file: a module, an example of its inputs by name with the axes that vary, and names of its outputs."""
 
     file: str
@@ -48,8 +48,8 @@ class Graph:
     outputs: list[str]
 
 
-def write_onnx(run: Outgoing, out: Path) -> list[str]:
-    """Write one file, or encoder.onnx and decoder.onnx, the tokeniser, and model.json, which tells names and sizes."""
+def write_onnx(run: ExportSource, out: Path) -> list[str]:
+    """Write one file, or encoder.onnx and decoder.onnx, the tokenizer, and model.json, which tells names and sizes."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -59,19 +59,19 @@ def write_onnx(run: Outgoing, out: Path) -> list[str]:
     graphs = _graphs(run, make_exportable(module_of(run)))
     for graph in graphs:
         _write(graph, out, sum(tensor.nbytes for tensor in run.weights.values()))
-    write_tokeniser(run, out)
+    write_tokenizer(run, out)
     write_text(out / "model.json", json.dumps(_tree(run, graphs), indent=2) + "\n")
     return [graph.file for graph in graphs]
 
 
-def module_of(run: Outgoing) -> nn.Module:
+def module_of(run: ExportSource) -> nn.Module:
     """The model with the run's weights in float32."""
     module = build(run.model, device="meta")
     module.load_state_dict({name: tensor.float() for name, tensor in run.weights.items()}, assign=True)
     return module.eval()
 
 
-def _tree(run: Outgoing, graphs: list[Graph]) -> Tree:
+def _tree(run: ExportSource, graphs: list[OnnxGraph]) -> Tree:
     files = {graph.file: {"inputs": list(graph.inputs), "outputs": graph.outputs} for graph in graphs}
     ids = run.ids
     special = {"before": list(ids.before), "after": list(ids.after), "stops": list(ids.stops), "start": ids.start}
@@ -82,16 +82,16 @@ def _tree(run: Outgoing, graphs: list[Graph]) -> Tree:
 # --- graphs ----------------------------------------------------------------------------------------------------------
 
 
-def _graphs(run: Outgoing, model: Any) -> list[Graph]:
+def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
     """The graphs of a model, each with example inputs of unlike sizes."""
     spec: Any = run.model
     B, T, S, N = 2, 5, 3, 7
     if isinstance(spec, VisionSpec):
         images = {"images": torch.randn(B, spec.channels, spec.image, spec.image)}
-        return [Graph("model.onnx", PlainGraph(model), images, {"images": {0: "batch"}}, ["logits"])]
+        return [OnnxGraph("model.onnx", PlainGraph(model), images, {"images": {0: "batch"}}, ["logits"])]
     if spec.family == "series":
         values = {"values": torch.randn(B, T * spec.patch, spec.channels)}
-        return [Graph("model.onnx", PlainGraph(model), values, {"values": ROWS}, ["logits"])]
+        return [OnnxGraph("model.onnx", PlainGraph(model), values, {"values": ROWS}, ["logits"])]
     if isinstance(spec, EncoderSpec):
         return [_encoder(run, model, B, T)]
     past, past_axes, present = _memory(model.decoder if spec.family == "encoder-decoder" else model.stack, B, S)
@@ -100,30 +100,30 @@ def _graphs(run: Outgoing, model: Any) -> list[Graph]:
         mask = torch.ones(B, S + T, dtype=torch.long)
         inputs = {"tokens": tokens, "mask": mask, **past}
         axes = {"tokens": ROWS, "mask": {0: "batch", 1: "past + length"}, **past_axes}
-        return [Graph("model.onnx", DecoderGraph(model), inputs, axes, ["logits", *present])]
+        return [OnnxGraph("model.onnx", DecoderGraph(model), inputs, axes, ["logits", *present])]
     source = {"source": torch.randint(0, spec.vocabulary, (B, N)), "source_mask": torch.ones(B, N, dtype=torch.long)}
     seen = {0: "batch", 1: "source length"}
-    first = Graph("encoder.onnx", SourceGraph(model), source, dict.fromkeys(source, seen), ["memory"])
+    first = OnnxGraph("encoder.onnx", SourceGraph(model), source, dict.fromkeys(source, seen), ["memory"])
     memory = {"memory": torch.randn(B, N, spec.width), "source_mask": source["source_mask"]}
     inputs = {"target": tokens, **memory, **past}
     axes = {"target": ROWS, **dict.fromkeys(memory, seen), **past_axes}
-    return [first, Graph("decoder.onnx", TargetGraph(model), inputs, axes, ["logits", *present])]
+    return [first, OnnxGraph("decoder.onnx", TargetGraph(model), inputs, axes, ["logits", *present])]
 
 
 ROWS = {0: "batch", 1: "length"}
 
 
-def _encoder(run: Outgoing, model: Any, B: int, T: int) -> Graph:
+def _encoder(run: ExportSource, model: Any, B: int, T: int) -> OnnxGraph:
     spec = run.model
     assert isinstance(spec, EncoderSpec)
     tokens = encoder_inputs(spec, B, T)
     if any(mixer.kind == "convolution" for mixer in spec.mixer):
         # A convolution over rows with padding is no fixed graph: rows of one call have one length.
-        return Graph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": ROWS}, ["logits"])
+        return OnnxGraph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": ROWS}, ["logits"])
     facts = run.facts if run.run.task == "embedding" else {}
-    graph = EncoderGraph(model, facts.get("pool"), bool(facts.get("normalise")))
+    graph = EncoderGraph(model, facts.get("pool"), bool(facts.get("normalize")))
     inputs = {"tokens": tokens, "mask": torch.ones(B, T, dtype=torch.long)}
-    return Graph("model.onnx", graph, inputs, dict.fromkeys(inputs, ROWS), ["vectors" if facts else "logits"])
+    return OnnxGraph("model.onnx", graph, inputs, dict.fromkeys(inputs, ROWS), ["vectors" if facts else "logits"])
 
 
 def encoder_inputs(spec: EncoderSpec, B: int, T: int) -> Tensor:
@@ -156,7 +156,7 @@ def _memory(stack: Any, B: int, S: int) -> tuple[dict[str, Tensor], dict[str, di
 # --- writing and judging ---------------------------------------------------------------------------------------------
 
 
-def _write(graph: Graph, out: Path, size: int) -> None:
+def _write(graph: OnnxGraph, out: Path, size: int) -> None:
     dynamic = [dict.fromkeys(graph.axes[name], torch.export.Dim.DYNAMIC) for name in graph.inputs]
     past = sum(name.startswith("past.") for name in graph.inputs)
     own = len(dynamic) - past
@@ -224,7 +224,7 @@ def open_session(path: Path) -> Session:
     return ask
 
 
-def judge_onnx(run: Outgoing, out: Path) -> tuple[float, float] | None:
+def judge_onnx(run: ExportSource, out: Path) -> tuple[float, float] | None:
     """(largest difference, largest number) of onnxruntime's answers and ours to other sizes than the example's; None
     where it is not installed."""
     try:
@@ -243,7 +243,7 @@ def judge_onnx(run: Outgoing, out: Path) -> tuple[float, float] | None:
     return worst, largest
 
 
-def _other_sizes(graph: Graph) -> dict[str, Tensor]:
+def _other_sizes(graph: OnnxGraph) -> dict[str, Tensor]:
     """The example's inputs in a batch of one more row, and without a past."""
     given = {}
     for name, tensor in graph.inputs.items():

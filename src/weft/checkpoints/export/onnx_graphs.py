@@ -17,21 +17,21 @@ from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder
 from weft.models.encoder_decoder import EncoderDecoder
 from weft.parts.attention import set_backend
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.experts import Experts, route
 from weft.parts.masks import Everything
 from weft.parts.outputs import Pool, pool_tokens
 from weft.parts.positions import LearnedPositions, join_positions
 from weft.parts.stack import Stack
-from weft.parts.state import Admission
-from weft.parts.token_positions import Places
+from weft.parts.state import CacheWrite
+from weft.parts.token_positions import TokenPositions
 from weft.parts.word_embedding import WordEmbedding
 
 
-def places_of(mask: Tensor) -> Places:
+def token_positions_of(mask: Tensor) -> TokenPositions:
     """Real tokens count from 0, padding has -1."""
     real = mask > 0
-    return Places.of(torch.where(real, real.long().cumsum(1) - 1, -1))
+    return TokenPositions.of(torch.where(real, real.long().cumsum(1) - 1, -1))
 
 
 class Past:
@@ -40,18 +40,20 @@ class Past:
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
 
-    def append(self, key: Tensor, value: Tensor, admission: Admission) -> tuple[Tensor, Tensor]:
+    def append(self, key: Tensor, value: Tensor, cache_write: CacheWrite) -> tuple[Tensor, Tensor]:
         """All keys and values so far."""
         self.keys, self.values = torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2)
         return self.keys, self.values
 
 
 def run_stack(
-    stack: Stack, x: Tensor, queries: Places, keys: Places, past: tuple[Tensor, ...], memory: Any = None
+    stack: Stack, x: Tensor, queries: TokenPositions, keys: TokenPositions, past: tuple[Tensor, ...], memory: Any = None
 ) -> tuple[Tensor, list[Tensor]]:
     """(hidden states, keys and values of all layers) of a stack whose memory is `past`."""
-    admission = Admission(keys, 0, 0)
-    sights = {own: Sight(queries, keys, own & Everything(), stack.position, admission) for own in stack.masks}
+    cache_write = CacheWrite(keys, 0, 0)
+    sights = {
+        own: AttentionContext(queries, keys, own & Everything(), stack.position, cache_write) for own in stack.masks
+    }
     present: list[Tensor] = []
     for layer, (block, own) in enumerate(zip(stack.blocks, stack.masks, strict=True)):
         kept = Past(*past[2 * layer : 2 * layer + 2])
@@ -69,8 +71,8 @@ class DecoderGraph(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """See the class."""
-        model, keys = self.model, places_of(mask)
-        queries = Places.of(keys.positions[:, past[0].shape[2] :])
+        model, keys = self.model, token_positions_of(mask)
+        queries = TokenPositions.of(keys.positions[:, past[0].shape[2] :])
         x = model.input(model.embedding(tokens), queries)
         hidden, present = run_stack(model.stack, x, queries, keys, past)
         return model.head(hidden, embedding=model.embedding), *present
@@ -85,7 +87,7 @@ class SourceGraph(nn.Module):
 
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
         """See the class."""
-        return self.model.encode(source, positions=places_of(source_mask).positions).hidden
+        return self.model.encode(source, positions=token_positions_of(source_mask).positions).hidden
 
 
 class TargetGraph(nn.Module):
@@ -97,14 +99,14 @@ class TargetGraph(nn.Module):
 
     def forward(self, target: Tensor, memory: Tensor, source_mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """See the class."""
-        from weft.parts.block import Source
+        from weft.parts.block import CrossAttentionSource
 
         model, S = self.model, past[0].shape[2]
         index = torch.arange(S + target.shape[1], device=target.device)[None]
-        queries, keys = Places.of(index[:, S:]), Places.of(index)
+        queries, keys = TokenPositions.of(index[:, S:]), TokenPositions.of(index)
         embedding = model.target_embedding or model.embedding
         x = model.target_input(embedding(target), queries)
-        seen = Source(memory, Sight(queries, places_of(source_mask)))
+        seen = CrossAttentionSource(memory, AttentionContext(queries, token_positions_of(source_mask)))
         hidden, present = run_stack(model.decoder, x, queries, keys, past, seen)
         return model.head(hidden, embedding=embedding), *present
 
@@ -112,18 +114,18 @@ class TargetGraph(nn.Module):
 class EncoderGraph(nn.Module):
     """tokens (or words, or vectors) with a mask [B, T] -> logits; or with `pool` the vector of each text."""
 
-    def __init__(self, model: Encoder, pool: Pool | None = None, normalise: bool = False) -> None:
+    def __init__(self, model: Encoder, pool: Pool | None = None, normalize: bool = False) -> None:
         super().__init__()
-        self.model, self.pool, self.normalise = model, pool, normalise
+        self.model, self.pool, self.normalize = model, pool, normalize
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """See the class."""
-        places = places_of(mask)
-        output = self.model(tokens, positions=places.positions)
+        token_positions = token_positions_of(mask)
+        output = self.model(tokens, positions=token_positions.positions)
         if self.pool is None:
             return output.logits
-        vectors = pool_tokens(output.hidden, places, self.pool)
-        return F.normalize(vectors, dim=-1) if self.normalise else vectors
+        vectors = pool_tokens(output.hidden, token_positions, self.pool)
+        return F.normalize(vectors, dim=-1) if self.normalize else vectors
 
 
 class PlainGraph(nn.Module):
@@ -145,9 +147,9 @@ class UncheckedPositions(nn.Module):
         super().__init__()
         self.table, self.join = positions.table, positions.join
 
-    def forward(self, x: Tensor, places: Places) -> Tensor:
+    def forward(self, x: Tensor, token_positions: TokenPositions) -> Tensor:
         """[B, T, D'] -> [B, T, D]."""
-        return join_positions(x, F.embedding(places.positions.clamp(min=0), self.table), self.join)
+        return join_positions(x, F.embedding(token_positions.positions.clamp(min=0), self.table), self.join)
 
 
 class SpelledWords(nn.Module):
@@ -176,7 +178,7 @@ class AllExperts(nn.Module):
         super().__init__()
         self.own = experts
 
-    def forward(self, x: Tensor, notes: Any = None) -> Tensor:
+    def forward(self, x: Tensor, auxiliary: Any = None) -> Tensor:
         """[..., D] -> [..., D]."""
         own = self.own
         gates, chosen, probabilities = route(F.linear(x, own.router), own.active)

@@ -1,4 +1,4 @@
-"""A run's tokeniser as Hugging Face folders keep it: tokenizer.json, tokenizer_config.json."""
+"""A run's tokenizer as Hugging Face folders keep it: tokenizer.json, tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import processors
 
 from weft.checkpoints.atomic import write_text
-from weft.checkpoints.export.export_source import Outgoing
+from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.formats.vocabulary import frame_of
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.spec import Tree
 
 
-def write_tokeniser(run: Outgoing, out: Path) -> None:
-    """Write the tokeniser and its settings, if the run has one."""
-    if run.tokeniser is None:
+def write_tokenizer(run: ExportSource, out: Path) -> None:
+    """Write the tokenizer and its settings, if the run has one."""
+    if run.tokenizer is None:
         return
-    write_text(out / "tokenizer.json", framed(run.tokeniser, run.ids.before, run.ids.after).to_str())
-    if run.tokeniser.other is not None:
-        write_text(out / "target_tokenizer.json", run.tokeniser.target.engine.to_str())
+    write_text(out / "tokenizer.json", framed(run.tokenizer, run.ids.before, run.ids.after).to_str())
+    if run.tokenizer.other is not None:
+        write_text(out / "target_tokenizer.json", run.tokenizer.target.engine.to_str())
     settings: Tree = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -36,11 +36,11 @@ def write_tokeniser(run: Outgoing, out: Path) -> None:
     write_text(out / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
-def framed(tokeniser: Tokeniser, before: tuple[int, ...], after: tuple[int, ...]) -> Engine:
-    """The tokeniser's engine, which puts these ids around each text by itself; as it is where it does so already."""
-    if frame_of(tokeniser) == (before, after):
-        return tokeniser.engine
-    engine = Engine.from_str(tokeniser.engine.to_str())
+def framed(tokenizer: Tokenizer, before: tuple[int, ...], after: tuple[int, ...]) -> Engine:
+    """The tokenizer's engine, which puts these ids around each text by itself; as it is where it does so already."""
+    if frame_of(tokenizer) == (before, after):
+        return tokenizer.engine
+    engine = Engine.from_str(tokenizer.engine.to_str())
     names = [[str(engine.id_to_token(index)) for index in ids] for ids in (before, after)]
     used = sorted({(name, int(engine.token_to_id(name) or 0)) for side in names for name in side})
     engine.post_processor = processors.TemplateProcessing(single=[*names[0], "$A", *names[1]], special_tokens=used)

@@ -50,7 +50,7 @@ def family_of(config: Config) -> Family:
         )
     if config.get("quantization_config") is not None:
         raise DataError(
-            f"{config.name} says that the weights are quantised: fetch the unquantised folder, or a GGUF file"
+            f"{config.name} says that the weights are quantized: fetch the unquantized folder, or a GGUF file"
         )
     return known
 
@@ -92,7 +92,7 @@ class _Names:
         return False
 
 
-TRAINING = ("dropout", "depth", "initialisation")
+TRAINING = ("dropout", "stochastic_depth", "initialization")
 
 
 def plain_spec(spec: AnySpec) -> Any:

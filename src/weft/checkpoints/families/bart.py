@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.families.weight_maps import Row, Shaped, Without, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
+from weft.checkpoints.families.weight_maps import Shaped, WeightRow, Without, linear, norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder_decoder import EncoderDecoderSpec
@@ -18,7 +18,7 @@ from weft.models.position_specs import LearnedSpec, SinusoidalSpec
 UNUSED_POSITIONS = 2
 
 
-def read(config: Config, known: Known, marian: bool = False) -> EncoderDecoderSpec:
+def read(config: Config, known: KnownFields, marian: bool = False) -> EncoderDecoderSpec:
     """The spec of a config."""
     config.expect("normalize_before", False)
     config.expect("add_final_layer_norm", False)
@@ -78,18 +78,18 @@ def write(spec: EncoderDecoderSpec, marian: bool = False) -> Tree:
     }
 
 
-def table(spec: EncoderDecoderSpec, marian: bool = False) -> list[Row]:
+def table(spec: EncoderDecoderSpec, marian: bool = False) -> list[WeightRow]:
     """Names of BartForConditionalGeneration and MarianMTModel."""
     D, C = spec.width, spec.vocabulary
-    rows = [Row("embedding.weight", ("model.shared.weight",))]
+    rows = [WeightRow("embedding.weight", ("model.shared.weight",))]
     if isinstance(spec.head, TiedHeadSpec) and spec.head.bias:
-        rows.append(Row("head.bias", ("final_logits_bias",), Shaped((1, C), (C,))))
+        rows.append(WeightRow("head.bias", ("final_logits_bias",), Shaped((1, C), (C,))))
     decoders = spec.layers if spec.decoder_layers is None else spec.decoder_layers
     for side, entry, layers in (("encoder", "source", spec.layers), ("decoder", "target", decoders)):
         body = f"model.{side}"
         if not marian:
             places = (f"{body}.embed_positions.weight",)
-            rows.append(Row(f"{entry}_input.position.table", places, Without(UNUSED_POSITIONS)))
+            rows.append(WeightRow(f"{entry}_input.position.table", places, Without(UNUSED_POSITIONS)))
             rows += norm(f"{entry}_input.norm", f"{body}.layernorm_embedding")
         for layer in range(layers):
             ours, theirs = f"{side}.blocks.{layer}", f"{body}.layers.{layer}"
@@ -105,7 +105,7 @@ def table(spec: EncoderDecoderSpec, marian: bool = False) -> list[Row]:
     return rows
 
 
-def _cross(ours: str, theirs: str, width: int) -> list[Row]:
+def _cross(ours: str, theirs: str, width: int) -> list[WeightRow]:
     return [
         *linear(f"{ours}.cross.query", f"{theirs}.q_proj"),
         *linear(f"{ours}.cross.key_value", f"{theirs}.k_proj", f"{theirs}.v_proj", sizes=(width, width)),

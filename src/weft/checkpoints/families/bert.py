@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.families.weight_maps import Row, Without, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
+from weft.checkpoints.families.weight_maps import WeightRow, Without, linear, norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec, TokensSpec
@@ -19,7 +19,7 @@ LABELS, TAGS = "ForSequenceClassification", "ForTokenClassification"
 UNUSED_POSITIONS = 2  # RoBERTa counts from its padding token, 1, on
 
 
-def read(config: Config, known: Known, roberta: bool = False) -> EncoderSpec:
+def read(config: Config, known: KnownFields, roberta: bool = False) -> EncoderSpec:
     """The spec of a config; the architecture and the weights say whether there are a pooler and classes."""
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
@@ -45,7 +45,7 @@ def read(config: Config, known: Known, roberta: bool = False) -> EncoderSpec:
     )
 
 
-def _output(config: Config, known: Known, width: int) -> PooledSpec | PerTokenSpec:
+def _output(config: Config, known: KnownFields, width: int) -> PooledSpec | PerTokenSpec:
     """An answer a text, an answer a token, or the states themselves; the first by a pooler if there is one."""
     name = str((config.get("architectures") or [""])[0])
     if name.endswith(TAGS):
@@ -91,15 +91,15 @@ def write(spec: EncoderSpec, roberta: bool = False) -> Tree:
     return config
 
 
-def table(spec: EncoderSpec, roberta: bool = False) -> list[Row]:
+def table(spec: EncoderSpec, roberta: bool = False) -> list[WeightRow]:
     """Names of BertModel, or with classes of BertForSequenceClassification and BertForTokenClassification."""
     output = spec.output
     body = "" if output.classes is None else "roberta." if roberta else "bert."
-    places = Row("input.position.table", (f"{body}embeddings.position_embeddings.weight",))
+    places = WeightRow("input.position.table", (f"{body}embeddings.position_embeddings.weight",))
     rows = [
-        Row("embedding.weight", (f"{body}embeddings.word_embeddings.weight",)),
+        WeightRow("embedding.weight", (f"{body}embeddings.word_embeddings.weight",)),
         places._replace(change=Without(UNUSED_POSITIONS)) if roberta else places,
-        Row("input.segments.table", (f"{body}embeddings.token_type_embeddings.weight",)),
+        WeightRow("input.segments.table", (f"{body}embeddings.token_type_embeddings.weight",)),
         *norm("input.norm", f"{body}embeddings.LayerNorm"),
     ]
     own_head = roberta and isinstance(output, PooledSpec) and output.classes is not None

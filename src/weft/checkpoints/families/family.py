@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from weft.checkpoints.families.weight_maps import Canonical, Row
+from weft.checkpoints.families.weight_maps import Canonical, WeightRow
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
@@ -31,7 +31,7 @@ THEIR_ACTIVATIONS = {
 }
 
 
-class Known(Protocol):
+class KnownFields(Protocol):
     """What is known of the weights when a config is read, by canonical names."""
 
     def has(self, name: str) -> bool:
@@ -112,9 +112,9 @@ class Family:
     name: str
     types: tuple[str, ...]
     architectures: tuple[str, ...]
-    read: Callable[[Config, Known], AnySpec]
+    read: Callable[[Config, KnownFields], AnySpec]
     write: Callable[[Any], Tree]
-    table: Callable[[Any], list[Row]]
+    table: Callable[[Any], list[WeightRow]]
     canonical: Canonical = _same_name
     copies: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()

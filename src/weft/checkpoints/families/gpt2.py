@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.families.weight_maps import Row, Turned, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
+from weft.checkpoints.families.weight_maps import Turned, WeightRow, linear, norm
 from weft.foundation.spec import Tree
 from weft.models.decoder import DecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec, LinearHeadSpec, TiedHeadSpec
 from weft.models.position_specs import LearnedSpec
 
 
-def read(config: Config, known: Known) -> DecoderSpec:
+def read(config: Config, known: KnownFields) -> DecoderSpec:
     """The spec of a config."""
     config.expect("scale_attn_weights", True)
     config.expect("scale_attn_by_inverse_layer_idx", False)
@@ -50,11 +50,11 @@ def write(spec: DecoderSpec) -> Tree:
     }
 
 
-def table(spec: DecoderSpec) -> list[Row]:
+def table(spec: DecoderSpec) -> list[WeightRow]:
     """Names of GPT2LMHeadModel."""
     rows = [
-        Row("embedding.weight", ("transformer.wte.weight",)),
-        Row("input.position.table", ("transformer.wpe.weight",)),
+        WeightRow("embedding.weight", ("transformer.wte.weight",)),
+        WeightRow("input.position.table", ("transformer.wpe.weight",)),
         *norm("stack.norm", "transformer.ln_f"),
     ]
     if spec.head.kind == "linear":

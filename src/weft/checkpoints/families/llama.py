@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.families.weight_maps import Row, Rows, Same, Stacked, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
+from weft.checkpoints.families.weight_maps import Rows, Same, Stacked, WeightRow, linear, norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.decoder import DecoderSpec
@@ -32,7 +32,7 @@ MISTRALS_WINDOW = 4096
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read(config: Config, known: Known) -> DecoderSpec:
+def read(config: Config, known: KnownFields) -> DecoderSpec:
     """The spec of a config."""
     kind = str(config.get("model_type"))
     if kind not in ("llama", "qwen3"):
@@ -193,13 +193,16 @@ def _rope(positions: RotarySpec) -> Tree:
     return known if scaling is None else known | {"rope_scaling": how}
 
 
-def table(spec: DecoderSpec) -> list[Row]:
+def table(spec: DecoderSpec) -> list[WeightRow]:
     """Names of LlamaForCausalLM and its kin."""
     attention = spec.attention()
     size, heads, keys = attention.size(spec.width), attention.heads, attention.key_heads or attention.heads
     sizes = (heads * size, keys * size, keys * size)
     output_bias = attention.bias if attention.output_bias is None else attention.output_bias
-    rows = [Row("embedding.weight", ("model.embed_tokens.weight",)), *norm("stack.norm", "model.norm", bias=False)]
+    rows = [
+        WeightRow("embedding.weight", ("model.embed_tokens.weight",)),
+        *norm("stack.norm", "model.norm", bias=False),
+    ]
     if spec.head.kind == "linear":
         rows += linear("head.linear", "lm_head", bias=False)
     for layer in range(spec.layers):
@@ -216,7 +219,7 @@ def table(spec: DecoderSpec) -> list[Row]:
     return rows
 
 
-def _feedforward_rows(spec: DecoderSpec, ours: str, theirs: str) -> list[Row]:
+def _feedforward_rows(spec: DecoderSpec, ours: str, theirs: str) -> list[WeightRow]:
     feedforward: Any = spec.feedforward
     hidden = feedforward.hidden
     if not isinstance(feedforward, ExpertsSpec):
@@ -235,9 +238,9 @@ def _feedforward_rows(spec: DecoderSpec, ours: str, theirs: str) -> list[Row]:
     ups = tuple(f"{moe}.experts.{number}.{name}.weight" for number in numbers for name in ("w1", "w3"))
     downs = tuple(f"{moe}.experts.{number}.w2.weight" for number in numbers)
     return [
-        Row(f"{ours}.feedforward.router", (f"{moe}.gate.weight",)),
-        Row(f"{ours}.feedforward.up", ups, Stacked(feedforward.experts, Rows((hidden, hidden)))),
-        Row(f"{ours}.feedforward.down", downs, Stacked(feedforward.experts, Same())),
+        WeightRow(f"{ours}.feedforward.router", (f"{moe}.gate.weight",)),
+        WeightRow(f"{ours}.feedforward.up", ups, Stacked(feedforward.experts, Rows((hidden, hidden)))),
+        WeightRow(f"{ours}.feedforward.down", downs, Stacked(feedforward.experts, Same())),
     ]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.families.weight_maps import Row, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
+from weft.checkpoints.families.weight_maps import WeightRow, linear, norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder_decoder import EncoderDecoderSpec
@@ -13,7 +13,7 @@ from weft.models.position_specs import BucketedSpec
 LENGTH = 512  # T5 was trained on so many tokens; its positions know no end
 
 
-def read(config: Config, known: Known) -> EncoderDecoderSpec:
+def read(config: Config, known: KnownFields) -> EncoderDecoderSpec:
     """The spec of a config."""
     width, heads = config.whole("d_model", 512), config.whole("num_heads", 8)
     layers, size = config.whole("num_layers", 6), config.whole("d_kv", 64)
@@ -44,7 +44,7 @@ def _feedforward(config: Config) -> ClassicSpec | GatedSpec:
     return ClassicSpec(hidden=hidden, activation=activation, bias=False)
 
 
-def _head(config: Config, known: Known, width: int) -> TiedHeadSpec | LinearHeadSpec:
+def _head(config: Config, known: KnownFields, width: int) -> TiedHeadSpec | LinearHeadSpec:
     """Tied and scaled in the first T5; its successors neither scale nor, mostly, tie: the weights tell."""
     scaled = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
     if known.has("lm_head.weight") and not known.same("lm_head.weight", "shared.weight"):
@@ -85,16 +85,19 @@ def write(spec: EncoderDecoderSpec) -> Tree:
     }
 
 
-def table(spec: EncoderDecoderSpec) -> list[Row]:
+def table(spec: EncoderDecoderSpec) -> list[WeightRow]:
     """Names of T5ForConditionalGeneration."""
     size = spec.attention().heads * spec.attention().size(spec.width)
-    rows = [Row("embedding.weight", ("shared.weight",))]
+    rows = [WeightRow("embedding.weight", ("shared.weight",))]
     if spec.head.kind == "linear":
         rows += linear("head.linear", "lm_head", bias=False)
     decoders = spec.layers if spec.decoder_layers is None else spec.decoder_layers
     for side, layers in (("encoder", spec.layers), ("decoder", decoders)):
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rows += [Row(f"{side}.position.table", (first,)), *norm(f"{side}.norm", f"{side}.final_layer_norm", bias=False)]
+        rows += [
+            WeightRow(f"{side}.position.table", (first,)),
+            *norm(f"{side}.norm", f"{side}.final_layer_norm", bias=False),
+        ]
         for layer in range(layers):
             ours, theirs = f"{side}.blocks.{layer}", f"{side}.block.{layer}.layer"
             looks = [f"{theirs}.0.SelfAttention.{name}" for name in "qkv"]
@@ -107,7 +110,7 @@ def table(spec: EncoderDecoderSpec) -> list[Row]:
     return rows
 
 
-def _cross(ours: str, theirs: str, size: int) -> list[Row]:
+def _cross(ours: str, theirs: str, size: int) -> list[WeightRow]:
     looks = f"{theirs}.1.EncDecAttention"
     return [
         *linear(f"{ours}.cross.query", f"{looks}.q", bias=False),
@@ -117,7 +120,7 @@ def _cross(ours: str, theirs: str, size: int) -> list[Row]:
     ]
 
 
-def _feedforward_rows(spec: EncoderDecoderSpec, ours: str, theirs: str) -> list[Row]:
+def _feedforward_rows(spec: EncoderDecoderSpec, ours: str, theirs: str) -> list[WeightRow]:
     mlp, hidden = f"{theirs}.DenseReluDense", getattr(spec.feedforward, "hidden", None) or 0
     if isinstance(spec.feedforward, GatedSpec):
         up = linear(f"{ours}.feedforward.gate_up", f"{mlp}.wi_0", f"{mlp}.wi_1", sizes=(hidden,) * 2, bias=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, Known
-from weft.checkpoints.families.weight_maps import Row, Shaped, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
+from weft.checkpoints.families.weight_maps import Shaped, WeightRow, linear, norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec
@@ -16,7 +16,7 @@ BARE = "Model"
 TEACHER = "DeiTForImageClassificationWithTeacher"
 
 
-def read(config: Config, known: Known, deit: bool = False) -> VisionSpec:
+def read(config: Config, known: KnownFields, deit: bool = False) -> VisionSpec:
     """The spec of a config."""
     names = config.get("architectures") or [""]
     bias = config.flag("qkv_bias", True)
@@ -78,7 +78,7 @@ def write(spec: VisionSpec, deit: bool = False) -> Tree:
     }
 
 
-def table(spec: VisionSpec, deit: bool = False) -> list[Row]:
+def table(spec: VisionSpec, deit: bool = False) -> list[WeightRow]:
     """Names of ViTForImageClassification and DeiTForImageClassification, with teacher or without; of bare models."""
     body = "" if spec.classes is None else "deit." if deit else "vit."
     D, C, p = spec.width, spec.channels, spec.patch
@@ -86,12 +86,12 @@ def table(spec: VisionSpec, deit: bool = False) -> list[Row]:
     kernel = f"{entry}.patch_embeddings.projection"
     rows = [
         *linear("patches.linear", kernel, change=Shaped((D, C, p, p), (D, C * p * p))),
-        Row("class_token.vector", (f"{entry}.cls_token",), Shaped((1, 1, D), (D,))),
-        Row("grid.table", (f"{entry}.position_embeddings",), Shaped((1, tokens, D), (tokens, D))),
+        WeightRow("class_token.vector", (f"{entry}.cls_token",), Shaped((1, 1, D), (D,))),
+        WeightRow("grid.table", (f"{entry}.position_embeddings",), Shaped((1, tokens, D), (tokens, D))),
         *norm("stack.norm", f"{body}layernorm"),
     ]
     if spec.registers:
-        rows.append(Row("registers.table", (f"{entry}.distillation_token",), Shaped((1, 1, D), (1, D))))
+        rows.append(WeightRow("registers.table", (f"{entry}.distillation_token",), Shaped((1, 1, D), (1, D))))
     if spec.pool == "distilled":
         rows += linear("head.linear", "cls_classifier") + linear("head.distilled", "distillation_classifier")
     elif spec.classes is not None:

@@ -19,7 +19,7 @@ from weft.data.readers.files import DataError
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Change(Protocol):
+class WeightMap(Protocol):
     """How theirs become ours, and back."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
@@ -132,7 +132,7 @@ class Stacked:
     """One matrix an expert: ours holds all in a stack [E, ...], each made by `inner` from its own tensors."""
 
     experts: int
-    inner: Change
+    inner: WeightMap
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
         """Ours from theirs, expert by expert."""
@@ -148,32 +148,35 @@ class Stacked:
         return [shape for _ in range(self.experts) for shape in self.inner.shapes(ours[1:])]
 
 
-class Row(NamedTuple):
+class WeightRow(NamedTuple):
     """One of our tensors, and theirs that it is made from."""
 
     ours: str
     theirs: tuple[str, ...]
-    change: Change = Same()
+    change: WeightMap = Same()
 
 
 def linear(
-    ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, change: Change | None = None
-) -> list[Row]:
+    ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, change: WeightMap | None = None
+) -> list[WeightRow]:
     """A linear map from one or several of theirs, whose rows stand under each other; with or without biases."""
-    joined: Change = Rows(sizes) if len(theirs) > 1 else Same()
-    rows = [Row(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), change or joined)]
-    return rows + ([Row(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), joined)] if bias else [])
+    joined: WeightMap = Rows(sizes) if len(theirs) > 1 else Same()
+    rows = [WeightRow(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), change or joined)]
+    return rows + ([WeightRow(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), joined)] if bias else [])
 
 
-def norm(ours: str, theirs: str, bias: bool = True) -> list[Row]:
+def norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
     """gamma and, where there is one, beta."""
-    return [Row(f"{ours}.gamma", (f"{theirs}.weight",)), *([Row(f"{ours}.beta", (f"{theirs}.bias",))] if bias else [])]
+    return [
+        WeightRow(f"{ours}.gamma", (f"{theirs}.weight",)),
+        *([WeightRow(f"{ours}.beta", (f"{theirs}.bias",))] if bias else []),
+    ]
 
 
 class Matched(NamedTuple):
     """A row with the names that theirs have in the file at hand."""
 
-    row: Row
+    row: WeightRow
     names: tuple[str, ...]
 
     def read(self, tensors: Tensors) -> Tensor:
@@ -195,7 +198,7 @@ Canonical = Callable[[str], str | None]
 
 
 def match(
-    rows: Sequence[Row],
+    rows: Sequence[WeightRow],
     ours: Mapping[str, Shape],
     tensors: Tensors,
     canonical: Canonical,

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.detect_task import use_of
+from weft.checkpoints.detect_task import detect_task
 from weft.checkpoints.families import family_of
 from weft.checkpoints.families.family import Config, Family
 from weft.checkpoints.families.weight_maps import Canonical, Matched, match
@@ -15,7 +15,7 @@ from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
 from weft.checkpoints.formats.streamed_writing import Slot
 from weft.checkpoints.formats.vocabulary import Vocabulary
 from weft.data.readers.files import DataError
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import SpecError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
@@ -37,7 +37,7 @@ class ForeignCheckpoint:
     left: tuple[str, ...]
     task: str
     facts: Tree
-    tokeniser: Tokeniser | None
+    tokenizer: Tokenizer | None
 
     @cached_property
     def slots(self) -> dict[str, Slot]:
@@ -95,8 +95,8 @@ def look_through(
     rows = family.table(spec)
     found, left = match(rows, shapes_of(spec), tensors, family.canonical, family.copies, family.unused)
     folder = source if source.is_dir() else source.parent
-    task, facts = use_of(folder, spec, config, vocabulary, stops)
+    task, facts = detect_task(folder, spec, config, vocabulary, stops)
     names = config.get("architectures") or [family.architectures[0]]
-    tokeniser = None if vocabulary is None else vocabulary.tokeniser
+    tokenizer = None if vocabulary is None else vocabulary.tokenizer
     matched = {one.row.ours: one for one in found}
-    return ForeignCheckpoint(source, family, str(names[0]), spec, tensors, matched, tuple(left), task, facts, tokeniser)
+    return ForeignCheckpoint(source, family, str(names[0]), spec, tensors, matched, tuple(left), task, facts, tokenizer)

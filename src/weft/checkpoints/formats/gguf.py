@@ -100,7 +100,7 @@ class GGUFTensors(Tensors):
         return {name: place.shape for name, place in self.places.items()}
 
     def type_of(self, name: str) -> torch.dtype:
-        """The type of one tensor; quantised ones are float32."""
+        """The type of one tensor; quantized ones are float32."""
         return self.file.type_of(self.places[name].name)
 
     def read(self, name: str) -> Tensor:

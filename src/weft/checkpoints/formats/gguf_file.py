@@ -1,6 +1,6 @@
-"""GGUF files: settings, then tensors, full or quantised, as llama.cpp keeps them. Every number is checked before use.
+"""GGUF files: settings, then tensors, full or quantized, as llama.cpp keeps them. Every number is checked before use.
 
-The package gguf knows the quantised types and how to undo them; its own reader trusts the lengths that a file states.
+The package gguf knows the quantized types and how to undo them; its own reader trusts the lengths that a file states.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GGUFFile:
     tensors: dict[str, Stored]
 
     def read(self, name: str, place: int | None = None) -> Tensor:
-        """One tensor, or what stands at one place of its first axis; quantised ones become float32."""
+        """One tensor, or what stands at one place of its first axis; quantized ones become float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, normalizers
 from weft.checkpoints.formats.vocabulary import LARGEST_TEMPLATE, Vocabulary
 from weft.data.readers.files import DataError
 from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, USER, SentencePiece
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.data.tokenizers.vocabulary_files import SPACE, Way, byte_level, from_sentencepiece, part_words
 
 # How texts are taken apart before pairs are merged, by the names that llama.cpp gives them.
@@ -25,7 +25,7 @@ NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "paddin
 
 
 def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
-    """The tokeniser of a GGUF file, what it puts before and after each text, and its chat template."""
+    """The tokenizer of a GGUF file, what it puts before and after each text, and its chat template."""
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in settings.items()}
     tokens, kind = given.get("tokens"), given.get("model")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
@@ -51,12 +51,12 @@ def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
     else:
         raise DataError(f"{name} has a vocabulary of kind {kind!r:.40}: gpt2, llama and letters in t5 are read")
     _add(engine, tokens, kinds)
-    tokeniser = Tokeniser(engine)
+    tokenizer = Tokenizer(engine)
     names = {ours: tokens[index] for key, ours in NAMES.items() if (index := _id(given, key, len(tokens))) is not None}
     template = settings.get("tokenizer.chat_template")
     usable = isinstance(template, str) and 0 < len(template) <= LARGEST_TEMPLATE
     before = _frame(given, "bos", kind == "llama" or way == "llama3", len(tokens))
-    return Vocabulary(tokeniser, before, _frame(given, "eos", False, len(tokens)), names, template if usable else None)
+    return Vocabulary(tokenizer, before, _frame(given, "eos", False, len(tokens)), names, template if usable else None)
 
 
 def _id(given: Mapping[str, Any], key: str, count: int) -> int | None:

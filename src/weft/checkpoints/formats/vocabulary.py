@@ -1,4 +1,4 @@
-"""The vocabulary of a foreign folder: its tokeniser, what it puts around each text, its chat template."""
+"""The vocabulary of a foreign folder: its tokenizer, what it puts around each text, its chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import processors
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.formats.safe_files import LARGEST_JSON, file_inside, read_json_if_there
 from weft.data.readers.files import DataError
-from weft.data.tokenizers.tokenizer import FILES, Tokeniser, load_tokeniser
+from weft.data.tokenizers.tokenizer import FILES, Tokenizer, load_tokenizer
 from weft.data.tokenizers.vocabulary_files import from_wordpiece, part_words
 
 LARGEST_TEMPLATE = 1 << 20  # characters
@@ -23,9 +23,9 @@ SENTINELS = 100  # T5's marks for what was left out
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokeniser, the ids that it puts before and after each text, its special tokens by name, its chat template."""
+    """A tokenizer, the ids that it puts before and after each text, its special tokens by name, its chat template."""
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Vocabulary:
     def id_of(self, name: str) -> int | None:
         """The id of a special token by its name, such as eos_token."""
         token = self.names.get(name)
-        return None if token is None else self.tokeniser.id_of(token)
+        return None if token is None else self.tokenizer.id_of(token)
 
 
 def read_vocabulary(folder: Path, config: Config) -> Vocabulary:
@@ -45,52 +45,52 @@ def read_vocabulary(folder: Path, config: Config) -> Vocabulary:
         file = file_inside(folder, name)
         if file.is_file() and file.stat().st_size > LARGEST_JSON:
             raise DataError(f"{name} has {file.stat().st_size:,} bytes, which no vocabulary has: do not trust it")
-    tokeniser = _tokeniser(folder, config, settings)
+    tokenizer = _tokenizer(folder, config, settings)
     names = {name: token for name in NAMES if (token := _token(settings.get(name) or extra.get(name))) is not None}
-    before, after = frame_of(tokeniser)
-    found = Vocabulary(tokeniser, before, after, names, _template(folder, settings))
+    before, after = frame_of(tokenizer)
+    found = Vocabulary(tokenizer, before, after, names, _template(folder, settings))
     return _with_ends(found, settings)
 
 
-def _tokeniser(folder: Path, config: Config, settings: Mapping[str, Any]) -> Tokeniser:
+def _tokenizer(folder: Path, config: Config, settings: Mapping[str, Any]) -> Tokenizer:
     if file_inside(folder, "tokenizer.json").is_file():
-        return load_tokeniser(folder / "tokenizer.json")
+        return load_tokenizer(folder / "tokenizer.json")
     lower = settings.get("do_lower_case")
     if file_inside(folder, "vocab.txt").is_file() and isinstance(lower, bool):
-        tokeniser = Tokeniser(from_wordpiece(folder / "vocab.txt", lower))
+        tokenizer = Tokenizer(from_wordpiece(folder / "vocab.txt", lower))
     else:
-        tokeniser = load_tokeniser(folder)
-    kind, engine = config.get("model_type"), tokeniser.engine
+        tokenizer = load_tokenizer(folder)
+    kind, engine = config.get("model_type"), tokenizer.engine
     if kind in ("qwen2", "qwen3"):
         part_words(engine, "qwen")
-    if kind == "t5" and tokeniser.id_of("</s>") is not None:
+    if kind == "t5" and tokenizer.id_of("</s>") is not None:
         engine.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(SENTINELS))])
-        engine.post_processor = _template_processing("$A </s>", tokeniser, "</s>")
-    elif kind in ("llama", "mistral", "mixtral") and tokeniser.id_of("<s>") is not None:
-        engine.post_processor = _template_processing("<s> $A", tokeniser, "<s>")
-    _add_tokens(tokeniser, settings.get("added_tokens_decoder"))
-    return tokeniser
+        engine.post_processor = _template_processing("$A </s>", tokenizer, "</s>")
+    elif kind in ("llama", "mistral", "mixtral") and tokenizer.id_of("<s>") is not None:
+        engine.post_processor = _template_processing("<s> $A", tokenizer, "<s>")
+    _add_tokens(tokenizer, settings.get("added_tokens_decoder"))
+    return tokenizer
 
 
-def _template_processing(single: str, tokeniser: Tokeniser, name: str) -> processors.TemplateProcessing:
-    return processors.TemplateProcessing(single=single, special_tokens=[(name, tokeniser.id_of(name) or 0)])
+def _template_processing(single: str, tokenizer: Tokenizer, name: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(single=single, special_tokens=[(name, tokenizer.id_of(name) or 0)])
 
 
-def _add_tokens(tokeniser: Tokeniser, table: Any) -> None:
+def _add_tokens(tokenizer: Tokenizer, table: Any) -> None:
     """Tokens that were added after training, in the order of their ids."""
     if not isinstance(table, dict) or not all(str(number).isdigit() for number in table):
         return
     for number, entry in sorted(table.items(), key=lambda item: int(item[0])):
         name = _token(entry)
-        if name is None or tokeniser.id_of(name) is not None:
+        if name is None or tokenizer.id_of(name) is not None:
             continue
-        if int(number) != tokeniser.vocabulary:
+        if int(number) != tokenizer.vocabulary:
             raise DataError(
-                f"tokenizer_config.json adds {name!r:.40} as token {number}, but the next is {tokeniser.vocabulary}: "
+                f"tokenizer_config.json adds {name!r:.40} as token {number}, but the next is {tokenizer.vocabulary}: "
                 "fetch the folder again"
             )
         special = isinstance(entry, dict) and bool(entry.get("special"))
-        (tokeniser.engine.add_special_tokens if special else tokeniser.engine.add_tokens)([name])
+        (tokenizer.engine.add_special_tokens if special else tokenizer.engine.add_tokens)([name])
 
 
 def _token(value: Any) -> str | None:
@@ -99,10 +99,10 @@ def _token(value: Any) -> str | None:
     return content if isinstance(content, str) and content else None
 
 
-def frame_of(tokeniser: Tokeniser) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokeniser's own post-processor puts before and after a text."""
-    plain = tokeniser.encode("a") or tokeniser.encode("1")
-    framed = list(tokeniser.engine.encode("a" if tokeniser.encode("a") else "1", add_special_tokens=True).ids)
+def frame_of(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer's own post-processor puts before and after a text."""
+    plain = tokenizer.encode("a") or tokenizer.encode("1")
+    framed = list(tokenizer.engine.encode("a" if tokenizer.encode("a") else "1", add_special_tokens=True).ids)
     for first in range(len(framed) - len(plain) + 1):
         if framed[first : first + len(plain)] == plain:
             return tuple(framed[:first]), tuple(framed[first + len(plain) :])

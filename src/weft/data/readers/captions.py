@@ -13,7 +13,7 @@ CAPTION_FIELDS = ("text", "caption")
 
 
 def read_captions(paths: Sequence[str | Path], folder: str | Path | None = None) -> list[tuple[Path, str]]:
-    """(image, text) from .jsonl (image and text) or lines of `image.jpg,caption`; a header is recognised.
+    """(image, text) from .jsonl (image and text) or lines of `image.jpg,caption`; a header is recognized.
 
     Images are looked for in `folder`, or else in the folder of the file that names them.
     """

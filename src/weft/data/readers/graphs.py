@@ -29,10 +29,10 @@ def are_graphs(paths: Sequence[str | Path]) -> bool:
     return suffix == ".json" or (suffix == ".jsonl" and "nodes" in next(iter(read_jsonl(first)), (0, {}))[1])
 
 
-def read_graphs(paths: Sequence[str | Path], labelled: bool = True) -> list[Graph]:
-    """All graphs of some files; without `labelled` labels may be left out."""
+def read_graphs(paths: Sequence[str | Path], labeled: bool = True) -> list[Graph]:
+    """All graphs of some files; without `labeled` labels may be left out."""
     found = [
-        parse_graph(tree, where, labelled) for path in find_files(paths, GRAPH_SUFFIXES) for where, tree in _trees(path)
+        parse_graph(tree, where, labeled) for path in find_files(paths, GRAPH_SUFFIXES) for where, tree in _trees(path)
     ]
     if not found:
         raise DataError(f"{Path(paths[0]).name} holds no graph: give one with nodes and edges")
@@ -51,7 +51,7 @@ def _trees(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path.name}, graph {number}", one) for number, one in enumerate(several, 1))
 
 
-def parse_graph(tree: Any, where: str, labelled: bool = True) -> Graph:
+def parse_graph(tree: Any, where: str, labeled: bool = True) -> Graph:
     """A graph from plain JSON; `where` says in errors where it stands."""
     nodes = tree.get("nodes") if isinstance(tree, dict) else None
     if not isinstance(nodes, list) or not nodes or not all(isinstance(name, str | int) for name in nodes):
@@ -64,7 +64,7 @@ def parse_graph(tree: Any, where: str, labelled: bool = True) -> Graph:
             raise DataError(f"{where}: edge {json.dumps(edge)[:40]} is no pair of nodes from 0 to {len(nodes) - 1}")
         adjacency[ends[0], ends[1]] = adjacency[ends[1], ends[0]] = True
     labels = tree.get("labels")
-    if labels is None and not labelled:
+    if labels is None and not labeled:
         labels = []
     elif not isinstance(labels, list) or len(labels) != len(nodes):
         have = len(labels) if isinstance(labels, list) else "no"

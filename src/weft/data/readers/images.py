@@ -1,6 +1,6 @@
 """Readers of images with labels: a folder (or tar) of files per class, .npz, and IDX pairs (plain or .gz).
 
-Axes here: N images, H height, W width, C channels (1 grey, 3 colour); pixels are bytes.
+Axes here: N images, H height, W width, C channels (1 gray, 3 color); pixels are bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Pixels = NDArray[np.uint8]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 IN_MEMORY = 1 << 30  # bytes of pixels from which a folder is read batch by batch
 ORIENTATION = 0x0112
-IDX_LABELS, IDX_GREY, IDX_COLOUR = 0x801, 0x803, 0x804  # unsigned bytes with 1, 3 and 4 axes
+IDX_LABELS, IDX_GRAY, IDX_COLOR = 0x801, 0x803, 0x804  # unsigned bytes with 1, 3 and 4 axes
 
 
 @dataclass(frozen=True)
 class Fitting:
     """How a picture becomes a square of `side`: scaled to `scaled` (height and width, or its shorter edge), then cut.
 
-    Without one it is scaled to cover the square and its centre is cut; models from elsewhere may want another way.
+    Without one it is scaled to cover the square and its center is cut; models from elsewhere may want another way.
     """
 
     side: int
@@ -85,7 +85,7 @@ class PixelFiles:
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled images: pixels [N, H, W, C] in memory or in their files (`pixels[indices]` works for both)."""
+    """Labeled images: pixels [N, H, W, C] in memory or in their files (`pixels[indices]` works for both)."""
 
     pixels: Pixels | PixelFiles
     labels: NDArray[np.int64]
@@ -97,7 +97,7 @@ class Images:
 def read_images(paths: Sequence[str | Path], size: Side = None, learn: bool = True) -> Images:
     """Images of a folder per class, an .npz, a tar of a folder per class, or an IDX pair in either order.
 
-    `size` scales each to cover a square of that side and cuts its centre, or says otherwise; "auto" takes a side that
+    `size` scales each to cover a square of that side and cuts its center, or says otherwise; "auto" takes a side that
     suits most where they are not squares of one size, and says so by `scaled`. `learn=False`, for data to evaluate on,
     allows a class with one example.
     """
@@ -116,7 +116,7 @@ def read_images(paths: Sequence[str | Path], size: Side = None, learn: bool = Tr
     names = [name for _, labels in read for name in labels]
     shapes = {pixels.shape[1:] for pixels, _ in read}
     if len(shapes) > 1:
-        raise DataError(f"images of {_sizes(shapes)} in {len(given)} files: give files of one size and colour")
+        raise DataError(f"images of {_sizes(shapes)} in {len(given)} files: give files of one size and color")
     pixels = read[0][0] if len(read) == 1 else np.concatenate([pixels for pixels, _ in read])
     asked = suited_side([(pixels.shape[1], pixels.shape[2])]) if size == "auto" else size
     if isinstance(asked, Fitting) or (asked is not None and pixels.shape[1:3] != (asked, asked)):
@@ -136,7 +136,7 @@ def suited_side(sizes: Sequence[tuple[int, int]]) -> int | None:
 def read_image(path: str | Path, size: Size | None = None, channels: int = 3) -> Pixels:
     """One image [H, W, C] as a viewer shows it: turned upright, on white where transparent, the first frame of many.
 
-    `size` (a side, or height and width) scales it to cover that size and cuts its centre, or says otherwise.
+    `size` (a side, or height and width) scales it to cover that size and cuts its center, or says otherwise.
     """
     path = Path(path)
     if not path.exists():
@@ -149,9 +149,9 @@ def _decode(file: BinaryIO, name: str, size: Size | None, channels: int | None) 
     """Pixels [H, W, C]; without `channels`, as many as the image has."""
     try:
         with Image.open(file) as picture:
-            channels = channels or (1 if _is_grey(picture) else 3)
+            channels = channels or (1 if _is_gray(picture) else 3)
             upright = ImageOps.exif_transpose(picture)
-            if upright.mode.startswith("I"):  # 16 bits of grey: `convert` would cut, not scale
+            if upright.mode.startswith("I"):  # 16 bits of gray: `convert` would cut, not scale
                 deep = np.asarray(upright).astype(np.int64)
                 upright = Image.fromarray((deep >> 8 if deep.max() > 255 else deep).astype(np.uint8))
             if upright.has_transparency_data:
@@ -202,7 +202,7 @@ def _from_folders(folders: Sequence[Path], size: Side, learn: bool) -> Images:
         raise DataError(f"all images lie in {files[0].parent}: a folder per class, two or more, is expected")
     labels, classes = number_labels([path.parent.name for path in files], learn)
     looks = [_glance(path) for path in files]
-    channels = 3 if any(colour for _, colour in looks) else 1
+    channels = 3 if any(color for _, color in looks) else 1
     fitting = size if isinstance(size, Fitting) else None
     chosen = suited_side([look for look, _ in looks]) if size == "auto" else size
     side = chosen.side if isinstance(chosen, Fitting) else chosen
@@ -218,18 +218,18 @@ def _wanted(name: str) -> bool:
 
 
 def _glance(path: Path) -> tuple[tuple[int, int], bool]:
-    """((height, width), whether coloured) from the head of a file, without decoding it."""
+    """((height, width), whether colored) from the head of a file, without decoding it."""
     try:
         with Image.open(path) as picture:
             width, height = picture.size
             turned = picture.getexif().get(ORIENTATION, 1) >= 5
-            return (width, height) if turned else (height, width), not _is_grey(picture)
+            return (width, height) if turned else (height, width), not _is_gray(picture)
     except Exception:
         raise DataError(f"{path} is no image that can be read: repair or remove it") from None
 
 
-def _is_grey(picture: Image.Image) -> bool:
-    if picture.mode == "P":  # GIF has palettes only: a grey drawing there has grey entries
+def _is_gray(picture: Image.Image) -> bool:
+    if picture.mode == "P":  # GIF has palettes only: a gray drawing there has gray entries
         palette = np.array(picture.getpalette("RGB"), dtype=np.uint8).reshape(-1, 3)
         return bool((palette == palette[:, :1]).all())
     return picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
@@ -317,7 +317,7 @@ def _read_idx(path: Path) -> Pixels:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path.name} cannot be read to its end ({error}): fetch it again") from None
     magic = struct.unpack(">I", data[:4])[0] if len(data) >= 4 else None
-    if magic not in (IDX_LABELS, IDX_GREY, IDX_COLOUR):
+    if magic not in (IDX_LABELS, IDX_GRAY, IDX_COLOR):
         seen = "nothing" if magic is None else f"{magic:#010x}"
         raise DataError(
             f"{path.name} begins with {seen}, which is no IDX file of images (0x00000803) or labels (0x00000801): "

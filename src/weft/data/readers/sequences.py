@@ -1,4 +1,4 @@
-"""Readers of labelled sequences of vectors: .ts, .npz, .csv, folders of .wav, and skeletons in motion.
+"""Readers of labeled sequences of vectors: .ts, .npz, .csv, folders of .wav, and skeletons in motion.
 
 Axes here: N sequences, T steps (each sequence has its own number), C channels.
 """
@@ -42,15 +42,15 @@ class Sequences:
         return int(self.values[0].shape[1])
 
 
-def read_sequences(paths: Sequence[str | Path], learn: bool = True, labelled: bool = True) -> Sequences:
+def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: bool = True) -> Sequences:
     """Sequences of .ts, .npz and .csv files, of a folder per class of .wav, or of a folder or tar of skeletons.
 
-    `learn=False`, for data to evaluate on, allows a class with one example; `labelled=False`, for data to predict,
+    `learn=False`, for data to evaluate on, allows a class with one example; `labeled=False`, for data to predict,
     allows files without labels, which then are "".
     """
     examples: list[Example] = []
     for given in map(Path, paths):
-        examples += _read_path(given, labelled)
+        examples += _read_path(given, labeled)
     if not examples:
         raise DataError(
             f"{', '.join(str(path) for path in paths) or 'no path'} holds no sequence: give a file that does"
@@ -69,11 +69,11 @@ def read_sequences(paths: Sequence[str | Path], learn: bool = True, labelled: bo
             raise DataError(
                 f"sequence {name}: step {step}, channel {channel} is no finite number: fill it or remove it"
             )
-    labels, classes = number_labels([label for _, label, _ in examples], learn and labelled)
+    labels, classes = number_labels([label for _, label, _ in examples], learn and labeled)
     return Sequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
 
 
-def _read_path(given: Path, labelled: bool) -> list[Example]:
+def _read_path(given: Path, labeled: bool) -> list[Example]:
     if given.is_dir():
         inside = [path for path in sorted(given.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         sounds = [path for path in inside if path.suffix.lower() == ".wav"]
@@ -83,7 +83,7 @@ def _read_path(given: Path, labelled: bool) -> list[Example]:
             return list(read_skeletons(given))
     if is_archive(given) or (given.is_file() and SKELETON.match(given.name)):
         return list(read_skeletons(given))
-    if given.is_file() and given.suffix.lower() == ".wav" and not labelled:
+    if given.is_file() and given.suffix.lower() == ".wav" and not labeled:
         return list(_from_sounds([given]))
     readers = {".ts": _from_ts, ".npz": _from_npz, ".csv": _from_table, ".tsv": _from_table}
     examples: list[Example] = []
@@ -91,7 +91,7 @@ def _read_path(given: Path, labelled: bool) -> list[Example]:
         reader = readers.get(name_suffix(path))
         if reader is None:
             raise DataError(f"{path.name} is no .ts, .npz or .csv file: give one, or a folder per class of .wav")
-        examples += reader(path, labelled)
+        examples += reader(path, labeled)
     return examples
 
 
@@ -106,7 +106,7 @@ def _from_sounds(paths: Sequence[Path]) -> Iterator[Example]:
         yield str(path), path.parent.name, log_mel(samples, rate)
 
 
-def _from_ts(path: Path, labelled: bool) -> Iterator[Example]:
+def _from_ts(path: Path, labeled: bool) -> Iterator[Example]:
     """UEA's format: @ lines tell about the data; a case a line, its channels and last its class between colons."""
     classes: list[str] | None = None
     head: dict[str, str] = {}
@@ -120,7 +120,7 @@ def _from_ts(path: Path, labelled: bool) -> Iterator[Example]:
             head[key.lower()] = value.strip()
             started = key.lower() == "data"
             if started:
-                named = labelled or head.get("classlabel", "").lower().startswith("true")
+                named = labeled or head.get("classlabel", "").lower().startswith("true")
                 classes = _ts_classes(path, head) if named else []
             continue
         if classes is None:
@@ -147,7 +147,7 @@ def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
 
 
 def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str, str]) -> Values:
-    """[T, C]; missing values (?) are filled in a line between neighbours; steps all missing at the end are cut."""
+    """[T, C]; missing values (?) are filled in a line between neighbors; steps all missing at the end are cut."""
     wanted = 1 if head.get("univariate", "").lower() == "true" else int(head.get("dimensions", "0"))
     if not channels or (wanted and len(channels) != wanted):
         raise DataError(
@@ -175,11 +175,11 @@ def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str,
     return values.astype(np.float32)
 
 
-def _from_npz(path: Path, labelled: bool) -> Iterator[Example]:
+def _from_npz(path: Path, labeled: bool) -> Iterator[Example]:
     """x [N, T, C] or [N, T], with `lengths` where padded; or all steps one after the other [sum of lengths, C]."""
     arrays = read_arrays(
         path,
-        ("lengths",) if labelled else ("lengths", "y"),
+        ("lengths",) if labeled else ("lengths", "y"),
         x=("x", "data", "sequences", "values"),
         y=("y", "labels", "targets"),
         lengths=("lengths", "length"),
@@ -213,10 +213,10 @@ def _from_npz(path: Path, labelled: bool) -> Iterator[Example]:
         yield f"{row + 1} of {path.name}", label, values.astype(np.float32)
 
 
-def _from_table(path: Path, labelled: bool) -> Iterator[Example]:
+def _from_table(path: Path, labeled: bool) -> Iterator[Example]:
     """Rows of sequence id, time, values and label; with a header the columns may come in any order, time left out."""
     rows = list(read_table(path))
-    place_id, place_time, place_label, has_header = _table_places(path, rows, labelled)
+    place_id, place_time, place_label, has_header = _table_places(path, rows, labeled)
     places = [p for p in range(len(rows[0][1])) if p not in (place_id, place_time, place_label)]
     steps: dict[str, list[tuple[str, list[float]]]] = {}
     labels: dict[str, str] = {}
@@ -224,7 +224,7 @@ def _from_table(path: Path, labelled: bool) -> Iterator[Example]:
         name, label = cells[place_id].strip(), "" if place_label is None else cells[place_label].strip()
         if labels.setdefault(name, label) != label:
             raise DataError(
-                f"{path.name}, line {number}: sequence {name!r} is labelled {label!r}, but {labels[name]!r} before: "
+                f"{path.name}, line {number}: sequence {name!r} is labeled {label!r}, but {labels[name]!r} before: "
                 "a sequence has one label"
             )
         try:
@@ -238,14 +238,14 @@ def _from_table(path: Path, labelled: bool) -> Iterator[Example]:
 
 
 def _table_places(
-    path: Path, rows: Sequence[tuple[int, list[str]]], labelled: bool
+    path: Path, rows: Sequence[tuple[int, list[str]]], labeled: bool
 ) -> tuple[int, int | None, int | None, bool]:
     """Where id, time and label are, and whether the first row is a header: by name, else first, second and last."""
     names = [cell.strip().lower() for cell in rows[0][1]] if rows else []
     named = [next((names.index(n) for n in known if n in names), None) for known in (ID_NAMES, TIME_NAMES, LABEL_NAMES)]
     if named[0] is not None and named[2] is not None and len(names) > 3 - (named[1] is None):
         return named[0], named[1], named[2], True
-    if not labelled and named[0] is not None and named[2] is None and len(names) > 2 - (named[1] is None):
+    if not labeled and named[0] is not None and named[2] is None and len(names) > 2 - (named[1] is None):
         return named[0], named[1], None, True
     if len(names) < 4:
         raise DataError(f"{path.name} has {len(names)} columns: sequence id, time, values and label are needed")

@@ -98,12 +98,12 @@ def log_mel(samples: NDArray[np.float32], rate: int, mels: int = MELS) -> NDArra
 
 @cache
 def _mel_filters(rate: int, size: int, mels: int) -> NDArray[np.float64]:
-    """Triangles [mels, size / 2 + 1], each rising from its left neighbour's centre and falling to its right one's."""
+    """Triangles [mels, size / 2 + 1], each rising from its left neighbor's center and falling to its right one's."""
     top = 2595 * np.log10(1 + rate / 2 / 700)
     corners = 700 * (10 ** (np.linspace(0, top, mels + 2) / 2595) - 1)
     bins = np.arange(size // 2 + 1) * rate / size
-    left, centre, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
+    left, center, right = corners[:-2, None], corners[1:-1, None], corners[2:, None]
     filters: NDArray[np.float64] = np.maximum(
-        0, np.minimum((bins - left) / (centre - left), (right - bins) / (right - centre))
+        0, np.minimum((bins - left) / (center - left), (right - bins) / (right - center))
     )
     return filters

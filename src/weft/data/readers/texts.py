@@ -1,4 +1,4 @@
-"""Readers of text: documents, pairs, labelled and tagged sentences, chats."""
+"""Readers of text: documents, pairs, labeled and tagged sentences, chats."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ def _table_pairs(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[st
         yield cells[0], cells[1]
 
 
-def read_labelled(
+def read_labeled(
     paths: Sequence[str | Path], columns: Sequence[str] | None = None, learn: bool = True
 ) -> list[tuple[str, str]]:
-    """(text, label) from tables with a column of each; a header or fields such as text and label are recognised.
+    """(text, label) from tables with a column of each; a header or fields such as text and label are recognized.
 
     To learn from, there must be two labels or more, of two examples or more each; to evaluate on, any will do.
     """
@@ -153,7 +153,7 @@ def expect_classes(labels: Sequence[str]) -> None:
     for label in labels:
         counts[label] = counts.get(label, 0) + 1
     if not counts:
-        raise DataError("there is no labelled example: give a file with rows of data")
+        raise DataError("there is no labeled example: give a file with rows of data")
     if len(counts) < 2:
         raise DataError(f"there is only one label ({next(iter(counts))!r}): two or more are needed to tell apart")
     lonely = next((label for label, count in counts.items() if count == 1), None)

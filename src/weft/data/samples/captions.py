@@ -1,4 +1,4 @@
-"""Captions: scenes of one or two coloured shapes, and the one sentence that says what is where."""
+"""Captions: scenes of one or two colored shapes, and the one sentence that says what is where."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def scenes(seed: int, size: int) -> Sample[Captioned]:
 
 
 def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
-    kinds = [(colour, form) for colour in PALETTE for form in FORMS]
+    kinds = [(color, form) for color in PALETTE for form in FORMS]
     first, second = (kinds[k] for k in random.choice(len(kinds), 2, replace=False))
     canvas = background(SIZE, random)
     middle = (SIZE - 1) / 2
@@ -54,8 +54,8 @@ def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
     # Along the relation they stand well apart; across it they differ by little.
     apart, aside = random.uniform(18, 24), random.uniform(-5, 5)
     step = np.array([across * apart + down * aside, down * apart + across * aside])
-    centre = middle + random.uniform(-3, 3, 2)
-    (x, y), (u, v) = centre - step * 0.4, centre + step * 0.6
+    center = middle + random.uniform(-3, 3, 2)
+    (x, y), (u, v) = center - step * 0.4, center + step * 0.6
     canvas = _paint(_paint(canvas, first, x, y, large), second, u, v, small)
     return _finish(canvas), f"a large {first[0]} {first[1]} {relation} a small {second[0]} {second[1]}"
 

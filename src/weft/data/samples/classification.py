@@ -1,4 +1,4 @@
-"""Classification: opinions in which *not* turns a word around, and the nodes of graphs by their neighbours."""
+"""Classification: opinions in which *not* turns a word around, and the nodes of graphs by their neighbors."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ MINE = (
 )
 # None of them says whether the two agree.
 JOINTS = (", while", ";", ", and")
-NODES, NEIGHBOURS = 12, 3
-COLOURS = ("blue", "red")
+NODES, NEIGHBORS = 12, 3
+COLORS = ("blue", "red")
 
 
 def sentiment(seed: int, size: int) -> Sample[tuple[tuple[str, str], ...]]:
@@ -87,7 +87,7 @@ def _verdict(choose: random.Random, kind: tuple[bool, bool] | None = None) -> tu
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes as tokens, who neighbours whom (N x N, the graph mask), and a label a node."""
+    """Nodes as tokens, who neighbors whom (N x N, the graph mask), and a label a node."""
 
     nodes: tuple[str, ...]
     adjacency: NDArray[np.bool_]
@@ -95,37 +95,35 @@ class Graph:
 
 
 def nodes(seed: int, size: int) -> Sample[tuple[Graph, ...]]:
-    """Graphs of 12 nodes, half red and half blue, 3 neighbours each; a node's label is its neighbours' majority."""
+    """Graphs of 12 nodes, half red and half blue, 3 neighbors each; a node's label is its neighbors' majority."""
     random = numbers(seed, "nodes")
-    drawn = distinct("nodes", size + held_out(size), lambda: _coloured(random))
-    graphs = tuple(_graph(colours, edges) for colours, edges in drawn)
-    half, ways = NODES // 2, math.comb(NODES - 1, NEIGHBOURS)
-    unlike = sum(math.comb(half, k) * math.comb(half - 1, NEIGHBOURS - k) for k in range(2, NEIGHBOURS + 1)) / ways
-    best = Best("accuracy", 1.0, "by construction: three neighbours of two colours always have a majority")
-    shortcut = Best(
-        "accuracy", unlike, "without the graph: the other colour, of which one more node is left (counting)"
-    )
-    return Sample("nodes", "classification", graphs[:size], graphs[size:], best, shortcut, COLOURS)
+    drawn = distinct("nodes", size + held_out(size), lambda: _colored(random))
+    graphs = tuple(_graph(colors, edges) for colors, edges in drawn)
+    half, ways = NODES // 2, math.comb(NODES - 1, NEIGHBORS)
+    unlike = sum(math.comb(half, k) * math.comb(half - 1, NEIGHBORS - k) for k in range(2, NEIGHBORS + 1)) / ways
+    best = Best("accuracy", 1.0, "by construction: three neighbors of two colors always have a majority")
+    shortcut = Best("accuracy", unlike, "without the graph: the other color, of which one more node is left (counting)")
+    return Sample("nodes", "classification", graphs[:size], graphs[size:], best, shortcut, COLORS)
 
 
-def _coloured(random: np.random.Generator) -> tuple[bytes, bytes]:
-    colours = random.permutation(np.arange(NODES) % 2).astype(np.uint8)
-    return colours.tobytes(), _regular(random).tobytes()
+def _colored(random: np.random.Generator) -> tuple[bytes, bytes]:
+    colors = random.permutation(np.arange(NODES) % 2).astype(np.uint8)
+    return colors.tobytes(), _regular(random).tobytes()
 
 
 def _regular(random: np.random.Generator) -> NDArray[np.bool_]:
-    """A random graph in which all have the same number of neighbours: pair up loose ends until none collide."""
+    """A random graph in which all have the same number of neighbors: pair up loose ends until none collide."""
     while True:
-        ends = random.permutation(np.repeat(np.arange(NODES), NEIGHBOURS)).reshape(-1, 2)
+        ends = random.permutation(np.repeat(np.arange(NODES), NEIGHBORS)).reshape(-1, 2)
         adjacency = np.zeros((NODES, NODES), dtype=np.bool_)
         adjacency[ends[:, 0], ends[:, 1]] = True
         adjacency |= adjacency.T
-        if not adjacency.diagonal().any() and (adjacency.sum(0) == NEIGHBOURS).all():
+        if not adjacency.diagonal().any() and (adjacency.sum(0) == NEIGHBORS).all():
             return adjacency
 
 
-def _graph(colour_bytes: bytes, edge_bytes: bytes) -> Graph:
-    colours = np.frombuffer(colour_bytes, dtype=np.uint8)
+def _graph(color_bytes: bytes, edge_bytes: bytes) -> Graph:
+    colors = np.frombuffer(color_bytes, dtype=np.uint8)
     adjacency = np.frombuffer(edge_bytes, dtype=np.bool_).reshape(NODES, NODES).copy()
-    majority = (adjacency @ colours.astype(np.int64)) * 2 > NEIGHBOURS
-    return Graph(tuple(COLOURS[c] for c in colours), adjacency, tuple(COLOURS[int(m)] for m in majority))
+    majority = (adjacency @ colors.astype(np.int64)) * 2 > NEIGHBORS
+    return Graph(tuple(COLORS[c] for c in colors), adjacency, tuple(COLORS[int(m)] for m in majority))

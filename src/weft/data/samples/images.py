@@ -1,4 +1,4 @@
-"""Images: digits drawn with a shaky pen, and coloured shapes; painted from distances, so no font and no library.
+"""Images: digits drawn with a shaky pen, and colored shapes; painted from distances, so no font and no library.
 
 A stroke or a shape is the set of points whose signed distance to it is below zero; the distance in pixels, clipped
 to one pixel, gives smooth edges.
@@ -38,14 +38,14 @@ class Images:
 
 
 def digits(seed: int, size: int) -> Sample[Images]:
-    """Digits of 28 x 28 grey pixels, white on black, their strokes shaken, slanted, turned and stretched."""
+    """Digits of 28 x 28 gray pixels, white on black, their strokes shaken, slanted, turned and stretched."""
     why = "by construction: strokes are shaken by less than what tells one digit from another"
     return _split("digits", seed, size, [str(digit) for digit in range(10)], draw_digit, why)
 
 
 def shapes(seed: int, size: int) -> Sample[Images]:
-    """Coloured shapes of 32 x 32 pixels at any place, size, angle and colour; the class is the shape."""
-    why = "by construction: the outline alone tells the shape; colour, place, size and angle are drawn apart from it"
+    """Colored shapes of 32 x 32 pixels at any place, size, angle and color; the class is the shape."""
+    why = "by construction: the outline alone tells the shape; color, place, size and angle are drawn apart from it"
     return _split("shapes", seed, size, list(SHAPES), _draw_shape, why)
 
 
@@ -186,7 +186,7 @@ def cover(shape: str, size: int, x: float, y: float, radius: float, angle: float
 
 
 def background(size: int, random: np.random.Generator) -> Array:
-    """A dim grey canvas with a little grain."""
+    """A dim gray canvas with a little grain."""
     return np.asarray(random.uniform(15, 60) + random.normal(0, 4, (size, size, 3)))
 
 
@@ -194,7 +194,7 @@ def _draw_shape(shape: str, random: np.random.Generator) -> NDArray[np.uint8]:
     radius = random.uniform(7, 11)
     x, y = random.uniform(radius, SHAPE_SIZE - 1 - radius, 2)
     names = list(PALETTE)
-    colour = np.array(PALETTE[names[random.integers(len(names))]]) + random.normal(0, 8, 3)
+    color = np.array(PALETTE[names[random.integers(len(names))]]) + random.normal(0, 8, 3)
     amount = cover(shape, SHAPE_SIZE, x, y, radius, random.uniform(0, 2 * math.pi))[..., None]
-    canvas = background(SHAPE_SIZE, random) * (1 - amount) + colour * amount
+    canvas = background(SHAPE_SIZE, random) * (1 - amount) + color * amount
     return np.clip(canvas, 0, 255).astype(np.uint8)

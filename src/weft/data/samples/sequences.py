@@ -46,7 +46,7 @@ class Sequences:
 
 
 def skeletons(seed: int, size: int) -> Sample[Sequences]:
-    """Skeletons of 18 joints (metres, x y z in turn: T x 54) that walk, run, jump or wave before a turned camera."""
+    """Skeletons of 18 joints (meters, x y z in turn: T x 54) that walk, run, jump or wave before a turned camera."""
     why = "by construction: legs in turn (walk), wide with bent arms (run), together (jump), still under an arm (wave)"
     return _split("skeletons", seed, size, MOTIONS, why)
 

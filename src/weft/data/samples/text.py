@@ -152,6 +152,6 @@ def _walk(seed: int, next_letter: NDArray[np.float64], length: int) -> NDArray[n
 
 
 def _spread_of_mean(values: NDArray[np.float64], blocks: int = 20) -> float:
-    """Standard deviation of the mean of values that lean on their neighbours: from the means of blocks."""
+    """Standard deviation of the mean of values that lean on their neighbors: from the means of blocks."""
     means = [float(block.mean()) for block in np.array_split(values, blocks)]
     return float(np.std(means, ddof=1) / np.sqrt(blocks))

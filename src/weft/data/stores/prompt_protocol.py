@@ -25,7 +25,7 @@ class ChatWriter(Protocol):
         """The texts to learn a chat from."""
 
 
-class Taught(Protocol):
+class PromptFormatProtocol(Protocol):
     """Ids before each text, ids at which it stops (the first one ends a text), and how chats are written."""
 
     @property
@@ -34,7 +34,7 @@ class Taught(Protocol):
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Where texts stop; none where the tokeniser's own will do."""
+        """Where texts stop; none where the tokenizer's own will do."""
 
     @property
     def chat(self) -> ChatWriter | None:

@@ -18,10 +18,10 @@ import numpy as np
 
 from weft.data.readers.files import DataError, find_files
 from weft.data.readers.texts import CHAT_TOKENS, ROLES, TEXT_SUFFIXES
-from weft.data.stores.prompt_protocol import Taught
+from weft.data.stores.prompt_protocol import PromptFormatProtocol
 from weft.data.stores.text_pieces import PIECE, Piece, count_bytes, read_pieces
 from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 
 FORMAT = 1
 HEADER = "store.json"
@@ -30,11 +30,11 @@ FINEST = 100  # characters in a piece of a small text; larger texts have about a
 Progress = Callable[[int], None]
 
 
-def store_name(paths: Sequence[str | Path], tokeniser: Tokeniser, taught: Taught | None = None) -> str:
-    """A name that changes with the content of any file, their order and kind, the tokeniser, or what was taught."""
+def store_name(paths: Sequence[str | Path], tokenizer: Tokenizer, taught: PromptFormatProtocol | None = None) -> str:
+    """A name that changes with the content of any file, their order and kind, the tokenizer, or what was taught."""
     known = {} if taught is None else taught.to_tree()
     more = [json.dumps(known, sort_keys=True)] if known else []
-    whole = hashlib.sha256(json.dumps([FORMAT, tokeniser.engine.to_str(), *more]).encode())
+    whole = hashlib.sha256(json.dumps([FORMAT, tokenizer.engine.to_str(), *more]).encode())
     for path in find_files(paths, TEXT_SUFFIXES):
         try:
             with path.open("rb") as file:
@@ -60,10 +60,10 @@ def read_header(folder: Path) -> dict[str, Any] | None:
 
 def make_store(
     paths: Sequence[str | Path],
-    tokeniser: Tokeniser,
+    tokenizer: Tokenizer,
     folder: Path,
     progress: Progress | None = None,
-    taught: Taught | None = None,
+    taught: PromptFormatProtocol | None = None,
 ) -> dict[str, Any]:
     """The header of the store in `folder`, made now unless it is there; a second process waits for the first."""
     try:
@@ -73,7 +73,7 @@ def make_store(
             if header is None:
                 for left in (folder, *folder.parent.glob(f".{folder.name}.*.new")):
                     shutil.rmtree(left, ignore_errors=True)
-                header = _make(paths, StoreWriter(_new(folder), tokeniser, taught), folder, progress)
+                header = _make(paths, StoreWriter(_new(folder), tokenizer, taught), folder, progress)
             return header
     except OSError as error:
         raise _explain(folder, error) from None
@@ -121,16 +121,16 @@ class StoreWriter:
     Where a model was taught otherwise, each document stands between its start and its stop.
     """
 
-    def __init__(self, folder: Path, tokeniser: Tokeniser, taught: Taught | None = None) -> None:
-        self.folder, self.tokeniser, self.taught = folder, tokeniser, taught
+    def __init__(self, folder: Path, tokenizer: Tokenizer, taught: PromptFormatProtocol | None = None) -> None:
+        self.folder, self.tokenizer, self.taught = folder, tokenizer, taught
         self.before = () if taught is None else taught.before
         self.stops = () if taught is None else taught.stops
         self.chat = None if taught is None else taught.chat
         self.framed = bool(self.before or self.stops)
-        self.stop = self.stops[0] if self.stops else tokeniser.stop
-        self.encode, self.joins = bulk_encoder(tokeniser), joins_spaces(tokeniser)
-        self.kind = np.dtype(np.uint16 if tokeniser.vocabulary <= 1 << 16 else np.uint32)
-        self.between = self.stop if self.stop is not None or self.before else tokeniser.start
+        self.stop = self.stops[0] if self.stops else tokenizer.stop
+        self.encode, self.joins = bulk_encoder(tokenizer), joins_spaces(tokenizer)
+        self.kind = np.dtype(np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32)
+        self.between = self.stop if self.stop is not None or self.before else tokenizer.start
         self.files: dict[str, BinaryIO] = {}
         self.tokens = self.documents = self.bytes = self.read = 0
         self.counted, self.closed = True, False  # of the piece before: in the loss; already ended by a stop
@@ -193,7 +193,7 @@ class StoreWriter:
     def _written(self, pieces: Sequence[Piece]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
         """Ids of chats that are one text each, and how many in a row count or not; a token is where it ends."""
         try:
-            found = self.tokeniser.engine.encode_batch([piece.text for piece in pieces], add_special_tokens=False)
+            found = self.tokenizer.engine.encode_batch([piece.text for piece in pieces], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise _half_pair(pieces[0]) from None
         for piece, one in zip(pieces, found, strict=True):
@@ -215,7 +215,7 @@ class StoreWriter:
             after = [self.stop] if self.framed and piece.last and self.stop is not None else []
             return [*self.before] if piece.first else [], after
         name = CHAT_TOKENS[ROLES.index(piece.role)]
-        role, stop = self.tokeniser.id_of(name), self.stop
+        role, stop = self.tokenizer.id_of(name), self.stop
         if role is None or stop is None:
             missing = name if role is None else "for stop"
             if self.taught is not None:
@@ -224,7 +224,7 @@ class StoreWriter:
                     "model that has a chat template"
                 )
             raise DataError(
-                f"the tokeniser has no token {missing}, which chats need: train one with {', '.join(CHAT_TOKENS)}"
+                f"the tokenizer has no token {missing}, which chats need: train one with {', '.join(CHAT_TOKENS)}"
             )
         return [role] if piece.first else [], [stop] if piece.last and piece.role == ROLES[-1] else []
 
@@ -242,7 +242,7 @@ class StoreWriter:
     def finish(self) -> dict[str, Any]:
         """Write the header, all on the disk."""
         if not self.tokens:
-            raise DataError("the texts hold no token: give files with text, or a tokeniser that knows its words")
+            raise DataError("the texts hold no token: give files with text, or a tokenizer that knows its words")
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -269,7 +269,7 @@ def _counted_bytes(piece: Piece) -> int:
 
 def _half_pair(piece: Piece) -> DataError:
     return DataError(
-        f"a text near document {piece.document + 1} holds half of a surrogate pair, which no tokeniser can read: "
+        f"a text near document {piece.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
         "remove escapes from \\ud800 to \\udfff that stand alone"
     )
 

@@ -14,7 +14,7 @@ from weft.foundation.errors import WeftError
 
 PIECE = 1 << 14  # characters
 ROWS = (".jsonl", ".parquet")  # files of many documents, each of which fits in memory
-# Where a text may be cut, best first. A space between two words is the one place where all tokenisers in use cut too:
+# Where a text may be cut, best first. A space between two words is the one place where all tokenizers in use cut too:
 # some join punctuation with the line ends after it, or treat the start of a text as a space.
 CUTS = (r"(?<=[^\W_]) (?=[^\W_])", r"(?<=[^\W_])\s", r"(?<=\S)\s", r"(?<=[^\W_])(?=[.,;!?。，、！？；])")
 
@@ -131,7 +131,7 @@ def sample_texts(paths: Sequence[str | Path], most: int | None = 50_000_000, siz
 
 
 def letters_of(paths: Sequence[str | Path], size: int = 4 * PIECE) -> Iterator[str]:
-    """Each piece's different characters once: a tokeniser of characters learns all there are, fast, from any text."""
+    """Each piece's different characters once: a tokenizer of characters learns all there are, fast, from any text."""
     return ("".join(sorted(set(piece.text))) for piece in read_pieces(paths, size))
 
 

@@ -1,4 +1,4 @@
-"""The token store: a text of any size, tokenised once into files, read in windows and never held in memory."""
+"""The token store: a text of any size, tokenized once into files, read in windows and never held in memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
-from weft.data.stores.prompt_protocol import Taught
+from weft.data.stores.prompt_protocol import PromptFormatProtocol
 from weft.data.stores.store_files import BATCH, Progress, make_store, read_header, store_name
 from weft.data.stores.text_pieces import Piece, has_chats, letters_of, read_pieces, sample_texts
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
     "CHAT_TOKENS",
@@ -42,17 +42,17 @@ class Window(NamedTuple):
 
 def token_store(
     paths: Sequence[str | Path],
-    tokeniser: Tokeniser,
+    tokenizer: Tokenizer,
     cache: Path,
     progress: Progress | None = None,
-    taught: Taught | None = None,
+    taught: PromptFormatProtocol | None = None,
 ) -> TokenStore:
     """The texts' tokens, made in `cache` if not there yet; `progress` is told how many bytes of text are done.
 
     `taught`: what the model that reads them knows of starts, stops and chats.
     """
-    folder = cache / store_name(paths, tokeniser, taught)
-    header = read_header(folder) or make_store(paths, tokeniser, folder, progress, taught)
+    folder = cache / store_name(paths, tokenizer, taught)
+    header = read_header(folder) or make_store(paths, tokenizer, folder, progress, taught)
     return TokenStore(folder, header["type"], header["bytes"], "answers.bin" in header["sizes"], 0, header["tokens"])
 
 

@@ -1,4 +1,4 @@
-"""Encoding in bulk: the ids that a tokeniser gives, as arrays, and by look-up where its kind allows it.
+"""Encoding in bulk: the ids that a tokenizer gives, as arrays, and by look-up where its kind allows it.
 
 Characters and bytes are looked up in a table. Byte-level BPE and words always part before the last space or line end in
 front of a word, so each unit between is encoded once and then looked up. All others are encoded by the library, in
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.stores.text_pieces import count_bytes
-from weft.data.tokenizers.tokenizer import Tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 
 UNIT = re.compile(r"(?=[ \n][^\W_])")
 MOST_UNITS, LONGEST_UNITS = 300_000, 20_000_000  # what the look-up of units may hold: how many, how many characters
@@ -35,9 +35,9 @@ class Ids(NamedTuple):
 Encode = Callable[[Sequence[str]], Ids]
 
 
-def bulk_encoder(tokeniser: Tokeniser) -> Encode:
-    """The fastest way to the ids that `tokeniser.encode` gives."""
-    layout = json.loads(tokeniser.engine.to_str())
+def bulk_encoder(tokenizer: Tokenizer) -> Encode:
+    """The fastest way to the ids that `tokenizer.encode` gives."""
+    layout = json.loads(tokenizer.engine.to_str())
     model, added = layout["model"], layout["added_tokens"]
     plain = layout["normalizer"] is None and not any(
         token[flag] for token in added for flag in ("single_word", "lstrip", "rstrip", "normalized")
@@ -51,31 +51,31 @@ def bulk_encoder(tokeniser: Tokeniser) -> Encode:
             return _Table([model["vocab"][letter] for letter in _letters()], "utf-8", np.uint8, specials)
         parted = all(name and not name[0].isalnum() and not set(" \n") & set(name) for name in specials)
         if kinds != ["characters"] and not model.get("dropout") and parted:
-            return _Units(tokeniser)
-    return lambda texts: _encode(tokeniser, texts)
+            return _Units(tokenizer)
+    return lambda texts: _encode(tokenizer, texts)
 
 
-def joins_spaces(tokeniser: Tokeniser) -> bool:
+def joins_spaces(tokenizer: Tokenizer) -> bool:
     """Whether the start of a text counts as a space (SentencePiece), so that a piece must not begin with one more."""
-    whole, parts = tokeniser.encode("a b"), tokeniser.encode_many(["a", " b", "b"])
+    whole, parts = tokenizer.encode("a b"), tokenizer.encode_many(["a", " b", "b"])
     return whole != parts[0] + parts[1] and whole == parts[0] + parts[2]
 
 
-def _encode(tokeniser: Tokeniser, texts: Sequence[str]) -> Ids:
-    found = [e.ids for e in tokeniser.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Ids:
+    found = [e.ids for e in tokenizer.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
     counts = np.fromiter(map(len, found), np.int64, len(found))
     return Ids(np.fromiter(chain.from_iterable(found), np.uint32, int(counts.sum())), counts)
 
 
 @cache
 def _steps(kind: Any) -> Any:
-    """How a tokeniser of that kind takes a text apart."""
-    return json.loads(train_tokeniser(kind, ["a"]).engine.to_str())["pre_tokenizer"]
+    """How a tokenizer of that kind takes a text apart."""
+    return json.loads(train_tokenizer(kind, ["a"]).engine.to_str())["pre_tokenizer"]
 
 
 @cache
 def _byte_settings() -> dict[str, Any]:
-    return _settings(json.loads(train_tokeniser("bytes", []).engine.to_str())["model"])
+    return _settings(json.loads(train_tokenizer("bytes", []).engine.to_str())["model"])
 
 
 def _settings(model: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class _Numbers(dict[str, int]):
 class _Units:
     """Each unit (a word with the space before it and the marks after it) is encoded when it first comes."""
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
 
     def __post_init__(self) -> None:
         self._forget()
@@ -168,7 +168,7 @@ class _Units:
     def _learn(self) -> None:
         fresh = self.numbers.fresh
         if fresh:
-            new = _encode(self.tokeniser, fresh)
+            new = _encode(self.tokenizer, fresh)
             starts = len(self.flat) + np.cumsum(new.counts) - new.counts
             self.flat = np.concatenate([self.flat, new.flat])
             self.starts, self.counts = np.append(self.starts, starts), np.append(self.counts, new.counts)

@@ -1,4 +1,4 @@
-"""Tokenisers: characters, bytes, words, byte-level BPE trained on the user's text; GPT-2's, BERT's, Llama's loaded.
+"""Tokenizers: characters, bytes, words, byte-level BPE trained on the user's text; GPT-2's, BERT's, Llama's loaded.
 
 All are one kind underneath (the library `tokenizers`), saved as one tokenizer.json. Special tokens have roles: padding,
 start, stop, unknown; more can be given (`<User:>`, `<Assistant:>`) and are never split.
@@ -44,7 +44,7 @@ SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
-class Tokeniser:
+class Tokenizer:
     """Text to ids and back. `encode` adds no special tokens; `start`, `stop`, `pad` say which ids they have.
 
     `other` is the engine of the language that is written, where it is not the one that is read (Marian).
@@ -71,9 +71,9 @@ class Tokeniser:
         return str((self.other or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
 
     @property
-    def target(self) -> Tokeniser:
-        """The tokeniser of the language that is written."""
-        return self if self.other is None else Tokeniser(self.other)
+    def target(self) -> Tokenizer:
+        """The tokenizer of the language that is written."""
+        return self if self.other is None else Tokenizer(self.other)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each token's own text, for pictures; with the space that SentencePiece leaves out at a beginning."""
@@ -113,19 +113,19 @@ class Tokeniser:
         path.write_text(self.engine.to_str(), encoding="utf-8")
 
 
-def train_tokeniser(
+def train_tokenizer(
     kind: Kind, texts: Iterable[str], vocabulary: int = 8192, specials: Sequence[str] = (), least: int = 1
-) -> Tokeniser:
-    """A tokeniser learned from texts: at most `vocabulary` tokens, each seen at least `least` times."""
+) -> Tokenizer:
+    """A tokenizer learned from texts: at most `vocabulary` tokens, each seen at least `least` times."""
     if kind not in KINDS:
-        raise WeftError(f"there is no tokeniser {kind!r}: choose one of {', '.join(KINDS)}")
+        raise WeftError(f"there is no tokenizer {kind!r}: choose one of {', '.join(KINDS)}")
     names = [*SPECIALS, *specials]
     if kind == "bytes":
         return _bytes(names)
     engine, trainer = _word_like(kind, vocabulary, names, least) if kind != "bpe" else _bpe(vocabulary, names, least)
     engine.train_from_iterator(_not_empty(texts), trainer=trainer)
     engine.add_special_tokens(names)
-    return Tokeniser(engine)
+    return Tokenizer(engine)
 
 
 def _not_empty(texts: Iterable[str]) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _not_empty(texts: Iterable[str]) -> Iterator[str]:
         empty = empty and not text
         yield text
     if empty:
-        raise WeftError("there is no text to learn a tokeniser from: give a file that is not empty")
+        raise WeftError("there is no text to learn a tokenizer from: give a file that is not empty")
 
 
 def _word_like(kind: Kind, vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.WordLevelTrainer]:
@@ -161,48 +161,48 @@ def _bpe(vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainer
     return byte_level(Engine(models.BPE())), trainer
 
 
-def _bytes(names: list[str]) -> Tokeniser:
+def _bytes(names: list[str]) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*names, *alphabet])}
     engine = byte_level(Engine(models.BPE(vocab=vocabulary, merges=[])))
     engine.add_special_tokens(names)
-    return Tokeniser(engine)
+    return Tokenizer(engine)
 
 
-def load_tokeniser(path: str | Path) -> Tokeniser:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """From a file or folder: tokenizer.json, vocab.json and merges.txt (GPT-2), vocab.txt (BERT), tokenizer.model
     (Llama), spiece.model (T5), source.spm and target.spm with vocab.json (Marian)."""
     path = Path(path)
     if not path.exists():
-        raise WeftError(f"there is no tokeniser at {path}: give a tokenizer.json, vocab.txt or tokenizer.model")
+        raise WeftError(f"there is no tokenizer at {path}: give a tokenizer.json, vocab.txt or tokenizer.model")
     folder = path if path.is_dir() else path.parent
     for name in (path.name,) if path.is_file() else FILES:
         file = folder / name
         if file.exists():
             return _load_file(file)
     raise WeftError(
-        f"{folder} holds no tokeniser: it needs tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model"
+        f"{folder} holds no tokenizer: it needs tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model"
     )
 
 
-def _load_file(file: Path) -> Tokeniser:
+def _load_file(file: Path) -> Tokenizer:
     try:
         if file.name == "source.spm":
             sides = [from_marian(file.with_name(f"{side}.spm"), file.with_name("vocab.json")) for side in SIDES]
-            return Tokeniser(*sides)
+            return Tokenizer(*sides)
         if file.suffix == ".model":
-            return Tokeniser(from_sentencepiece(read_sentencepiece(file)))
+            return Tokenizer(from_sentencepiece(read_sentencepiece(file)))
         if file.suffix == ".txt" and file.name.startswith("vocab"):
-            return Tokeniser(from_wordpiece(file))
+            return Tokenizer(from_wordpiece(file))
         if file.name in ("encoder.json", "vocab.json"):
-            return Tokeniser(from_merges(file))
+            return Tokenizer(from_merges(file))
         other = file.with_name(f"target_{file.name}")
-        return Tokeniser(_read_engine(file), _read_engine(other) if other.is_file() else None)
+        return Tokenizer(_read_engine(file), _read_engine(other) if other.is_file() else None)
     except WeftError:
         raise
     except Exception as error:
         raise WeftError(
-            f"{file.name} is no tokeniser that can be read ({str(error)[:120]})".replace("\n", " ")
+            f"{file.name} is no tokenizer that can be read ({str(error)[:120]})".replace("\n", " ")
         ) from None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from weft.figures.canvas import GREY, canvas_style, legible
+from weft.figures.canvas import GRAY, canvas_style, legible
 from weft.figures.panels.panel import spell
 from weft.foundation.errors import WeftError
 
@@ -60,6 +60,6 @@ def alignment_figure(
             axes.set_title(legible(title), fontsize=11, loc="left", pad=8)
         bar = figure.add_axes((1 + 0.12 / width, 0, 0.12 / width, min(1.0, 1.5 / height)))
         figure.colorbar(image, cax=bar)
-        bar.tick_params(labelsize=8, colors=GREY)
+        bar.tick_params(labelsize=8, colors=GRAY)
         bar.spines[:].set_visible(False)
     return figure

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.canvas import COLOURS, GREY, canvas_style, legible, save_figure
+from weft.figures.canvas import COLORS, GRAY, canvas_style, legible, save_figure
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def curve_figure(
         axes.set_axisbelow(True)
         drawn = [curve for curve in points.values() if np.isfinite(curve[:, 1]).any()]
         for number, (name, curve) in enumerate(points.items()):
-            _draw_curve(axes, name, curve, COLOURS[number % len(COLOURS)], better)
+            _draw_curve(axes, name, curve, COLORS[number % len(COLORS)], better)
         if known is not None:
             _draw_known(axes, *known)
         axes.xaxis.set_major_formatter("{x:,.10g}")
@@ -99,29 +99,29 @@ def _points(name: str, curve: Sequence[tuple[float, float]], log_x: bool) -> Poi
     return points
 
 
-def _draw_curve(axes: Axes, name: str, curve: Points, colour: str, better: Better) -> None:
+def _draw_curve(axes: Axes, name: str, curve: Points, color: str, better: Better) -> None:
     steps, values = curve[:, 0], curve[:, 1]
     if not np.isfinite(values).any():
-        axes.plot([], [], color=colour, label=f"{legible(name)} (no values)")
+        axes.plot([], [], color=color, label=f"{legible(name)} (no values)")
         return
     if len(curve) > NOISY:
-        axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
-        axes.plot(steps, running_mean(values, len(curve) // 40), color=colour, linewidth=1.8, label=legible(name))
+        axes.plot(steps, values, color=color, linewidth=0.6, alpha=0.3)
+        axes.plot(steps, running_mean(values, len(curve) // 40), color=color, linewidth=1.8, label=legible(name))
         return
     best = int(np.nanargmin(values) if better == "lower" else np.nanargmax(values))
     marker = "o" if len(curve) < 40 else None
     label = f"{legible(name)}, best {values[best]:.4g} at {steps[best]:,.10g}"
-    axes.plot(steps, values, color=colour, linewidth=1.8, marker=marker, markersize=3, label=label)
+    axes.plot(steps, values, color=color, linewidth=1.8, marker=marker, markersize=3, label=label)
     axes.plot(
         steps[best],
         values[best],
         "o",
         markersize=9,
         markerfacecolor="none",
-        markeredgecolor=colour,
+        markeredgecolor=color,
         markeredgewidth=1.6,
     )
 
 
 def _draw_known(axes: Axes, value: float, label: str) -> None:
-    axes.axhline(value, color=GREY, linewidth=1.2, linestyle=(0, (5, 3)), label=legible(f"{label} {value:.4g}"))
+    axes.axhline(value, color=GRAY, linewidth=1.2, linestyle=(0, (5, 3)), label=legible(f"{label} {value:.4g}"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weft.figures.canvas import COLOURS, GREY, canvas_style, legible
+from weft.figures.canvas import COLORS, GRAY, canvas_style, legible
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ def _draw_panel(axes: Axes, past: Array, ahead: Array, others: Sequence[Array | 
     joined = np.concatenate([past[-1:], ahead])
     if low is not None and high is not None:
         floor, roof = np.concatenate([past[-1:], low]), np.concatenate([past[-1:], high])
-        axes.fill_between(after, floor, roof, color=COLOURS[0], alpha=0.2, linewidth=0, label=legible(band))
-    axes.plot(before, past, color=GREY, linewidth=1.2, label="history")
+        axes.fill_between(after, floor, roof, color=COLORS[0], alpha=0.2, linewidth=0, label=legible(band))
+    axes.plot(before, past, color=GRAY, linewidth=1.2, label="history")
     if truth is not None:
-        axes.plot(after, np.concatenate([past[-1:], truth]), color=COLOURS[1], linewidth=1.2, label="truth")
-    axes.plot(after, joined, color=COLOURS[0], linewidth=1.6, label="forecast")
+        axes.plot(after, np.concatenate([past[-1:], truth]), color=COLORS[1], linewidth=1.2, label="truth")
+    axes.plot(after, joined, color=COLORS[0], linewidth=1.6, label="forecast")
     axes.axvline(0, color="0.75", linewidth=0.8, zorder=0)
     axes.grid(axis="y")
     axes.set_axisbelow(True)

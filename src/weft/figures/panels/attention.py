@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.figures.canvas import COLOURS, GREY
-from weft.figures.palette import colour_map, coloured
+from weft.figures.canvas import COLORS, GRAY
+from weft.figures.palette import color_map, colored
 from weft.figures.panels.maps import Maps
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, label_ticks, spell, stamp
 from weft.foundation.errors import WeftError
@@ -122,21 +122,21 @@ class Attention(Panel):
             label = spell(self.columns[column])
             axes.text(1.03, place, label, ha="left", va="center", fontsize=size, weight="bold" if bold else "normal")
         words = "looks at" if len(rows) == len(self.rows) else f"looks at (tokens {rows.start} to {rows.stop - 1})"
-        sheet.text(left, 0.02, words, fontsize=8, color=GREY)
+        sheet.text(left, 0.02, words, fontsize=8, color=GRAY)
 
     def _draw_row(self, axes: Axes, place: int, row: int, columns: range, lit: bool) -> None:
         weights = self.weights(row)
         if row == self.focus and (most := float(weights.max())) > 0:
             # Where a row in focus looks at many alike, its largest still shows.
             weights = weights * max(most, FAINT) / most
-        colour = COLOURS[0] if self.focus is None else (COLOURS[1] if lit else "0.6")
+        color = COLORS[0] if self.focus is None else (COLORS[1] if lit else "0.6")
         for other, column in enumerate(columns):
             weight = float(weights[column])
             if weight < LEAST_LINE:
                 continue
             strength = min(1.0, weight) if lit else 0.25 * min(1.0, weight)
             width = 0.4 + 2.6 * weight
-            axes.plot((0, 1), (place, other), color=colour, alpha=strength, linewidth=width, solid_capstyle="round")
+            axes.plot((0, 1), (place, other), color=color, alpha=strength, linewidth=width, solid_capstyle="round")
 
     def _cell(self) -> float:
         return min(0.3, MATRIX / max(self.maps.size))
@@ -149,19 +149,19 @@ class Attention(Panel):
         T, S = self.maps.size
         cell = self._cell()
         values = self.maps.picture(self.layers.chosen, self.heads.chosen)
-        labelled = cell > 0.106
-        left = 4.1 + (_widest(self.rows, range(T)) if labelled else 0.4)
+        labeled = cell > 0.106
+        left = 4.1 + (_widest(self.rows, range(T)) if labeled else 0.4)
         down = self._matrix_height() - cell * T
         axes = sheet.axes(min(left, WIDTH - cell * S), down, cell * S, cell * T)
         top = float(values.max()) or 1.0
         box = (-0.5, S - 0.5, T - 0.5, -0.5)
-        axes.imshow(values, cmap=colour_map("share"), vmin=0, vmax=top, aspect="auto", extent=box)
+        axes.imshow(values, cmap=color_map("share"), vmin=0, vmax=top, aspect="auto", extent=box)
         axes.spines[:].set_visible(True)
         axes.spines[:].set_color("0.8")
         label_ticks(axes, self.columns, "x", cell)
         label_ticks(axes, self.rows, "y", cell)
         if self.focus is not None:
-            axes.axhspan(self.focus - 0.5, self.focus + 0.5, fill=False, edgecolor=COLOURS[1], linewidth=1.2)
+            axes.axhspan(self.focus - 0.5, self.focus + 0.5, fill=False, edgecolor=COLORS[1], linewidth=1.2)
 
     def _small_height(self) -> float:
         if len(self.layers.options) * len(self.heads.options) < 2:
@@ -200,15 +200,15 @@ class Attention(Panel):
                 # A root makes the small weights of large maps visible.
                 values = np.sqrt(values) if max(values.shape) > ROOT_FROM else values
                 chosen = (layer, head) == (self.layers.chosen, self.heads.chosen)
-                colour = COLOURS[1] if chosen else GREY
-                pixels = coloured(values, (0.0, float(values.max())), "share")
-                stamp(board, pixels, (x, y, SMALL, SMALL), COLOURS[1] if chosen else "0.8", 1.8 if chosen else 0.8)
-                board.text(x + SMALL / 2, y - 0.03, label, ha="center", va="bottom", fontsize=7, color=colour)
+                color = COLORS[1] if chosen else GRAY
+                pixels = colored(values, (0.0, float(values.max())), "share")
+                stamp(board, pixels, (x, y, SMALL, SMALL), COLORS[1] if chosen else "0.8", 1.8 if chosen else 0.8)
+                board.text(x + SMALL / 2, y - 0.03, label, ha="center", va="bottom", fontsize=7, color=color)
                 if head == 0:
                     words = spell(self.layers.named(layer), 14)
                     board.text(0, y + SMALL / 2, words, va="center", fontsize=8)
         if left_out := self._not_small():
-            sheet.text(0, top + self._small_height() - 0.2, left_out, fontsize=8, color=GREY)
+            sheet.text(0, top + self._small_height() - 0.2, left_out, fontsize=8, color=GRAY)
 
 
 def _widest(tokens: Sequence[str], places: range) -> float:

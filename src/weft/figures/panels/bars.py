@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.figures.canvas import COLOURS, GREY
+from weft.figures.canvas import COLORS, GRAY
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell
 from weft.figures.web.packing import pack
 from weft.foundation.errors import WeftError
@@ -58,14 +58,14 @@ class Bars(Panel):
         mark = self.marks[step] if self.marks else None
         left = min(2.6, 0.25 + LETTER * max((len(spell(label, 28)) for label in labels), default=1))
         axes = sheet.axes(left, 0.05, min(5.5, WIDTH - left - 1), BAR * len(values))
-        colours = [COLOURS[1] if label == mark else COLOURS[0] for label in labels]
-        axes.barh(range(len(values)), values, color=colours, height=0.68)
+        colors = [COLORS[1] if label == mark else COLORS[0] for label in labels]
+        axes.barh(range(len(values)), values, color=colors, height=0.68)
         axes.set_ylim(len(values) - 0.5, -0.5)
         top = max(float(values.max()), 1e-9)
         axes.set_xlim(0, 1.0 if self.unit == "probability" and top > 0.5 else top * 1.05)
         axes.set_yticks(range(len(labels)), labels=[spell(label, 28) for label in labels], fontsize=9)
         axes.tick_params(axis="y", length=0)
-        axes.tick_params(axis="x", labelsize=8, colors=GREY)
+        axes.tick_params(axis="x", labelsize=8, colors=GRAY)
         axes.spines["left"].set_visible(False)
         for place, value in enumerate(values):
             axes.annotate(
@@ -76,7 +76,7 @@ class Bars(Panel):
                 va="center",
                 fontsize=8,
             )
-        axes.set_xlabel(self.unit, fontsize=8, color=GREY)
+        axes.set_xlabel(self.unit, fontsize=8, color=GRAY)
 
 
 def one_step(title: str, labels: tuple[str, ...], values: Array, note: str = "", unit: str = "probability") -> Bars:

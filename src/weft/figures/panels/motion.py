@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from weft.figures.canvas import COLOURS, GREY
-from weft.figures.palette import colour_map
+from weft.figures.canvas import COLORS, GRAY
+from weft.figures.palette import color_map
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape
 from weft.figures.panels.series import MOST_STRIPS, draw_strips
 from weft.figures.web.packing import pack
@@ -67,7 +67,7 @@ class Motion(Panel):
         return TALL + 0.45 + 0.2 * min(MOST_STRIPS, int(np.prod(self.attention.shape[:-1])))
 
     def draw(self, sheet: Sheet) -> None:
-        """Poses evenly spread over the time, coloured by how much is looked at them."""
+        """Poses evenly spread over the time, colored by how much is looked at them."""
         joints = self.upright()
         weights = self.attention[tuple(axis.chosen for axis in self.choices)]
         steps = np.unique(np.linspace(0, len(joints) - 1, POSES).round().astype(int))
@@ -79,18 +79,18 @@ class Motion(Panel):
         for place, step in enumerate(steps):
             axes = sheet.axes(1.6 + place * across, 0.05, across, TALL)
             share = float(weights[min(len(weights) - 1, int(step * len(weights) / len(joints)))]) / top
-            colour = colour_map("share")(0.35 + 0.65 * share)
+            color = color_map("share")(0.35 + 0.65 * share)
             for one, other in self.bones:
                 ends = flat[step, [one, other]]
-                axes.plot(ends[:, 0], ends[:, 1], color=colour, linewidth=1 + 1.6 * share, solid_capstyle="round")
-            axes.scatter(flat[step, :, 0], flat[step, :, 1], s=5, color=colour, zorder=3)
+                axes.plot(ends[:, 0], ends[:, 1], color=color, linewidth=1 + 1.6 * share, solid_capstyle="round")
+            axes.scatter(flat[step, :, 0], flat[step, :, 1], s=5, color=color, zorder=3)
             axes.set_xlim(low[0] - room, high[0] + room)
             axes.set_ylim(low[1] - room, high[1] + room)
             axes.set_aspect("equal")
             axes.set_axis_off()
             axes.text(0.5, -0.02, f"step {step}", transform=axes.transAxes, ha="center", va="top", fontsize=8)
-        sheet.text(0, 0.3, "darker: looked\nat more", fontsize=8, color=COLOURS[0])
-        sheet.text(0, TALL + 0.1, "in time", fontsize=8, color=GREY)
+        sheet.text(0, 0.3, "darker: looked\nat more", fontsize=8, color=COLORS[0])
+        sheet.text(0, TALL + 0.1, "in time", fontsize=8, color=GRAY)
         draw_strips(sheet, TALL + 0.35, self.attention, self.choices)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.canvas import COLOURS, GREY, legible
-from weft.figures.palette import Scale, coloured
+from weft.figures.canvas import COLORS, GRAY, legible
+from weft.figures.palette import Scale, colored
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell, stamp
 from weft.figures.panels.tables import value_range
 from weft.figures.web.packing import pack
@@ -22,7 +22,7 @@ Pixels = NDArray[np.uint8]
 LARGE, SMALL = 2.6, 1.08  # inches
 MOST_SMALL = 48
 DIM = 0.6  # what is left of an image's light
-GLOW, COLOUR = 0.62, (255, 158, 27)  # how strongly it glows where most is looked, and in which colour
+GLOW, COLOR = 0.62, (255, 158, 27)  # how strongly it glows where most is looked, and in which color
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ class Overlay(Panel):
                 axes.imshow(lit(self.pixels, self.maps[chosen]), interpolation="nearest")
             else:
                 limits = value_range(self.maps[chosen], "share")
-                axes.imshow(coloured(self.maps[chosen], limits, "share"), interpolation="nearest", aspect="auto")
+                axes.imshow(colored(self.maps[chosen], limits, "share"), interpolation="nearest", aspect="auto")
             _bare(axes, name)
         board = sheet.lower(LARGE + 0.5).board()
         for number, choice in enumerate(self._others()):
             line, place = divmod(number, self._across())
             x, y = place * (SMALL + 0.1), line * (SMALL + 0.28)
             here = choice == chosen
-            colours = lit(self.pixels, self.maps[choice])
-            stamp(board, colours, (x, y, SMALL, SMALL), COLOURS[1] if here else "0.8", 1.8 if here else 0.8)
-            words, ink = self._name(choice), COLOURS[1] if here else GREY
+            colors = lit(self.pixels, self.maps[choice])
+            stamp(board, colors, (x, y, SMALL, SMALL), COLORS[1] if here else "0.8", 1.8 if here else 0.8)
+            words, ink = self._name(choice), COLORS[1] if here else GRAY
             size = 7.5 if len(words) < 18 else 5.8
             board.text(x + SMALL / 2, y - 0.03, words, ha="center", va="bottom", fontsize=size, color=ink)
 
@@ -105,7 +105,7 @@ class Overlay(Panel):
 
 @dataclass(frozen=True)
 class Tiles(Panel):
-    """Small pictures: colours [n, h, w, 3] from 0 to 1, or values [n, h, w]; so many `across`, with a name each."""
+    """Small pictures: colors [n, h, w, 3] from 0 to 1, or values [n, h, w]; so many `across`, with a name each."""
 
     title: str
     values: Array
@@ -121,11 +121,11 @@ class Tiles(Panel):
         expect_shape("tiles", self.values, len(self.names), *sizes)
 
     def payload(self) -> Tree:
-        """Values, or colours in 8 bits."""
+        """Values, or colors in 8 bits."""
         values = self.values
         if values.ndim == 4:
             return {
-                "colours": pack(np.rint(255 * np.clip(values, 0, 1)), "u1"),
+                "colors": pack(np.rint(255 * np.clip(values, 0, 1)), "u1"),
                 "names": list(self.names),
                 "across": self.across,
                 "scale": self.scale,
@@ -151,7 +151,7 @@ class Tiles(Panel):
             line, column = divmod(number, self.across)
             x, y = column * (side + 0.06), gap + line * (side + gap)
             given = self.values[number]
-            pixels = np.clip(given, 0, 1) if given.ndim == 3 else coloured(given, limits, self.scale)
+            pixels = np.clip(given, 0, 1) if given.ndim == 3 else colored(given, limits, self.scale)
             stamp(board, pixels, (x, y, side, side), "0.8", 0.8)
             if gap > 0.1:
                 board.text(x + side / 2, y - 0.03, legible(name, 14), ha="center", va="bottom", fontsize=7)
@@ -165,11 +165,11 @@ def lit(pixels: Pixels, values: Array) -> Pixels:
     rows = np.minimum(np.arange(height) * values.shape[0] // height, values.shape[0] - 1)
     columns = np.minimum(np.arange(width) * values.shape[1] // width, values.shape[1] - 1)
     glow = GLOW * shares[rows][:, columns][..., None]
-    return np.rint(pixels * DIM * (1 - glow) + glow * np.array(COLOUR)).astype(np.uint8)
+    return np.rint(pixels * DIM * (1 - glow) + glow * np.array(COLOR)).astype(np.uint8)
 
 
 def tint(values: NDArray[Any]) -> Array:
-    """Any tiles [n, h, w, 3] or [n, h, w, 1] as colours from 0 to 1, each stretched about its own middle grey."""
+    """Any tiles [n, h, w, 3] or [n, h, w, 1] as colors from 0 to 1, each stretched about its own middle gray."""
     array = np.asarray(values, dtype=np.float64)
     array = np.repeat(array, 3, axis=-1) if array.shape[-1] == 1 else array
     top = np.abs(array).max(axis=(1, 2, 3), keepdims=True)

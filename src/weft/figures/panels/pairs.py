@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.figures.canvas import COLOURS, GREY
+from weft.figures.canvas import COLORS, GRAY
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell
 from weft.figures.panels.tables import Table, number
 from weft.figures.web.packing import pack
@@ -70,15 +70,15 @@ class Pair(Panel):
         """Query, key and their products for the chosen head; the weights of all heads below."""
         place = (self.ways.chosen, self.layers.chosen, self.heads.chosen)
         q, k = self.query[place], self.key[place]
-        strips = (("query", q, COLOURS[0]), ("key", k, COLOURS[2]), ("product", q * k, COLOURS[1]))
-        for row, (name, values, colour) in enumerate(strips):
+        strips = (("query", q, COLORS[0]), ("key", k, COLORS[2]), ("product", q * k, COLORS[1]))
+        for row, (name, values, color) in enumerate(strips):
             axes = sheet.axes(0.95, 0.1 + row * STRIP, WIDTH - 1.2, STRIP - 0.3)
-            axes.bar(range(len(values)), values, color=colour, width=0.8)
+            axes.bar(range(len(values)), values, color=color, width=0.8)
             axes.axhline(0, color="0.6", linewidth=0.7)
-            axes.tick_params(labelsize=7.5, colors=GREY)
+            axes.tick_params(labelsize=7.5, colors=GRAY)
             axes.set_xlim(-0.6, len(values) - 0.4)
             axes.set_xticks(range(0, len(values), max(1, len(values) // 16)))
-            sheet.text(0, 0.1 + row * STRIP + 0.25, name, fontsize=9.5, color=colour, weight="bold")
+            sheet.text(0, 0.1 + row * STRIP + 0.25, name, fontsize=9.5, color=color, weight="bold")
         words = spell(self.ways.options[place[0]], 60)
         total = float((q * k).sum())
         sheet.text(
@@ -95,5 +95,5 @@ class Pair(Panel):
         rows = tuple(f"layer {name}" for name in self.layers.options)
         values = np.asarray(self.weights[self.ways.chosen])
         table = Table("weights", rows, heads, values)
-        sheet.text(0, top, "weights of all heads", fontsize=8.5, color=GREY)
+        sheet.text(0, top, "weights of all heads", fontsize=8.5, color=GRAY)
         table.draw(sheet.lower(top + 0.1))

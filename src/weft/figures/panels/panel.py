@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.canvas import GREY, legible
+from weft.figures.canvas import GRAY, legible
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Sheet:
 
 
 def stamp(board: Axes, pixels: NDArray[Any], place: tuple[float, float, float, float], edge: str, line: float) -> None:
-    """A small picture (colours [h, w, 4 or 3]) on a board at (left, top, width, height), with a frame."""
+    """A small picture (colors [h, w, 4 or 3]) on a board at (left, top, width, height), with a frame."""
     from matplotlib.patches import Rectangle
 
     x, y, wide, tall = place
@@ -158,7 +158,7 @@ def label_ticks(axes: Axes, labels: Sequence[str], side: str, cell: float, uprig
     if size < 5.5:
         step = next(step for step in (5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if step * cell > 0.35)
         places = list(range(0, len(labels), step))
-        here.set_ticks(places, labels=[str(place) for place in places], fontsize=8, color=GREY)
+        here.set_ticks(places, labels=[str(place) for place in places], fontsize=8, color=GRAY)
     else:
         turn = 90 if side == "x" and upright and max(map(len, map(spell, labels))) > 2 else 0
         here.set_ticks(range(len(labels)), labels=[spell(label) for label in labels], fontsize=size, rotation=turn)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.figures.canvas import COLOURS, GREY, legible
+from weft.figures.canvas import COLORS, GRAY, legible
 from weft.figures.panels.panel import WIDTH, Array, Panel, Sheet, Tree, expect_shape
 from weft.figures.web.packing import pack
 
@@ -46,17 +46,17 @@ class Plot(Panel):
     def draw(self, sheet: Sheet) -> None:
         """All curves in one plot."""
         axes = sheet.axes(0.8, 0.1, WIDTH - 1.0, 2.6)
-        many = len(self.names) > len(COLOURS)
+        many = len(self.names) > len(COLORS)
         for number, (name, values) in enumerate(zip(self.names, self.values, strict=True)):
-            colour = COLOURS[number % len(COLOURS)]
+            color = COLORS[number % len(COLORS)]
             marker = "o" if len(self.places) < 30 and not many else None
             line: Any = {"linewidth": 0.8, "alpha": 0.6} if many else {"linewidth": 1.5}
-            axes.plot(self.places, values, color=colour, marker=marker, markersize=3, label=legible(name, 24), **line)
+            axes.plot(self.places, values, color=color, marker=marker, markersize=3, label=legible(name, 24), **line)
         if not many and len(self.names) > 1:
             axes.legend(fontsize=8, ncols=min(4, len(self.names)))
         axes.grid(axis="y")
-        axes.set_xlabel(legible(self.x_label), fontsize=8.5, color=GREY)
-        axes.set_ylabel(legible(self.y_label), fontsize=8.5, color=GREY)
-        axes.tick_params(labelsize=8, colors=GREY)
+        axes.set_xlabel(legible(self.x_label), fontsize=8.5, color=GRAY)
+        axes.set_ylabel(legible(self.y_label), fontsize=8.5, color=GRAY)
+        axes.tick_params(labelsize=8, colors=GRAY)
         if len(self.places) < 20 and np.array_equal(self.places, np.rint(self.places)):
             axes.set_xticks(self.places)

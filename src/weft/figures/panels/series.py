@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.figures.canvas import COLOURS, GREY, legible
-from weft.figures.palette import colour_map, coloured
+from weft.figures.canvas import COLORS, GRAY, legible
+from weft.figures.palette import color_map, colored
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, stamp
 from weft.figures.panels.tables import value_range
 from weft.figures.web.packing import pack
@@ -93,30 +93,30 @@ class Forecast(Panel):
             strip = sheet.axes(LEFT, top + PLOT, WIDTH - LEFT - 0.1, STRIP)
             weights = self.attention[min(number, len(self.attention) - 1)][place]
             self._draw_strip(strip, weights, axes.get_xlim())
-            sheet.text(0, top + PLOT + 0.04, "looks at", fontsize=8, color=GREY)
+            sheet.text(0, top + PLOT + 0.04, "looks at", fontsize=8, color=GRAY)
         bottom = min(len(self.columns), MOST_COLUMNS) * (PLOT + GAP)
-        sheet.text(LEFT + 3.5, bottom + 0.12, "steps from now", fontsize=8.5, color=GREY)
+        sheet.text(LEFT + 3.5, bottom + 0.12, "steps from now", fontsize=8.5, color=GRAY)
 
     def _draw_column(self, axes: Axes, number: int) -> None:
         past, ahead = self.history[:, number], self.ahead[:, number]
         before, after = np.arange(1 - len(past), 1), np.arange(len(ahead) + 1)
         if self.low is not None and self.high is not None:
             low, high = (np.concatenate([past[-1:], end[:, number]]) for end in (self.low, self.high))
-            axes.fill_between(after, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label=self.band)
-        axes.plot(before, past, color=GREY, linewidth=1.1, label="history")
-        axes.plot(after, np.concatenate([past[-1:], ahead]), color=COLOURS[0], linewidth=1.5, label="forecast")
+            axes.fill_between(after, low, high, color=COLORS[0], alpha=0.2, linewidth=0, label=self.band)
+        axes.plot(before, past, color=GRAY, linewidth=1.1, label="history")
+        axes.plot(after, np.concatenate([past[-1:], ahead]), color=COLORS[0], linewidth=1.5, label="forecast")
         axes.axvline(0, color="0.75", linewidth=0.8, zorder=0)
         axes.set_xlim(1 - len(past), len(ahead))
-        axes.tick_params(labelbottom=False, labelsize=8, colors=GREY)
+        axes.tick_params(labelbottom=False, labelsize=8, colors=GRAY)
         axes.grid(axis="y")
 
     def _draw_strip(self, axes: Axes, weights: Array, limits: tuple[float, float]) -> None:
         ends = -self.patch * np.arange(len(weights), -1, -1) + 0.5
         low, high = value_range(weights, "share")
-        axes.pcolormesh(ends, [0, 1], weights[None], cmap=colour_map("share"), vmin=low, vmax=high)
+        axes.pcolormesh(ends, [0, 1], weights[None], cmap=color_map("share"), vmin=low, vmax=high)
         axes.set_xlim(*limits)
         axes.set_yticks([])
-        axes.tick_params(labelsize=8, colors=GREY)
+        axes.tick_params(labelsize=8, colors=GRAY)
         axes.spines[:].set_color("0.8")
 
 
@@ -163,16 +163,16 @@ def draw_channels(axes: Axes, values: Array, names: tuple[str, ...]) -> None:
     """Up to eight channels as curves, more as a heat map in units of each channel's deviation."""
     if len(names) <= 8:
         for number, name in enumerate(names):
-            axes.plot(values[:, number], color=COLOURS[number % len(COLOURS)], linewidth=1.1, label=legible(name, 20))
+            axes.plot(values[:, number], color=COLORS[number % len(COLORS)], linewidth=1.1, label=legible(name, 20))
         axes.legend(fontsize=7.5, loc="upper right", ncols=min(4, len(names)))
         axes.set_xlim(-0.5, len(values) - 0.5)
     else:
-        axes.imshow(standardised(values).T, cmap=colour_map("signed"), vmin=-3, vmax=3, aspect="auto")
-        axes.set_ylabel("channel", fontsize=8.5, color=GREY)
-    axes.tick_params(labelsize=8, colors=GREY)
+        axes.imshow(standardized(values).T, cmap=color_map("signed"), vmin=-3, vmax=3, aspect="auto")
+        axes.set_ylabel("channel", fontsize=8.5, color=GRAY)
+    axes.tick_params(labelsize=8, colors=GRAY)
 
 
-def standardised(values: Array) -> Array:
+def standardized(values: Array) -> Array:
     """Each channel with mean 0 and deviation 1."""
     spread = values.std(0)
     return (values - values.mean(0)) / np.where(spread > 0, spread, 1)
@@ -184,7 +184,7 @@ def draw_strips(sheet: Sheet, top: float, attention: Array, choices: tuple[Axis,
     board = sheet.lower(top).board()
     for line, choice in enumerate(every):
         values = attention[choice][None]
-        pixels = coloured(values, value_range(values, "share"), "share")
+        pixels = colored(values, value_range(values, "share"), "share")
         stamp(board, pixels, (1.6, 0.2 * line, WIDTH - 1.7, 0.16), "0.85", 0.8)
         words = ", ".join(axis.named(place) for axis, place in zip(choices, choice, strict=True))
-        board.text(0, 0.2 * line + 0.08, words or "attention", va="center", fontsize=8, color=GREY)
+        board.text(0, 0.2 * line + 0.08, words or "attention", va="center", fontsize=8, color=GRAY)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from weft.figures.canvas import GREY
-from weft.figures.palette import STOPS, Scale, colour_map
+from weft.figures.canvas import GRAY
+from weft.figures.palette import STOPS, Scale, color_map
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, label_ticks, spell
 from weft.figures.web.packing import pack
 
@@ -24,7 +24,7 @@ LETTER = 0.085
 
 @dataclass(frozen=True)
 class Table(Panel):
-    """Values [choices ..., rows, columns]; `words` fill the cells, or by `cells` their numbers, or colours alone.
+    """Values [choices ..., rows, columns]; `words` fill the cells, or by `cells` their numbers, or colors alone.
 
     `gold` marks the cells that are right, where that is known. `row_name` and `column_name` say what they are.
     """
@@ -35,7 +35,7 @@ class Table(Panel):
     values: Array
     choices: tuple[Axis, ...] = ()
     words: tuple[tuple[str, ...], ...] | None = None
-    cells: Literal["colours", "numbers"] = "numbers"
+    cells: Literal["colors", "numbers"] = "numbers"
     scale: Scale = "share"
     row_name: str = ""
     column_name: str = ""
@@ -98,7 +98,7 @@ class Table(Panel):
 
     def _written(self) -> bool:
         """Whether cells are wide enough for what is in them."""
-        if self.words is None and self.cells == "colours":
+        if self.words is None and self.cells == "colors":
             return False
         return (WIDTH - self._left()) / len(self.columns) >= 0.45
 
@@ -114,23 +114,23 @@ class Table(Panel):
         axes = sheet.axes(self._left(), self._top(), width * C, height * R)
         low, high = value_range(values, self.scale)
         box = (-0.5, C - 0.5, R - 0.5, -0.5)
-        colours = colour_map(self.scale)
-        image = axes.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", extent=box)
+        colors = color_map(self.scale)
+        image = axes.imshow(values, cmap=colors, vmin=low, vmax=high, aspect="auto", extent=box)
         axes.spines[:].set_visible(True)
         axes.spines[:].set_color("0.8")
         label_ticks(axes, self.rows, "y", min(height, 0.2))
         label_ticks(axes, self.columns, "x", min(width, 0.2), not self._flat())
         if self.column_name:
-            axes.set_xlabel(self.column_name, fontsize=8.5, color=GREY, labelpad=4)
+            axes.set_xlabel(self.column_name, fontsize=8.5, color=GRAY, labelpad=4)
             axes.xaxis.set_label_position("top")
         if self.row_name:
-            axes.set_ylabel(self.row_name, fontsize=8.5, color=GREY, labelpad=4)
+            axes.set_ylabel(self.row_name, fontsize=8.5, color=GRAY, labelpad=4)
         if self._written():
             self._write(axes, values, (low, high), width)
         else:
             bar = sheet.axes(self._left() + width * C + 0.12, self._top(), 0.12, min(1.4, height * R))
             sheet.box.colorbar(image, cax=bar)
-            bar.tick_params(labelsize=7.5, colors=GREY)
+            bar.tick_params(labelsize=7.5, colors=GRAY)
             bar.spines[:].set_visible(False)
         if self.gold is not None:
             _mark(axes, self.gold)
@@ -146,7 +146,7 @@ class Table(Panel):
 
 
 def value_range(values: Array, scale: Scale) -> tuple[float, float]:
-    """The values of the lowest and the highest colour."""
+    """The values of the lowest and the highest color."""
     finite = values[np.isfinite(values)]
     top = float(np.abs(finite).max()) if finite.size else 1.0
     top = top or 1.0
@@ -154,7 +154,7 @@ def value_range(values: Array, scale: Scale) -> tuple[float, float]:
 
 
 def is_dark(share: float, scale: Scale) -> bool:
-    """Whether the colour at this place of the scale, from 0 to 1, needs white letters."""
+    """Whether the color at this place of the scale, from 0 to 1, needs white letters."""
     stops = STOPS[scale]["light"]
     if not np.isfinite(share):
         return False

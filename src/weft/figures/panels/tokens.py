@@ -1,4 +1,4 @@
-"""Tokens coloured by how much is looked at them, as text that can be read, with what the model says of each below."""
+"""Tokens colored by how much is looked at them, as text that can be read, with what the model says of each below."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.figures.canvas import GREY
-from weft.figures.palette import Scale, colour_map, coloured
+from weft.figures.canvas import GRAY
+from weft.figures.palette import Scale, color_map, colored
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell, stamp
 from weft.figures.panels.tables import is_dark, value_range
 from weft.figures.web.packing import pack
@@ -26,7 +26,7 @@ SMALL_LINES = 12  # choices whose shading a still shows besides the chosen one
 
 @dataclass(frozen=True)
 class Tokens(Panel):
-    """`weights` [choices ..., T] colour the tokens; `below` says something of each (a tag, a share)."""
+    """`weights` [choices ..., T] color the tokens; `below` says something of each (a tag, a share)."""
 
     title: str
     tokens: tuple[str, ...]
@@ -91,7 +91,7 @@ class Tokens(Panel):
         return self._pitch() * len(self._lines()) + (strips + 0.3 if strips else 0) + 0.1
 
     def draw(self, sheet: Sheet) -> None:
-        """Tokens in boxes of their colour; strips with all other choices' colours below."""
+        """Tokens in boxes of their color; strips with all other choices' colors below."""
         axes = sheet.board()
         chosen = self.weights[tuple(axis.chosen for axis in self.choices)]
         lines = self._lines()
@@ -102,9 +102,9 @@ class Tokens(Panel):
         for strip, choice in enumerate(self._others()):
             names = (axis.named(place) for axis, place in zip(self.choices, choice, strict=True))
             values = self.weights[choice][None]
-            pixels = coloured(values, value_range(values, self.scale), self.scale)
+            pixels = colored(values, value_range(values, self.scale), self.scale)
             stamp(axes, pixels, (1.6, top + 0.19 * strip, WIDTH - 1.6, 0.15), "0.85", 0.8)
-            sheet.text(0, top + 0.19 * strip, ", ".join(names), fontsize=8, color=GREY)
+            sheet.text(0, top + 0.19 * strip, ", ".join(names), fontsize=8, color=GRAY)
 
     def _box(self, axes: Axes, weights: Array, number: int, place: tuple[float, float, float]) -> None:
         from matplotlib.patches import Rectangle
@@ -113,9 +113,9 @@ class Tokens(Panel):
         low, high = value_range(weights, self.scale)
         share = (float(weights[number]) - low) / (high - low)
         ink = "white" if is_dark(share, self.scale) else "black"
-        box = Rectangle((x, y + 0.02), width, 0.26, facecolor=colour_map(self.scale)(share), edgecolor="0.85", lw=0.6)
+        box = Rectangle((x, y + 0.02), width, 0.26, facecolor=color_map(self.scale)(share), edgecolor="0.85", lw=0.6)
         axes.add_patch(box)
         axes.text(x + width / 2, y + 0.15, spell(self.tokens[number]), ha="center", va="center", fontsize=10, color=ink)
         if self.below:
             said = spell(self.below[number])
-            axes.text(x + width / 2, y + 0.38, said, ha="center", va="center", fontsize=7.5, color=GREY)
+            axes.text(x + width / 2, y + 0.38, said, ha="center", va="center", fontsize=7.5, color=GRAY)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.figures.canvas import COLOURS, GREY, legible
+from weft.figures.canvas import COLORS, GRAY, legible
 from weft.figures.panels.panel import Array, Panel, Sheet, Tree, spell
 from weft.figures.panels.tables import number
 from weft.figures.web.packing import pack
@@ -21,7 +21,7 @@ LETTERS = 116
 
 
 @dataclass(frozen=True)
-class Step:
+class UnfoldingStep:
     """A step: its name, formula, the part that computed it, and its numbers [rows, columns] with their labels."""
 
     name: str
@@ -45,7 +45,7 @@ class Unfolding(Panel):
     """Steps in order, from projections to the output."""
 
     title: str
-    steps: tuple[Step, ...]
+    steps: tuple[UnfoldingStep, ...]
     note: str = ""
 
     kind = "unfolding"
@@ -88,10 +88,10 @@ class Unfolding(Panel):
         """Text: formulas in blue, numbers in a fixed width."""
         styles: dict[str, Any] = {
             "name": {"fontsize": 10, "weight": "bold"},
-            "formula": {"fontsize": 9.5, "color": COLOURS[0]},
+            "formula": {"fontsize": 9.5, "color": COLORS[0]},
             "words": {"fontsize": 9},
             "numbers": {"fontsize": 7.6, "family": "DejaVu Sans Mono"},
-            "part": {"fontsize": 8, "color": GREY},
+            "part": {"fontsize": 8, "color": GRAY},
             "gap": {},
         }
         for place, (style, text) in enumerate(self.lines()):
@@ -99,7 +99,7 @@ class Unfolding(Panel):
             sheet.text(indent, 0.05 + place * LINE, legible(text), **styles[style])
 
 
-def number_lines(step: Step) -> list[str]:
+def number_lines(step: UnfoldingStep) -> list[str]:
     """A small table of the step's numbers; of long ones the first, and how many more there are."""
     values = np.asarray(step.values)
     R, C = min(values.shape[0], MOST_ROWS), min(values.shape[1], MOST_COLUMNS)
@@ -120,7 +120,7 @@ def number_lines(step: Step) -> list[str]:
     return found
 
 
-def as_text(steps: Sequence[Step]) -> str:
+def as_text(steps: Sequence[UnfoldingStep]) -> str:
     """All steps for a terminal."""
     panel = Unfolding("", tuple(steps))
     return "\n".join(text if style == "name" else f"   {text}" for style, text in panel.lines()).rstrip()

@@ -36,7 +36,7 @@ def _source(name: str) -> str:
 
 def page_text(title: str, words: str, panels: Sequence[Tree], left_out: Sequence[str] = ()) -> str:
     """The whole page."""
-    data = {"title": title, "words": words, "left_out": list(left_out), "panels": list(panels), "colours": STOPS}
+    data = {"title": title, "words": words, "left_out": list(left_out), "panels": list(panels), "colors": STOPS}
     code = "\n".join(_source(name) for name in SCRIPTS)
     head = (
         '<meta charset="utf-8">'

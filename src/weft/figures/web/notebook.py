@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.figures.palette import colour_scale, coloured
+from weft.figures.palette import color_scale, colored
 from weft.figures.panels.attention import Attention
 from weft.figures.panels.bars import Bars
 from weft.figures.panels.motion import Motion
@@ -104,7 +104,7 @@ def _attention(panel: Attention, go: Any) -> Any:
     whole = panel.maps.picture(*every[0][0]).shape == (T, S)
     given = {"x": labels(panel.columns), "y": labels(panel.rows)} if whole else {}
     told = "%{y} looks at %{x}: %{z:.4f}<extra></extra>"
-    heat = go.Heatmap(z=panel.maps.picture(*every[0][0]), colorscale=colour_scale("share"), hovertemplate=told, **given)
+    heat = go.Heatmap(z=panel.maps.picture(*every[0][0]), colorscale=color_scale("share"), hovertemplate=told, **given)
     figure.add_trace(heat, row=1, col=2)
     entries = []
     for choice, name in every:
@@ -144,7 +144,7 @@ def _table(panel: Table, go: Any) -> Any:
     told = f"{panel.row_name} %{{y}}<br>{panel.column_name} %{{x}}<br>%{{z:.4f}}<extra></extra>"
     rows, columns = labels(panel.rows), labels(panel.columns)
     low, high = value_range(panel.values, panel.scale)
-    heat = {"colorscale": colour_scale(panel.scale), "zmin": low, "zmax": high, "hovertemplate": told}
+    heat = {"colorscale": color_scale(panel.scale), "zmin": low, "zmax": high, "hovertemplate": told}
     if panel.words is not None:
         heat |= {
             "text": [[escape(visible_token(word), quote=False) for word in row] for row in panel.words],
@@ -179,13 +179,13 @@ def _bars(panel: Bars, go: Any) -> Any:
 
 
 def _tokens(panel: Tokens, go: Any) -> Any:
-    """Every choice as a row of colours above the tokens."""
+    """Every choice as a row of colors above the tokens."""
     every = choices(panel.axes())
     below = panel.below or ("",) * len(panel.tokens)
     names = [f"{name}<br>{said}" if said else name for name, said in zip(labels(panel.tokens), below, strict=True)]
     values = np.stack([panel.weights[choice] for choice, _ in every])
     low, high = value_range(values, panel.scale)
-    style = {"colorscale": colour_scale(panel.scale), "zmin": low, "zmax": high}
+    style = {"colorscale": color_scale(panel.scale), "zmin": low, "zmax": high}
     told = "%{x}<br>%{y}: %{z:.4f}<extra></extra>"
     figure = go.Figure(go.Heatmap(z=values, x=names, y=[name for _, name in every], hovertemplate=told, **style))
     figure.update_yaxes(autorange="reversed")
@@ -203,8 +203,8 @@ def _pair(panel: Pair, go: Any) -> Any:
         q, k = panel.query[choice], panel.key[choice]
         return [q, k, q * k]
 
-    for row, (values, colour) in enumerate(zip(given(every[0][0]), ("#0969da", "#1a7f37", "#bc4c00"), strict=True), 1):
-        figure.add_bar(y=values, marker_color=colour, row=row, col=1)
+    for row, (values, color) in enumerate(zip(given(every[0][0]), ("#0969da", "#1a7f37", "#bc4c00"), strict=True), 1):
+        figure.add_bar(y=values, marker_color=color, row=row, col=1)
     entries = []
     for choice, name in every:
         q, k, products = given(choice)
@@ -234,9 +234,9 @@ def _tiles(panel: Tiles, go: Any) -> Any:
     limits = value_range(panel.values, panel.scale)
     for number, given in enumerate(panel.values):
         line, column = divmod(number, panel.across)
-        colours = np.rint(255 * np.clip(given, 0, 1)) if given.ndim == 3 else coloured(given, limits, panel.scale)
+        colors = np.rint(255 * np.clip(given, 0, 1)) if given.ndim == 3 else colored(given, limits, panel.scale)
         y, x = line * (height + 1), column * (width + 1)
-        sheet[y : y + height, x : x + width] = colours[..., :3]
+        sheet[y : y + height, x : x + width] = colors[..., :3]
     figure = go.Figure(go.Image(z=sheet))
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)

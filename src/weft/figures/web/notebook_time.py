@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from weft.figures.canvas import COLOURS, GREY
-from weft.figures.palette import colour_scale
+from weft.figures.canvas import COLORS, GRAY
+from weft.figures.palette import color_scale
 from weft.figures.panels.motion import Motion
 from weft.figures.panels.panel import Array, Axis
 from weft.figures.panels.plots import Plot
-from weft.figures.panels.series import Channels, Forecast, standardised
+from weft.figures.panels.series import Channels, Forecast, standardized
 from weft.figures.panels.unfolding import Unfolding, number_lines
 
 
@@ -35,14 +35,14 @@ def forecast(panel: Forecast, go: Any) -> Any:
 
     curves, strip = given(every[0][0])
     styles: list[tuple[str, Any, str, str | None]] = [
-        ("history", before, GREY, None),
-        ("forecast", after, COLOURS[0], None),
+        ("history", before, GRAY, None),
+        ("forecast", after, COLORS[0], None),
     ]
-    styles += [(f"{panel.band}, low", after, COLOURS[0], None), (f"{panel.band}, high", after, COLOURS[0], "tonexty")]
-    for (name, x, colour, fill), y in zip(styles, curves, strict=False):
-        line = {"color": colour, "width": 0.5 if "band" in name else 1.5}
+    styles += [(f"{panel.band}, low", after, COLORS[0], None), (f"{panel.band}, high", after, COLORS[0], "tonexty")]
+    for (name, x, color, fill), y in zip(styles, curves, strict=False):
+        line = {"color": color, "width": 0.5 if "band" in name else 1.5}
         figure.add_scatter(x=x, y=y, name=name, line=line, fill=fill, mode="lines", row=1, col=1)
-    figure.add_trace(go.Heatmap(x=middles, z=strip, colorscale=colour_scale("share"), showscale=False), row=2, col=1)
+    figure.add_trace(go.Heatmap(x=middles, z=strip, colorscale=color_scale("share"), showscale=False), row=2, col=1)
     entries = []
     for choice, name in every:
         ys, z = given(choice)
@@ -56,12 +56,12 @@ def forecast(panel: Forecast, go: Any) -> Any:
 def channels(panel: Channels, go: Any) -> Any:
     """Channels above, attention in time below."""
     figure = _two_rows(0.75)
-    if len(panel.names) <= len(COLOURS):
+    if len(panel.names) <= len(COLORS):
         for number, name in enumerate(panel.names):
             figure.add_scatter(y=panel.values[:, number], name=name, mode="lines", row=1, col=1)
     else:
-        scale = {"colorscale": colour_scale("signed"), "zmin": -3, "zmax": 3, "showscale": False}
-        figure.add_trace(go.Heatmap(z=standardised(panel.values).T, **scale), row=1, col=1)
+        scale = {"colorscale": color_scale("signed"), "zmin": -3, "zmax": 3, "showscale": False}
+        figure.add_trace(go.Heatmap(z=standardized(panel.values).T, **scale), row=1, col=1)
     figure.add_trace(_strips(go, panel.attention, panel.choices, len(panel.values)), row=2, col=1)
     figure.update_layout(xaxis2_title="step", height=520)
     return figure
@@ -132,6 +132,4 @@ def _strips(go: Any, attention: Array, axes: tuple[Axis, ...], steps: int) -> An
     places = (np.arange(values.shape[1]) + 0.5) * steps / values.shape[1] - 0.5
     told = "step %{x:.0f}, %{y}: %{z:.4f}<extra></extra>"
     names = [name for _, name in every]
-    return go.Heatmap(
-        x=places, y=names, z=values, colorscale=colour_scale("share"), showscale=False, hovertemplate=told
-    )
+    return go.Heatmap(x=places, y=names, z=values, colorscale=color_scale("share"), showscale=False, hovertemplate=told)

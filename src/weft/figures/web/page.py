@@ -38,7 +38,7 @@ class Page:
         self.pieces.append(f"<p>{escape(text)}</p>")
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] | None = None) -> None:
-        """A table; `classes` colours the second cell of each row (good, bad, dull)."""
+        """A table; `classes` colors the second cell of each row (good, bad, dull)."""
         lines = ["<table><thead><tr>", *(f"<th>{escape(cell)}</th>" for cell in head), "</tr></thead><tbody>"]
         for number, row in enumerate(rows):
             lines.append("<tr>")
@@ -81,8 +81,8 @@ def svg_matrix(rows: Sequence[Sequence[float]], wrong: Sequence[Sequence[bool]] 
             bad = wrong is not None and wrong[i][j]
             # A square root, so that small dependence shows beside large.
             share = 0.0 if value <= 0 else 0.15 + 0.85 * (value / top) ** 0.5
-            colour = "207,34,46" if bad else "9,105,218"
-            fill = f"rgba({colour},{share:.2f})" if share else "rgba(128,128,128,0.10)"
+            color = "207,34,46" if bad else "9,105,218"
+            fill = f"rgba({color},{share:.2f})" if share else "rgba(128,128,128,0.10)"
             x, y = side + j * cell, side + i * cell
             label = f"output {i}, input {j}: {value:.3g}"
             parts.append(

@@ -16,16 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import Source, WithMemory, at_rest, declared, device_of, voice_for
+from weft.inference.decoding.conditioning import (
+    MemoryConditioned,
+    SourceTexts,
+    condition,
+    declared,
+    device_of,
+    eval_mode,
+)
 from weft.inference.decoding.generate import Ended, Generated, context_limit
-from weft.inference.decoding.sessions import Plan, Stepper, stepper_for
+from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
 
 NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
 class Beam:
-    """`width` K open hypotheses; `penalty` alpha: 0 favours short texts, more favours long; the `best` are given."""
+    """`width` K open hypotheses; `penalty` alpha: 0 favors short texts, more favors long; the `best` are given."""
 
     width: int = 4
     penalty: float = 0.6
@@ -90,18 +97,18 @@ def beam_search(
     *,
     max_tokens: int = 64,
     stop: Sequence[int] = (),
-    source: Source | None = None,
+    source: SourceTexts | None = None,
     images: Tensor | None = None,
-    plan: Plan = Plan(),
+    prefill: PrefillOptions = PrefillOptions(),
 ) -> list[list[Generated]]:
     """For each prompt its best continuations, best first; those cut at `max_tokens` compete with those that stopped."""
     if max_tokens < 1:
         raise WeftError(f"max_tokens {max_tokens} writes nothing: use at least 1")
     context_limit(declared(model).length, prompts, max_tokens, "refuse")
-    with at_rest(model), torch.inference_mode():
-        voice = voice_for(model, len(prompts), source, images, plan.side)
-        real = voice.memory.places.real if isinstance(voice, WithMemory) else None
-        search = Search(stepper_for(voice, plan), beam, max_tokens, frozenset(stop), device_of(model))
+    with eval_mode(model), torch.inference_mode():
+        conditioned = condition(model, len(prompts), source, images, prefill.side)
+        real = conditioned.memory.token_positions.real if isinstance(conditioned, MemoryConditioned) else None
+        search = Search(start_session(conditioned, prefill), beam, max_tokens, frozenset(stop), device_of(model))
         found = search.run(prompts)
     return [[_gather(*one, None if real is None else real[h.prompt]) for one in h.pool] for h in found]
 
@@ -110,19 +117,19 @@ class Search:
     """All prompts' searches in step: prompts x K rows, prompts that are done leave."""
 
     def __init__(
-        self, stepper: Stepper, beam: Beam, max_tokens: int, stop: frozenset[int], device: torch.device
+        self, session: DecodingSession, beam: Beam, max_tokens: int, stop: frozenset[int], device: torch.device
     ) -> None:
-        self.stepper, self.beam, self.max_tokens, self.stop, self.device = stepper, beam, max_tokens, stop, device
+        self.session, self.beam, self.max_tokens, self.stop, self.device = session, beam, max_tokens, stop, device
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[Hypotheses]:
         """One search a prompt; all prompts are read once, then each gets K rows."""
         searches = [Hypotheses(n, [Open(0, 0.0, None)]) for n in range(len(prompts))]
         live, width = searches, 1
-        logits = self.stepper.begin(prompts)
+        logits = self.session.begin(prompts)
         self.vocabulary = logits.shape[-1]
         for length in range(1, self.max_tokens + 1):
             totals, index = self._candidates(logits, live, width)
-            looks = self.stepper.alignment
+            looks = self.session.alignment
             for n, (one, values, places) in enumerate(zip(live, totals.tolist(), index.tolist(), strict=True)):
                 at = None if looks is None else looks[n * width : (n + 1) * width]
                 self._extend(one, values, places, length, at)
@@ -131,9 +138,9 @@ class Search:
                 break
             rows = [n * width + one.row for n in alive for one in self._filled(live[n])]
             live, width = [live[n] for n in alive], self.beam.width
-            self.stepper.reorder(torch.tensor(rows, device=self.device))
+            self.session.reorder(torch.tensor(rows, device=self.device))
             tokens = [one.node.token if one.node else 0 for s in live for one in self._filled(s)]
-            logits = self.stepper.advance(torch.tensor(tokens, device=self.device))
+            logits = self.session.advance(torch.tensor(tokens, device=self.device))
         return searches
 
     def _filled(self, one: Hypotheses) -> list[Open]:

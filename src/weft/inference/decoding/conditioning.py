@@ -1,4 +1,4 @@
-"""Voices: how each family is asked for its next tokens. A voice holds the model and what its text is conditioned on.
+"""Conditioning: how each family is asked for its next tokens; a model, and what its text is conditioned on.
 
 Decoders are called with tokens; image-text decoders also with images, at the first call; encoder-decoders, recurrent
 ones included, with the memory of their source.
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
-from weft.inference.fast.optimized import prepared
+from weft.inference.fast.optimized import optimized
 from weft.models.output import Declaration, Memory, Output
 from weft.parts.masks import Real
 from weft.parts.state import State
 
-Side = Literal["left", "right"]
-Source = Sequence[Sequence[int]] | Memory
+PaddingSide = Literal["left", "right"]
+SourceTexts = Sequence[Sequence[int]] | Memory
 
 
-class Voice(Protocol):
+class ConditionedModel(Protocol):
     """One way to call a model that writes; `rows` of what it is conditioned on follow those of the text."""
 
     model: Any
@@ -37,7 +37,7 @@ class Voice(Protocol):
         ...
 
 
-class Plain:
+class Unconditioned:
     """A decoder: text and nothing else."""
 
     def __init__(self, model: Any) -> None:
@@ -51,7 +51,7 @@ class Plain:
         """Nothing is conditioned on."""
 
 
-class WithImages:
+class ImageConditioned:
     """An image-text decoder; `images` [B, channels, height, width] stand before each text."""
 
     def __init__(self, model: Any, images: Tensor) -> None:
@@ -67,7 +67,7 @@ class WithImages:
         self.images = self.images.index_select(0, rows)
 
 
-class WithMemory:
+class MemoryConditioned:
     """An encoder-decoder and what it encoded."""
 
     def __init__(self, model: Any, memory: Memory) -> None:
@@ -103,12 +103,16 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @torch.inference_mode()
-def voice_for(
-    model: nn.Module, rows: int, source: Source | None = None, images: Tensor | None = None, side: Side = "right"
-) -> Voice:
-    """The voice that fits the model; sources are encoded here, padded on `side`."""
+def condition(
+    model: nn.Module,
+    rows: int,
+    source: SourceTexts | None = None,
+    images: Tensor | None = None,
+    side: PaddingSide = "right",
+) -> ConditionedModel:
+    """The conditioned that fits the model; sources are encoded here, padded on `side`."""
     declaration = declared(model)
-    model = prepared(model)
+    model = optimized(model)
     if source is not None and not declaration.seq2seq:
         raise WeftError(f"a model of family {declaration.family!r} reads no source: leave `source` out")
     if images is not None and declaration.prefix is None:
@@ -118,14 +122,14 @@ def voice_for(
             raise WeftError(f"a model of family {declaration.family!r} writes about a source: give `source`")
         memory = source if isinstance(source, Memory) else encode(model, source, side)
         _expect_rows(rows, memory.hidden.shape[0], "sources")
-        return WithMemory(model, memory)
+        return MemoryConditioned(model, memory)
     if images is None:
-        return Plain(model)
+        return Unconditioned(model)
     _expect_rows(rows, images.shape[0], "images")
-    return WithImages(model, images.to(device_of(model)))
+    return ImageConditioned(model, images.to(device_of(model)))
 
 
-def encode(model: Any, source: Sequence[Sequence[int]], side: Side = "right") -> Memory:
+def encode(model: Any, source: Sequence[Sequence[int]], side: PaddingSide = "right") -> Memory:
     """The memory of sources of any lengths."""
     tokens, real = pad(source, device_of(model), side, "source")
     return model.encode(tokens, mask=_marks(real))
@@ -137,7 +141,7 @@ def _expect_rows(rows: int, given: int, what: str) -> None:
 
 
 def pad(
-    rows: Sequence[Sequence[int]], device: torch.device, side: Side, name: str = "prompt"
+    rows: Sequence[Sequence[int]], device: torch.device, side: PaddingSide, name: str = "prompt"
 ) -> tuple[Tensor, Tensor | None]:
     """Rows of any lengths as tokens [B, T] and a boolean [B, T], True where real; None where all are."""
     if not rows:
@@ -157,7 +161,7 @@ def pad(
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Without dropout while it writes; every part is put back into the mode that it had."""
     learning = [part for part in model.modules() if part.training]
     for part in learning:

@@ -15,16 +15,23 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.seeds import derive
-from weft.inference.decoding.conditioning import Source, WithMemory, at_rest, declared, device_of, voice_for
+from weft.inference.decoding.conditioning import (
+    MemoryConditioned,
+    SourceTexts,
+    condition,
+    declared,
+    device_of,
+    eval_mode,
+)
 from weft.inference.decoding.sampling import GREEDY, Draws, Sampling, choose, distribution
-from weft.inference.decoding.sessions import Plan, Stepper, stepper_for
-from weft.inference.decoding.text_stream import Text
+from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
+from weft.inference.decoding.text_stream import TextReader
 
 Ended = Literal["stop", "length"]
 Overflow = Literal["refuse", "slide", "extend"]
 
 
-class Step(NamedTuple):
+class GeneratedToken(NamedTuple):
     """One token of one row; `ended` says why it was the last. A stop token is given too, as the last.
 
     `text`: what this token makes certain of the text, where `generate` was told how to read it.
@@ -62,11 +69,11 @@ def generate(
     stop: Sequence[int] = (),
     seeds: int | Sequence[int] = 0,
     samples: int = 1,
-    source: Source | None = None,
+    source: SourceTexts | None = None,
     images: Tensor | None = None,
     overflow: Overflow = "refuse",
-    text: Text | None = None,
-    plan: Plan = Plan(),
+    text: TextReader | None = None,
+    prefill: PrefillOptions = PrefillOptions(),
 ) -> list[Generated]:
     """Continue each prompt `samples` times: prompt 0's first, then prompt 1's, ...
 
@@ -74,11 +81,13 @@ def generate(
     is refused, slides on (its older half is forgotten each time it is full), or extends past it where positions allow.
     `text`: how to read tokens as text, and strings at which it stops.
     """
-    writing = Writing(model, prompts, sampling, max_tokens, stop, seeds, samples, source, images, overflow, text, plan)
-    steps: list[list[Step]] = [[] for _ in range(writing.rows)]
-    for step in writing:
+    loop = GenerationLoop(
+        model, prompts, sampling, max_tokens, stop, seeds, samples, source, images, overflow, text, prefill
+    )
+    steps: list[list[GeneratedToken]] = [[] for _ in range(loop.rows)]
+    for step in loop:
         steps[step.row].append(step)
-    return [writing.gather(row, own) for row, own in enumerate(steps)]
+    return [loop.gather(row, own) for row, own in enumerate(steps)]
 
 
 def stream(
@@ -90,20 +99,22 @@ def stream(
     stop: Sequence[int] = (),
     seeds: int | Sequence[int] = 0,
     samples: int = 1,
-    source: Source | None = None,
+    source: SourceTexts | None = None,
     images: Tensor | None = None,
     overflow: Overflow = "refuse",
-    text: Text | None = None,
-    plan: Plan = Plan(),
-) -> Iterator[Step]:
+    text: TextReader | None = None,
+    prefill: PrefillOptions = PrefillOptions(),
+) -> Iterator[GeneratedToken]:
     """The same as `generate`, each token given as soon as it is chosen."""
     return iter(
-        Writing(model, prompts, sampling, max_tokens, stop, seeds, samples, source, images, overflow, text, plan)
+        GenerationLoop(
+            model, prompts, sampling, max_tokens, stop, seeds, samples, source, images, overflow, text, prefill
+        )
     )
 
 
-class Writing:
-    """A batch of texts being written; iterating gives each `Step`, once."""
+class GenerationLoop:
+    """A batch of texts being written; iterating gives each `GeneratedToken`, once."""
 
     def __init__(
         self,
@@ -114,11 +125,11 @@ class Writing:
         stop: Sequence[int],
         seeds: int | Sequence[int],
         samples: int,
-        source: Source | None,
+        source: SourceTexts | None,
         images: Tensor | None,
         overflow: Overflow,
-        text: Text | None,
-        plan: Plan,
+        text: TextReader | None,
+        prefill: PrefillOptions,
     ) -> None:
         declaration = declared(model)
         if max_tokens < 1 or samples < 1:
@@ -129,19 +140,21 @@ class Writing:
         self.prompts = [list(prompt)[-(self.limit or len(prompt)) :] for prompt in prompts]
         self.samples, self.rows = samples, len(prompts) * samples
         self.seeds = spread_seeds(seeds, len(prompts), samples)
-        with at_rest(model):
-            self.voice = voice_for(model, len(prompts), source, images, plan.side)
-        self.real = self.voice.memory.places.real if isinstance(self.voice, WithMemory) else None
-        self.stepper: Stepper = stepper_for(self.voice, plan)
+        with eval_mode(model):
+            self.conditioned = condition(model, len(prompts), source, images, prefill.side)
+        self.real = (
+            self.conditioned.memory.token_positions.real if isinstance(self.conditioned, MemoryConditioned) else None
+        )
+        self.session: DecodingSession = start_session(self.conditioned, prefill)
         self.alignments: list[list[Tensor]] = [[] for _ in range(self.rows)]
         before = [prompt for prompt in self.prompts for _ in range(samples)]
         self.texts = None if text is None else [text.stream(prompt) for prompt in before]
 
-    def __iter__(self) -> Iterator[Step]:
-        with at_rest(self.model):
+    def __iter__(self) -> Iterator[GeneratedToken]:
+        with eval_mode(self.model):
             yield from self._write()
 
-    def _write(self) -> Iterator[Step]:
+    def _write(self) -> Iterator[GeneratedToken]:
         device = device_of(self.model)
         logits = self._begin(device)
         live = list(range(self.rows))
@@ -164,13 +177,13 @@ class Writing:
                 kept = torch.tensor(going_on, device=device)
                 live = [live[place] for place in going_on]
                 tokens = tokens[kept]
-                self.stepper.reorder(kept)
+                self.session.reorder(kept)
                 if draws is not None:
                     draws.keep(going_on)
                 seen = None if seen is None else seen[kept]
             logits = self._advance(tokens, live, contexts)
 
-    def _step(self, row: int, token: int, chance: float, last: bool) -> Step:
+    def _step(self, row: int, token: int, chance: float, last: bool) -> GeneratedToken:
         """Whether a token ends its text, and the text that it makes certain."""
         stop = token in self.stop
         text = ""
@@ -179,15 +192,15 @@ class Writing:
             if stop or last:
                 text += self.texts[row].finish()
             stop = stop or self.texts[row].stopped
-        return Step(row, token, chance, "stop" if stop else "length" if last else None, text)
+        return GeneratedToken(row, token, chance, "stop" if stop else "length" if last else None, text)
 
     def _begin(self, device: torch.device) -> Tensor:
         """Each prompt is read once, however many samples continue it."""
-        logits = self.stepper.begin(self.prompts)
+        logits = self.session.begin(self.prompts)
         if self.samples == 1:
             return logits
         rows = torch.arange(len(self.prompts), device=device).repeat_interleave(self.samples)
-        self.stepper.reorder(rows)
+        self.session.reorder(rows)
         return logits[rows]
 
     @torch.inference_mode()
@@ -200,11 +213,11 @@ class Writing:
     def _advance(self, tokens: Tensor, live: list[int], contexts: list[list[int]]) -> Tensor:
         """One more step; where a text is full, its older half goes and all texts are read anew."""
         if self.limit is None or all(len(contexts[row]) <= self.limit for row in live):
-            return self.stepper.advance(tokens)
+            return self.session.advance(tokens)
         for row in live:
             if len(contexts[row]) > self.limit:
                 contexts[row] = contexts[row][-max(1, self.limit // 2) :]
-        return self.stepper.begin([contexts[row] for row in live])
+        return self.session.begin([contexts[row] for row in live])
 
     def _seen(self, contexts: list[list[int]], device: torch.device) -> Tensor | None:
         if self.sampling.repetition == 1.0:
@@ -215,11 +228,11 @@ class Writing:
         return seen
 
     def _note_alignment(self, live: list[int]) -> None:
-        if self.stepper.alignment is not None:
+        if self.session.alignment is not None:
             for place, row in enumerate(live):
-                self.alignments[row].append(self.stepper.alignment[place])
+                self.alignments[row].append(self.session.alignment[place])
 
-    def gather(self, row: int, steps: list[Step]) -> Generated:
+    def gather(self, row: int, steps: list[GeneratedToken]) -> Generated:
         """All steps of a row as one."""
         ended = steps[-1].ended
         assert ended is not None
@@ -273,12 +286,12 @@ def next_distribution(
     top: int = 10,
     sampling: Sampling = Sampling(),
     *,
-    source: Source | None = None,
+    source: SourceTexts | None = None,
     images: Tensor | None = None,
 ) -> list[tuple[int, float]]:
     """The likeliest next tokens and their probabilities, best first."""
     context_limit(declared(model).length, [prompt], 1, "refuse")
-    with at_rest(model), torch.inference_mode():
-        logits = stepper_for(voice_for(model, 1, source, images), Plan()).begin([prompt])
+    with eval_mode(model), torch.inference_mode():
+        logits = start_session(condition(model, 1, source, images), PrefillOptions()).begin([prompt])
         best = distribution(logits[0], sampling).topk(min(top, logits.shape[-1]))
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

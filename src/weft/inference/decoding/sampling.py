@@ -53,7 +53,7 @@ class Sampling:
 GREEDY = Sampling(temperature=0.0)
 
 
-def penalise(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """l / penalty where l > 0, l * penalty else, for tokens `seen` [B, C] before."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
@@ -65,7 +65,7 @@ def distribution(logits: Tensor, sampling: Sampling, seen: Tensor | None = None)
     """
     logits = logits.double()
     if seen is not None and sampling.repetition != 1.0:
-        logits = penalise(logits, seen, sampling.repetition)
+        logits = penalize(logits, seen, sampling.repetition)
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     # The best logit becomes 0 before the division: a tiny temperature must not overflow.
@@ -102,8 +102,8 @@ def choose(
     """Logits [B, C] -> tokens [B] and the log-probabilities [B] that the model itself gives them, uncut."""
     wide = widen(logits)
     if sampling.greedy:
-        penalised = seen is not None and sampling.repetition != 1.0
-        tokens = (penalise(wide, seen, sampling.repetition) if penalised and seen is not None else wide).argmax(-1)
+        penalized = seen is not None and sampling.repetition != 1.0
+        tokens = (penalize(wide, seen, sampling.repetition) if penalized and seen is not None else wide).argmax(-1)
     else:
         if uniform is None:
             raise WeftError("drawing needs one uniform number a row: give `uniform`, or use temperature 0")

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import Side, Voice, device_of, pad
+from weft.inference.decoding.conditioning import ConditionedModel, PaddingSide, device_of, pad
 from weft.parts.state import State
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrefillOptions:
     """How it is computed; no choice changes what is written. `chunk`: prompts are read so many tokens at a time."""
 
     cached: bool = True
     chunk: int | None = None
-    side: Side = "right"
+    side: PaddingSide = "right"
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
@@ -33,7 +33,7 @@ class Plan:
             raise WeftError(f"there is no padding side {self.side!r}: choose left or right")
 
 
-class Stepper(Protocol):
+class DecodingSession(Protocol):
     """What generation, beam search and the rest are written against.
 
     `alignment` [B, S]: where the last call looked in the source, for models that say so.
@@ -54,32 +54,34 @@ class Stepper(Protocol):
         ...
 
 
-def stepper_for(voice: Voice, plan: Plan) -> Stepper:
-    """The stepper that a plan asks for."""
-    return Cached(voice, plan) if plan.cached else Recomputed(voice, plan)
+def start_session(conditioned: ConditionedModel, prefill: PrefillOptions) -> DecodingSession:
+    """The session that a prefill asks for."""
+    return CachedSession(conditioned, prefill) if prefill.cached else UncachedSession(conditioned, prefill)
 
 
-class Cached:
+class CachedSession:
     """Keeps the model's state, so that each token is computed once."""
 
-    def __init__(self, voice: Voice, plan: Plan) -> None:
-        self.voice, self.plan = voice, plan
-        self.device = device_of(voice.model)
+    def __init__(self, conditioned: ConditionedModel, prefill: PrefillOptions) -> None:
+        self.conditioned, self.prefill = conditioned, prefill
+        self.device = device_of(conditioned.model)
         self.state: State | None = None
         self.alignment: Tensor | None = None
 
     @torch.inference_mode()
     def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """A new state, filled chunk by chunk."""
-        tokens, real = pad(prompts, self.device, self.plan.side)
+        tokens, real = pad(prompts, self.device, self.prefill.side)
         B, T = tokens.shape
-        self.state = self.voice.model.make_state(B)
+        self.state = self.conditioned.model.make_state(B)
         last = _last(real, B, T, self.device)
-        chunk = self.plan.chunk or T
+        chunk = self.prefill.chunk or T
         hidden: Tensor | None = None
         for first in range(0, T, chunk):
             part = slice(first, first + chunk)
-            out = self.voice.call(tokens[:, part], None if real is None else real[:, part], self.state, first == 0)
+            out = self.conditioned.call(
+                tokens[:, part], None if real is None else real[:, part], self.state, first == 0
+            )
             if real is None and first + chunk < T:
                 continue
             inside = (last >= first) & (last < first + chunk)
@@ -93,7 +95,7 @@ class Cached:
     @torch.inference_mode()
     def advance(self, tokens: Tensor) -> Tensor:
         """One call on one token a row."""
-        out = self.voice.call(tokens[:, None], None, self.state, False)
+        out = self.conditioned.call(tokens[:, None], None, self.state, False)
         if "alignment" in out.auxiliary:
             self.alignment = out.auxiliary["alignment"][:, -1]
         return out.head(out.hidden[:, -1])
@@ -103,17 +105,17 @@ class Cached:
         """State and what the text is conditioned on."""
         assert self.state is not None
         self.state.reorder(rows)
-        self.voice.reorder(rows)
+        self.conditioned.reorder(rows)
         if self.alignment is not None:
             self.alignment = self.alignment.index_select(0, rows)
 
 
-class Recomputed:
+class UncachedSession:
     """Keeps the texts only and computes all of them again at each step: slow, and what the cache is judged by."""
 
-    def __init__(self, voice: Voice, plan: Plan) -> None:
-        self.voice, self.plan = voice, plan
-        self.device = device_of(voice.model)
+    def __init__(self, conditioned: ConditionedModel, prefill: PrefillOptions) -> None:
+        self.conditioned, self.prefill = conditioned, prefill
+        self.device = device_of(conditioned.model)
         self.texts: list[list[int]] = []
         self.alignment: Tensor | None = None
 
@@ -132,14 +134,14 @@ class Recomputed:
     def reorder(self, rows: Tensor) -> None:
         """Texts and what they are conditioned on."""
         self.texts = [list(self.texts[row]) for row in rows.tolist()]
-        self.voice.reorder(rows)
+        self.conditioned.reorder(rows)
         if self.alignment is not None:
             self.alignment = self.alignment.index_select(0, rows)
 
     @torch.inference_mode()
     def _compute(self) -> Tensor:
-        tokens, real = pad(self.texts, self.device, self.plan.side)
-        out = self.voice.call(tokens, real, None, True)
+        tokens, real = pad(self.texts, self.device, self.prefill.side)
+        out = self.conditioned.call(tokens, real, None, True)
         last = _last(real, tokens.shape[0], tokens.shape[1], self.device)
         if "alignment" in out.auxiliary:
             self.alignment = _keep(out.auxiliary["alignment"], last)

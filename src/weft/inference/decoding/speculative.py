@@ -1,6 +1,6 @@
-"""Speculative decoding: a cheap draft guesses several tokens, the model judges all of them in one call.
+"""Speculative decoding: a cheap draft proposes several tokens, the model judges all of them in one call.
 
-A guess x drawn from q is kept with probability min(1, p(x) / q(x)); the first one refused is drawn again from
+A proposal x drawn from q is kept with probability min(1, p(x) / q(x)); the first one refused is drawn again from
 max(0, p - q), normed. What is written has the model's own distribution exactly (Leviathan et al. 2023); greedy text
 is the very same. Drafts come from the text itself (prompt look-up, Saxena 2023) or from a smaller model.
 """
@@ -16,13 +16,20 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import derive
-from weft.inference.decoding.conditioning import Source, Voice, at_rest, declared, device_of, voice_for
+from weft.inference.decoding.conditioning import (
+    ConditionedModel,
+    SourceTexts,
+    condition,
+    declared,
+    device_of,
+    eval_mode,
+)
 from weft.inference.decoding.generate import Ended, Generated, context_limit
 from weft.inference.decoding.sampling import GREEDY, Draws, Sampling, distribution, draw
 from weft.parts.state import RING_SLACK, State
 
 
-class Guess(NamedTuple):
+class Proposal(NamedTuple):
     """Tokens that may come next, and the distributions [n, C] they were drawn from; None where they are sure."""
 
     tokens: list[int]
@@ -36,7 +43,7 @@ class Draft(Protocol):
         """Before a new text."""
         ...
 
-    def propose(self, text: list[int], most: int) -> Guess:
+    def propose(self, text: list[int], most: int) -> Proposal:
         """At most `most` tokens to follow `text`."""
         ...
 
@@ -52,14 +59,14 @@ class PromptLookup:
     def begin(self, sampling: Sampling, seed: int) -> None:
         """Nothing is kept between texts."""
 
-    def propose(self, text: list[int], most: int) -> Guess:
+    def propose(self, text: list[int], most: int) -> Proposal:
         """The tokens after the match that is nearest to the end; where the text ends, it is taken to go round."""
         for size in range(min(self.match, len(text) - 1), 0, -1):
             tail = text[-size:]
             for at in range(len(text) - size - 1, -1, -1):
                 if text[at + size - 1] == tail[-1] and text[at : at + size] == tail:
-                    return Guess(_repeat(text[at + size :], min(self.ahead, most)))
-        return Guess([])
+                    return Proposal(_repeat(text[at + size :], min(self.ahead, most)))
+        return Proposal([])
 
 
 def _repeat(period: list[int], length: int) -> list[int]:
@@ -68,7 +75,7 @@ def _repeat(period: list[int], length: int) -> list[int]:
 
 
 class DraftModel:
-    """A smaller decoder of the same vocabulary guesses `ahead` tokens, sampled as the large one is."""
+    """A smaller decoder of the same vocabulary proposes `ahead` tokens, sampled as the large one is."""
 
     def __init__(self, model: nn.Module, ahead: int = 4) -> None:
         declaration = declared(model)
@@ -79,16 +86,16 @@ class DraftModel:
 
     def begin(self, sampling: Sampling, seed: int) -> None:
         """A new reader, with random numbers of its own."""
-        self.reader = Reader(voice_for(self.model, 1))
+        self.reader = Reader(condition(self.model, 1))
         self.sampling = sampling
         self.draws = Draws([seed], device_of(self.model))
 
-    def propose(self, text: list[int], most: int) -> Guess:
-        """Drawn one after the other; a text longer than the draft was trained for gets no guess."""
+    def propose(self, text: list[int], most: int) -> Proposal:
+        """Drawn one after the other; a text longer than the draft was trained for gets no proposal."""
         count = min(self.ahead, most, (self.length or len(text) + most) - len(text) + 1)
         if count < 1:
-            return Guess([])
-        with at_rest(self.model):
+            return Proposal([])
+        with eval_mode(self.model):
             self.reader.back_to(text)
             logits = self.reader.read(text[self.reader.length :])
             self.reader.settle()
@@ -100,7 +107,7 @@ class DraftModel:
                 tokens.append(int(draw(p[None], self.draws.next())))
                 if n + 1 < count:
                     logits = self.reader.read(tokens[-1:])
-        return Guess(tokens, torch.stack(chances))
+        return Proposal(tokens, torch.stack(chances))
 
 
 class Reader:
@@ -109,9 +116,9 @@ class Reader:
     Keys and values are simply forgotten; recurrences and convolutions go on from a copy and read again.
     """
 
-    def __init__(self, voice: Voice) -> None:
-        self.voice, self.device = voice, device_of(voice.model)
-        self.state: State = voice.model.make_state(1)
+    def __init__(self, conditioned: ConditionedModel) -> None:
+        self.conditioned, self.device = conditioned, device_of(conditioned.model)
+        self.state: State = conditioned.model.make_state(1)
         self.text: list[int] = []
         self.calls = 0
         self.copy: tuple[State, int] | None = None
@@ -124,7 +131,7 @@ class Reader:
     @torch.inference_mode()
     def read(self, tokens: list[int], rows: int = 1) -> Tensor:
         """Logits [rows, C] of what follows each of the last `rows` tokens."""
-        out = self.voice.call(torch.tensor([tokens], device=self.device), None, self.state, not self.text)
+        out = self.conditioned.call(torch.tensor([tokens], device=self.device), None, self.state, not self.text)
         self.text += tokens
         self.calls += 1
         return out.head(out.hidden[0, -rows:])
@@ -154,10 +161,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Speculated(Generated):
-    """What was written, and what it took: calls of the model, guesses made and kept."""
+    """What was written, and what it took: calls of the model, proposes made and kept."""
 
     calls: int = 0
-    guessed: int = 0
+    proposed: int = 0
     kept: int = 0
 
 
@@ -170,7 +177,7 @@ def speculate(
     max_tokens: int = 64,
     stop: Sequence[int] = (),
     seed: int = 0,
-    source: Source | None = None,
+    source: SourceTexts | None = None,
     images: Tensor | None = None,
 ) -> Speculated:
     """Continue one prompt with a draft (prompt look-up if none is given)."""
@@ -181,28 +188,28 @@ def speculate(
     draft = draft or PromptLookup()
     theirs = getattr(draft, "vocabulary", None)
     if theirs is not None and theirs != declaration.vocabulary:
-        raise WeftError(f"a draft of {theirs} tokens for a model of {declaration.vocabulary}: use the same tokeniser")
-    with at_rest(model), torch.inference_mode():
+        raise WeftError(f"a draft of {theirs} tokens for a model of {declaration.vocabulary}: use the same tokenizer")
+    with eval_mode(model), torch.inference_mode():
         draft.begin(sampling, derive(seed, "draft"))
-        judge = Judge(Reader(voice_for(model, 1, source, images)), draft, sampling, seed)
+        judge = Verifier(Reader(condition(model, 1, source, images)), draft, sampling, seed)
         return judge.run(list(prompt), max_tokens, frozenset(stop))
 
 
-class Judge:
-    """The model's side: reads guesses, keeps or refuses them."""
+class Verifier:
+    """The model's side: reads proposes, keeps or refuses them."""
 
     def __init__(self, reader: Reader, draft: Draft, sampling: Sampling, seed: int) -> None:
         self.reader, self.draft, self.sampling = reader, draft, sampling
         self.draws = Draws([seed], reader.device)
-        self.guessed = self.kept = 0
+        self.proposed = self.kept = 0
 
     def run(self, text: list[int], max_tokens: int, stop: frozenset[int]) -> Speculated:
         """Rounds of guessing and judging until a stop token or the last one."""
         written: list[tuple[int, float]] = []
-        guess = Guess([])  # the prompt alone is read first, so that nothing of it is ever read twice
+        proposal = Proposal([])  # the prompt alone is read first, so that nothing of it is ever read twice
         while True:
-            logits = self.reader.read(text[self.reader.length :] + guess.tokens, len(guess.tokens) + 1)
-            tokens = self._judge(logits, guess, text)
+            logits = self.reader.read(text[self.reader.length :] + proposal.tokens, len(proposal.tokens) + 1)
+            tokens = self._judge(logits, proposal, text)
             for token, chance in zip(tokens, _chances(logits, tokens), strict=True):
                 written.append((token, chance))
                 text.append(token)
@@ -211,20 +218,20 @@ class Judge:
             self.reader.back_to(text)
             self.reader.settle()
             left = max_tokens - len(written)
-            guess = self.draft.propose(text, left - 1) if left > 1 else Guess([])
+            proposal = self.draft.propose(text, left - 1) if left > 1 else Proposal([])
 
-    def _judge(self, logits: Tensor, guess: Guess, text: list[int]) -> list[int]:
-        """The guesses kept, and one token of the model's own."""
-        self.guessed += len(guess.tokens)
-        seen = [_seen(text + guess.tokens[:n], logits, self.sampling) for n in range(len(logits))]
+    def _judge(self, logits: Tensor, proposal: Proposal, text: list[int]) -> list[int]:
+        """The proposes kept, and one token of the model's own."""
+        self.proposed += len(proposal.tokens)
+        seen = [_seen(text + proposal.tokens[:n], logits, self.sampling) for n in range(len(logits))]
         rows = [one for one in seen if one is not None]
         p = distribution(logits, self.sampling, torch.stack(rows) if rows else None)
-        for n, token in enumerate(guess.tokens):
-            q = _surely(token, p[n]) if guess.chances is None else guess.chances[n]
+        for n, token in enumerate(proposal.tokens):
+            q = _surely(token, p[n]) if proposal.chances is None else proposal.chances[n]
             if bool(self.draws.next() * q[token] >= p[n, token]):
-                return [*guess.tokens[:n], self._draw((p[n] - q).clamp(min=0))]
+                return [*proposal.tokens[:n], self._draw((p[n] - q).clamp(min=0))]
             self.kept += 1
-        return [*guess.tokens, self._draw(p[-1])]
+        return [*proposal.tokens, self._draw(p[-1])]
 
     def _draw(self, p: Tensor) -> int:
         return int(draw(p[None], self.draws.next()))
@@ -237,7 +244,7 @@ class Judge:
             ended,
             sum(chance for _, chance in written),
             calls=self.reader.calls,
-            guessed=self.guessed,
+            proposed=self.proposed,
             kept=self.kept,
         )
 
@@ -262,7 +269,7 @@ def _seen(text: list[int], logits: Tensor, sampling: Sampling) -> Tensor | None:
 
 
 def expect_ahead(ahead: int) -> int:
-    """How many tokens may be guessed at once: as many as every kind of state can take back."""
+    """How many tokens may be proposed at once: as many as every kind of state can take back."""
     if not 1 <= ahead < RING_SLACK:
         raise WeftError(f"guessing {ahead} tokens ahead: use 1 to {RING_SLACK - 1}")
     return ahead

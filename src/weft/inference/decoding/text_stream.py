@@ -1,4 +1,4 @@
-"""Text from tokens as they come: only what is complete, and never a part of a stop string.
+"""TextReader from tokens as they come: only what is complete, and never a part of a stop string.
 
 A token may be a part of a character's UTF-8 bytes; a stop string may span tokens. Both are held back until decided, so
 what is given out is never taken back, and all of it together is the text that the tokens decode to.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 
 BROKEN = "\ufffd"
@@ -17,10 +17,10 @@ REMEMBERED = 8  # tokens of what a text goes on from
 
 
 @dataclass(frozen=True)
-class Text:
+class TextReader:
     """How tokens read as text, and the strings at which a text stops; they are not a part of it."""
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
     stop: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -29,7 +29,7 @@ class Text:
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
         """For one text, which goes on from the tokens before it."""
-        return TextStream(self.tokeniser, self.stop, before)
+        return TextStream(self.tokenizer, self.stop, before)
 
     def read(self, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
         """All of a text that is written after the tokens before it, up to its stop string."""
@@ -43,10 +43,10 @@ class TextStream:
     `before` is what the text goes on from: SentencePiece leaves out the space before a text's first word.
     """
 
-    def __init__(self, tokeniser: Tokeniser, stop: Sequence[str] = (), before: Sequence[int] = ()) -> None:
-        self.tokeniser, self.stop = tokeniser, tuple(stop)
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+        self.tokenizer, self.stop = tokenizer, tuple(stop)
         self.ids = list(before)[-REMEMBERED:]
-        self.window = 0  # decoding starts here: some tokenisers treat a text's first token differently
+        self.window = 0  # decoding starts here: some tokenizers treat a text's first token differently
         self.read = len(self.ids)
         self.held = ""
         self.stopped = False
@@ -68,21 +68,21 @@ class TextStream:
     def _complete(self) -> str:
         """New text up to the last complete character."""
         ids = self.ids[self.window :]
-        if self.tokeniser.decode(ids).endswith(BROKEN):
+        if self.tokenizer.decode(ids).endswith(BROKEN):
             return ""
         text = self._new(ids)
         # The next window needs a token before it that is seen: at a text's beginning a space may be left out.
-        if self.tokeniser.decode(self.ids[self.read :]):
+        if self.tokenizer.decode(self.ids[self.read :]):
             self.window = self.read
         self.read = len(self.ids)
         return text
 
     def _new(self, ids: list[int]) -> str:
         """What these ids add to those of them that were read before."""
-        known = self.tokeniser.decode(ids[: self.read - self.window])
-        text = self.tokeniser.decode(ids)
+        known = self.tokenizer.decode(ids[: self.read - self.window])
+        text = self.tokenizer.decode(ids)
         # A run of bytes that broke later may decode differently as a whole; what was given out stays.
-        return text[len(known) :] if text.startswith(known) else self.tokeniser.decode(self.ids[self.read :])
+        return text[len(known) :] if text.startswith(known) else self.tokenizer.decode(self.ids[self.read :])
 
     def _release(self, text: str) -> str:
         if self.stopped:

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import at_rest, declared
-from weft.inference.engine.running_batch import Batch, Statistics
+from weft.inference.decoding.conditioning import declared, eval_mode
+from weft.inference.engine.running_batch import EngineStatistics, RunningBatch
 from weft.inference.engine.slots import Slots
 from weft.inference.engine.tickets import Cancelled, EngineStopped, QueueFull, Request, Ticket
 
-__all__ = ["Cancelled", "Engine", "EngineStopped", "QueueFull", "Request", "Statistics", "Ticket"]
+__all__ = ["Cancelled", "Engine", "EngineStatistics", "EngineStopped", "QueueFull", "Request", "Ticket"]
 
 
 class Engine:
@@ -63,7 +63,7 @@ class Engine:
         self.length, self.source_length = self._longest(length), self._longest(source_length)
         source = self.source_length if self.declaration.seq2seq else 0
         places = Slots(model, slots, self.length + (self.declaration.prefix or 0), source)
-        self._batch = Batch(model, places, tokens, prefixes)
+        self._batch = RunningBatch(model, places, tokens, prefixes)
         self._parts = list(model.modules())
         self._queue: deque[Ticket] = deque()
         self._taken: list[Ticket] = []  # out of the queue, as of the last step or since
@@ -119,7 +119,7 @@ class Engine:
         return self._thread is not None and self._stopped is None
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> EngineStatistics:
         """As of now."""
         reading = self._batch.reading
         return replace(
@@ -134,7 +134,7 @@ class Engine:
         with self._stepping:
             if self._stopped is not None:
                 return False
-            resting = at_rest(self.model) if any(part.training for part in self._parts) else nullcontext()
+            resting = eval_mode(self.model) if any(part.training for part in self._parts) else nullcontext()
             try:
                 with resting, torch.inference_mode():
                     self._batch.step(self._take)

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.inference.engine.slots import Copied
 
 
-class Kept(NamedTuple):
+class KeptPrefix(NamedTuple):
     """A beginning and its state; an image before it is a part of it. `named`: a request said that it is shared."""
 
     tokens: Sequence[int]
@@ -40,13 +40,13 @@ class Prefixes:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.kept: list[Kept] = []
+        self.kept: list[KeptPrefix] = []
 
     def spares(self, prompt: Sequence[int], image: Tensor | None) -> int:
         """How many tokens of a prompt need not be read."""
         return max((one.shares(prompt, image) for one in self.kept), default=0)
 
-    def find(self, prompt: Sequence[int], image: Tensor | None) -> tuple[Kept, int] | None:
+    def find(self, prompt: Sequence[int], image: Tensor | None) -> tuple[KeptPrefix, int] | None:
         """The one that spares most, and how many tokens it spares."""
         best = max(((one.shares(prompt, image), n) for n, one in enumerate(self.kept)), default=(0, 0))
         if best[0] == 0:
@@ -58,7 +58,7 @@ class Prefixes:
         """Whether these tokens are worth a copy."""
         return self.most > 0 and not any(one.covers(tokens, image) for one in self.kept)
 
-    def keep(self, new: Kept) -> None:
+    def keep(self, new: KeptPrefix) -> None:
         """Keep it, and leave out what it covers or what was not used for longest."""
         self.kept = [one for one in self.kept if not new.covers(one.tokens, one.image)]
         self.kept.append(new)

@@ -14,10 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import Plain, Voice, WithMemory, declared, pad, voice_for
+from weft.inference.decoding.conditioning import (
+    ConditionedModel,
+    MemoryConditioned,
+    Unconditioned,
+    condition,
+    declared,
+    pad,
+)
 from weft.inference.decoding.sampling import choose_each
-from weft.inference.engine.prefixes import Kept, Prefixes
-from weft.inference.engine.slots import Row, Slots
+from weft.inference.engine.prefixes import KeptPrefix, Prefixes
+from weft.inference.engine.slots import SlotRow, Slots
 from weft.inference.engine.tickets import Request, Ticket, Writer
 from weft.models.output import Memory, Output
 from weft.parts.state import State
@@ -26,7 +33,7 @@ Take = Callable[[Callable[[Request], bool]], Ticket | None]
 
 
 @dataclass
-class Statistics:
+class EngineStatistics:
     """What an engine has done, and what it holds now.
 
     `steps` that wrote, and `rows` in all of them; `read` prompt tokens, `shared` ones that need not be read, `written`
@@ -54,12 +61,12 @@ class Statistics:
 
 
 @dataclass(eq=False)
-class Reading:
+class PromptReading:
     """Prompts that are read together, in slots first, first + 1, ...; only one that is alone is read in parts."""
 
     tickets: list[Ticket]
     first: int
-    voice: Voice
+    conditioned: ConditionedModel
     state: State
     at: int = 0
 
@@ -71,10 +78,10 @@ class Reading:
     @property
     def memory(self) -> Memory | None:
         """Of the sources, if there are any."""
-        return self.voice.memory if isinstance(self.voice, WithMemory) else None
+        return self.conditioned.memory if isinstance(self.conditioned, MemoryConditioned) else None
 
 
-class Batch:
+class RunningBatch:
     """Readers and writers in their slots; `tokens` of prompts are read a step."""
 
     def __init__(self, model: nn.Module, slots: Slots, tokens: int, prefixes: int) -> None:
@@ -82,9 +89,9 @@ class Batch:
         self.ready: Any = model  # the same, made ready to write; looked up again at each request
         self.declaration = declared(model)
         self.prefixes = Prefixes(prefixes)
-        self.reading: Reading | None = None
+        self.reading: PromptReading | None = None
         self.writers: list[Writer] = []
-        self.counts = Statistics(slots.count)
+        self.counts = EngineStatistics(slots.count)
 
     @property
     def tickets(self) -> list[Ticket]:
@@ -121,9 +128,11 @@ class Batch:
         """One token more of every text; an error ends all of them, as none can be told to be sound."""
         try:
             state, memory = self.slots.batch()
-            voice: Voice = Plain(self.ready) if memory is None else WithMemory(self.ready, memory)
+            conditioned: ConditionedModel = (
+                Unconditioned(self.ready) if memory is None else MemoryConditioned(self.ready, memory)
+            )
             tokens = torch.tensor([[writer.tokens[-1]] for writer in self.writers], device=self.slots.device)
-            out = voice.call(tokens, None, state, False)
+            out = conditioned.call(tokens, None, state, False)
             logits = out.head(out.hidden[:, -1])
         except Exception as error:
             self._fail([writer.ticket for writer in self.writers], error)
@@ -199,7 +208,7 @@ class Batch:
             self._join(reading, out, logits)
         return cost + T * len(tickets)
 
-    def _begin(self, tickets: list[Ticket], first: int) -> Reading:
+    def _begin(self, tickets: list[Ticket], first: int) -> PromptReading:
         """A state for prompts: empty, or with what is known of the prompt already."""
         requests = [ticket.request for ticket in tickets]
         head = requests[0]
@@ -208,17 +217,19 @@ class Batch:
         ]
         images = [one.image for one in requests if one.image is not None]
         memory = head.source if isinstance(head.source, Memory) else None
-        voice = voice_for(self.model, len(requests), memory or sources or None, torch.stack(images) if images else None)
-        self.ready = voice.model
+        conditioned = condition(
+            self.model, len(requests), memory or sources or None, torch.stack(images) if images else None
+        )
+        self.ready = conditioned.model
         found = self.prefixes.find(head.prompt, head.image)
         if found is None:
-            return Reading(tickets, first, voice, self.slots.open(first, len(tickets)))
+            return PromptReading(tickets, first, conditioned, self.slots.open(first, len(tickets)))
         kept, at = found
         self.counts.shared += at
         state = self.slots.restore(kept.copied, self._row(head, at).filled, first)
-        return Reading(tickets, first, voice, state, at)
+        return PromptReading(tickets, first, conditioned, state, at)
 
-    def _chunk(self, reading: Reading, left: int) -> int:
+    def _chunk(self, reading: PromptReading, left: int) -> int:
         """How many tokens of each prompt are read now: all, or what may be read, or up to where it is shared."""
         longest = max(len(one.prompt) for one in reading.requests)
         if len(reading.tickets) > 1:
@@ -227,11 +238,11 @@ class Batch:
         end = end if end > reading.at else longest
         return max(1, min(left, end - reading.at))
 
-    def _call(self, reading: Reading, length: int) -> tuple[Output, Tensor | None]:
+    def _call(self, reading: PromptReading, length: int) -> tuple[Output, Tensor | None]:
         """Read on; the logits [B, C] of what follows the prompts once they are read."""
         parts = [one.prompt[reading.at : reading.at + length] for one in reading.requests]
         tokens, real = pad(parts, self.slots.device, "right")
-        out = reading.voice.call(tokens, real, reading.state, reading.at == 0)
+        out = reading.conditioned.call(tokens, real, reading.state, reading.at == 0)
         self.slots.settle(reading.state, reading.first)
         reading.at += length
         self.counts.read += sum(len(part) for part in parts)
@@ -246,7 +257,7 @@ class Batch:
             out.auxiliary["alignment"] = out.auxiliary["alignment"][rows, last][:, None]
         return out, out.head(out.hidden[rows, last])
 
-    def _join(self, reading: Reading, out: Output, logits: Tensor) -> None:
+    def _join(self, reading: PromptReading, out: Output, logits: Tensor) -> None:
         """The first token of each text; those that go on are written from now."""
         self.reading = None
         vocabulary = self.declaration.vocabulary or 0
@@ -259,13 +270,13 @@ class Batch:
         self.slots.join(reading.state, reading.first, rows, reading.memory)
         self.writers += [writer for writer, goes_on in zip(writers, going, strict=True) if goes_on]
 
-    def _row(self, request: Request, length: int) -> Row:
+    def _row(self, request: Request, length: int) -> SlotRow:
         """Where the first `length` tokens of a request lie: after its image, or where they would stand after one."""
         prefix = self.declaration.prefix or 0
-        padded = isinstance(request.source, Memory) and request.source.places.real is not None
+        padded = isinstance(request.source, Memory) and request.source.token_positions.real is not None
         if request.image is None:
-            return Row(length, prefix, request.source_length, padded)
-        return Row(length + prefix, 0)
+            return SlotRow(length, prefix, request.source_length, padded)
+        return SlotRow(length + prefix, 0)
 
     def _give(self, writers: Sequence[Writer], logits: Tensor, looks: Tensor | None, first: int) -> list[bool]:
         """Choose each text's next token and give it out; whether each goes on. `first`: the slot of the first one."""
@@ -290,13 +301,13 @@ class Batch:
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
         self.counts.failed += sum(ticket.close("failed", error) for ticket in tickets)
 
-    def _keep_read(self, reading: Reading, request: Request) -> None:
+    def _keep_read(self, reading: PromptReading, request: Request) -> None:
         """Keep the beginning that was just read, for those who share it."""
         tokens = list(request.prompt[: reading.at])
         if self.prefixes.lacks(tokens, request.image):
             row = self._row(request, reading.at)
             copied = self.slots.copy(reading.state, 0, reading.first, row)
-            self.prefixes.keep(Kept(tokens, request.image, copied, reading.at == request.shared))
+            self.prefixes.keep(KeptPrefix(tokens, request.image, copied, reading.at == request.shared))
 
     def _keep(self, writer: Writer, row: int) -> None:
         """Keep a finished text: the next turn of a chat begins with it. Its last token was never read."""
@@ -304,4 +315,6 @@ class Batch:
         tokens = [*request.prompt, *writer.tokens[:-1]]
         if self.prefixes.lacks(tokens, request.image):
             state, _ = self.slots.batch()
-            self.prefixes.keep(Kept(tokens, request.image, self.slots.copy(state, row, row, self.slots.rows[row])))
+            self.prefixes.keep(
+                KeptPrefix(tokens, request.image, self.slots.copy(state, row, row, self.slots.rows[row]))
+            )

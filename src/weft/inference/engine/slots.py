@@ -19,13 +19,13 @@ from torch import Tensor
 from weft.inference.decoding.conditioning import device_of
 from weft.models.output import Memory
 from weft.parts.state import KeyValueState, State, TensorState
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 Small = list[tuple[Tensor, ...] | None]
 
 
 @dataclass
-class Row:
+class SlotRow:
     """What a slot holds: `filled` tokens (an image's too), the first at position `offset`; so much of a source.
 
     `padded`: some of the source is padding.
@@ -40,7 +40,7 @@ class Row:
 class Copied(NamedTuple):
     """A row's own copy of its state, as long as it is filled. `cuts`: a shorter beginning can be taken from it."""
 
-    row: Row
+    row: SlotRow
     keys: dict[int, tuple[Tensor, Tensor]]
     small: Small
     cuts: bool
@@ -56,7 +56,7 @@ class Slots:
 
     def forget(self) -> None:
         """Give all memory back."""
-        self.rows: list[Row] = []
+        self.rows: list[SlotRow] = []
         self.keys: dict[int, tuple[Tensor, Tensor]] = {}
         self.crosses: list[tuple[Tensor, Tensor]] = []
         self.memory: Memory | None = None
@@ -94,7 +94,7 @@ class Slots:
             shape[axis] = length
         return blank(shape, like.dtype, self.device)
 
-    def join(self, state: State, first: int, rows: Sequence[Row | None], memory: Memory | None = None) -> None:
+    def join(self, state: State, first: int, rows: Sequence[SlotRow | None], memory: Memory | None = None) -> None:
         """The rows of a state in slots first, first + 1, ... are written on from now, but for those that are None."""
         kept = [n for n, row in enumerate(rows) if row is not None]
         if not kept:
@@ -157,7 +157,7 @@ class Slots:
         if self.memory is not None:
             self.memory.hidden[slot] = 0
 
-    def copy(self, state: State, index: int, slot: int, row: Row) -> Copied:
+    def copy(self, state: State, index: int, slot: int, row: SlotRow) -> Copied:
         """A copy of row `index` of a state whose keys lie in `slot`."""
         keys = {
             layer: (k[slot, :, : row.filled].clone(), v[slot, :, : row.filled].clone())
@@ -166,7 +166,7 @@ class Slots:
         small = _each(_small(state), lambda t: t[index : index + 1].clone())
         whole = all(row.filled < block.shape[2] for block in self._blocks())  # a ring that has gone round is not
         cuts = whole and all(each is None for each in small)
-        return Copied(Row(row.filled, row.offset), keys, small, cuts)
+        return Copied(SlotRow(row.filled, row.offset), keys, small, cuts)
 
     def restore(self, copied: Copied, filled: int, slot: int) -> State:
         """A state in `slot` that begins with the first `filled` tokens of a copy."""
@@ -175,7 +175,7 @@ class Slots:
             for block, kept in zip(self.keys[layer], pair, strict=True):
                 block[slot, :, : min(filled, kept.shape[1])] = kept[:, :filled]
         _set_small(state, _each(copied.small, lambda t: t.clone()))
-        place(state, [Row(filled, copied.row.offset)])
+        place(state, [SlotRow(filled, copied.row.offset)])
         return state
 
     def _collect(self) -> None:
@@ -190,7 +190,7 @@ class Slots:
         for block in self._blocks():
             block[there, :, :filled] = block[here, :, :filled]
 
-    def _move(self, here: int, there: int, row: Row) -> None:
+    def _move(self, here: int, there: int, row: SlotRow) -> None:
         self._copy_keys(here, there, row.filled)
         if self.memory is None:
             return
@@ -198,16 +198,16 @@ class Slots:
             for block in pair:
                 block[there, :, : row.source] = block[here, :, : row.source]
         self.memory.hidden[there, : row.source] = self.memory.hidden[here, : row.source]
-        self.memory.places.positions[there] = self.memory.places.positions[here]
+        self.memory.token_positions.positions[there] = self.memory.token_positions.positions[here]
         if self.memory.summary is not None:
             self.memory.summary[there] = self.memory.summary[here]
 
-    def _remember(self, slot: int, index: int, row: Row, memory: Memory, state: State) -> None:
+    def _remember(self, slot: int, index: int, row: SlotRow, memory: Memory, state: State) -> None:
         """Keep a row's source: what cross-attention made of it, and its hidden states."""
         if self.memory is None:
             positions = torch.full((self.count, self.source), -1, device=self.device)
             summary = None if memory.summary is None else self._block(memory.summary)
-            self.memory = Memory(self._block(memory.hidden, self.source, 1), Places.of(positions), summary)
+            self.memory = Memory(self._block(memory.hidden, self.source, 1), TokenPositions.of(positions), summary)
             pairs = [own.tensors for own in state.crosses if own.tensors is not None]
             self.crosses = [(self._block(k, self.source), self._block(v, self.source)) for k, v in pairs]
         S = row.source
@@ -216,9 +216,9 @@ class Slots:
             for block, new in zip(pair, own.tensors, strict=True):
                 block[slot, :, :S] = new[index, :, :S]
         self.memory.hidden[slot, :S] = memory.hidden[index, :S]
-        positions = self.memory.places.positions
+        positions = self.memory.token_positions.positions
         positions[slot] = -1
-        positions[slot, :S] = memory.places.positions.expand(len(memory.hidden), -1)[index, :S]
+        positions[slot, :S] = memory.token_positions.positions.expand(len(memory.hidden), -1)[index, :S]
         if self.memory.summary is not None and memory.summary is not None:
             self.memory.summary[slot] = memory.summary[index]
 
@@ -227,25 +227,29 @@ class Slots:
         assert self.state is not None
         S = max(row.source for row in self.rows)
         equal = all(row.source == S and not row.padded for row in self.rows)
-        places = Places.run(0, S, self.device) if equal else Places.of(memory.places.positions[:n, :S])
+        token_positions = (
+            TokenPositions.run(0, S, self.device)
+            if equal
+            else TokenPositions.of(memory.token_positions.positions[:n, :S])
+        )
         for own, pair in zip(self.state.crosses, self.crosses, strict=False):
             own.tensors = tuple(block[:n, :, :S] for block in pair)
-        return Memory(memory.hidden[:n, :S], places, None if memory.summary is None else memory.summary[:n])
+        return Memory(memory.hidden[:n, :S], token_positions, None if memory.summary is None else memory.summary[:n])
 
 
-def place(state: State, rows: Sequence[Row]) -> None:
+def place(state: State, rows: Sequence[SlotRow]) -> None:
     """Tell an empty state which tokens its rows hold, as if it had read them."""
     longest = max(row.filled for row in rows)
     if all(row.filled == longest and row.offset == 0 for row in rows):
-        places = Places.run(0, longest, state.clock.device)
+        token_positions = TokenPositions.run(0, longest, state.counter.device)
     else:
-        index = torch.arange(longest, device=state.clock.device)
-        numbers = torch.tensor([(row.filled, row.offset) for row in rows], device=state.clock.device)
+        index = torch.arange(longest, device=state.counter.device)
+        numbers = torch.tensor([(row.filled, row.offset) for row in rows], device=state.counter.device)
         filled, offset = numbers[:, :1], numbers[:, 1:]
-        places = Places.of(torch.where(index < filled, index + offset, -1))
-    for track in state.tracks.values():
-        track.admit(places)
-    state.clock.advance(places)
+        token_positions = TokenPositions.of(torch.where(index < filled, index + offset, -1))
+    for slots in state.cache_slots.values():
+        slots.plan_write(token_positions)
+    state.counter.advance(token_positions)
 
 
 def blank(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

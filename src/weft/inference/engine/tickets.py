@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import LengthError, WeftError
-from weft.inference.decoding.generate import Generated, Step
+from weft.inference.decoding.generate import Generated, GeneratedToken
 from weft.inference.decoding.sampling import GREEDY, Chooser, Sampling
-from weft.inference.decoding.text_stream import Text, TextStream
+from weft.inference.decoding.text_stream import TextReader, TextStream
 from weft.models.output import Declaration, Memory
 
 Status = Literal["waiting", "reading", "writing", "done", "cancelled", "failed"]
@@ -47,7 +47,7 @@ class Request:
     max_tokens: int = 64
     stop: Sequence[int] = ()
     seed: int = 0
-    text: Text | None = None
+    text: TextReader | None = None
     source: Sequence[int] | Memory | None = None
     image: Tensor | None = None
     shared: int = 0
@@ -73,7 +73,7 @@ class Request:
         least, most, vocabulary = min(self.prompt), max(self.prompt), declaration.vocabulary or 0
         if least < 0 or most >= vocabulary:
             worst = least if least < 0 else most
-            raise WeftError(f"token {worst}, but the vocabulary has 0 to {vocabulary - 1}: check the tokeniser")
+            raise WeftError(f"token {worst}, but the vocabulary has 0 to {vocabulary - 1}: check the tokenizer")
         # The last token written is never read.
         if len(self.prompt) + self.max_tokens - 1 > length:
             raise LengthError(
@@ -123,8 +123,9 @@ class Driver(Protocol):
 class Ticket:
     """One request on its way; safe to use from any thread, and from several.
 
-    Iterating gives each `Step` as soon as it is there, from the first, as often as one likes. Without an engine that
-    runs in the background, waiting moves the engine on. Used as a context, leaving it cancels what is not finished.
+    Iterating gives each `GeneratedToken` as soon as it is there, from the first, as often as one likes. Without an
+    engine that runs in the background, waiting moves the engine on. As a context manager
+    it cancels what is not finished.
     """
 
     def __init__(self, request: Request, number: int, driver: Driver) -> None:
@@ -132,7 +133,7 @@ class Ticket:
         self.status: Status = "waiting"
         self.error: BaseException | None = None
         self._driver = driver
-        self._steps: list[Step] = []
+        self._steps: list[GeneratedToken] = []
         self._looks: list[Tensor] = []
         self._lock = threading.Lock()
         self._changed, self._over = threading.Condition(self._lock), threading.Condition(self._lock)
@@ -142,7 +143,7 @@ class Ticket:
         """Whether more may come."""
         return self.status in OPEN
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[GeneratedToken]:
         count = 0
         while True:
             self._wait(self._changed, partial(self._has, count))
@@ -189,7 +190,7 @@ class Ticket:
     def __exit__(self, *_: object) -> None:
         self.cancel()
 
-    def give(self, step: Step, look: Tensor | None = None) -> bool:
+    def give(self, step: GeneratedToken, look: Tensor | None = None) -> bool:
         """The engine's side: the next step; False if nobody wants more."""
         with self._lock:
             if not self.open:
@@ -249,7 +250,7 @@ class Writer:
         self.texts: TextStream | None = None
         self.stop = frozenset(request.stop)
         self.tokens: list[int] = []
-        self.real = request.source.places.real if isinstance(request.source, Memory) else None
+        self.real = request.source.token_positions.real if isinstance(request.source, Memory) else None
 
     def take(self, token: int, chance: float, look: Tensor | None) -> bool:
         """One more token is given; whether the text goes on."""
@@ -267,4 +268,6 @@ class Writer:
         if look is not None:
             look = look[: self.ticket.request.source_length].clone()
             look = look if self.real is None else look[self.real[0]]
-        return self.ticket.give(Step(0, token, chance, "stop" if stop else "length" if last else None, text), look)
+        return self.ticket.give(
+            GeneratedToken(0, token, chance, "stop" if stop else "length" if last else None, text), look
+        )

@@ -1,6 +1,6 @@
-"""Prepared models: the same model made ready to write, with lean blocks and packed matrices.
+"""Optimized models: the same model made ready to write, with lean blocks and packed matrices.
 
-A prepared model shares every weight with its original and answers the same calls. It is kept for as long as the
+A optimized model shares every weight with its original and answers the same calls. It is kept for as long as the
 original lives, and made anew when a weight has changed since (training between two texts), or a part was replaced.
 """
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.inference.fast.native import native_head, native_stack
-from weft.inference.fast.packed_weights import Product, product
+from weft.inference.fast.packed_weights import LinearFunction, packed_linear
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.stack import Stack
@@ -25,7 +25,7 @@ EMBEDDINGS = ("embedding", "target_embedding")
 _kept: WeakKeyDictionary[nn.Module, tuple[object, nn.Module]] = WeakKeyDictionary()
 
 
-def prepared(model: nn.Module) -> nn.Module:
+def optimized(model: nn.Module) -> nn.Module:
     """The model made ready to write; itself where hooks watch its parts or where there is nothing to gain."""
     if _hooked(model) or not any(isinstance(getattr(model, name, None), Stack) for name in STACKS):
         return model
@@ -61,14 +61,14 @@ def _prepare(model: nn.Module) -> nn.Module:
     for name in EMBEDDINGS:
         embedding = getattr(model, name, None)
         if type(embedding) is TokenEmbedding:
-            twin._modules[name] = Lookup(embedding)
+            twin._modules[name] = UncheckedEmbedding(embedding)
     head = getattr(model, "head", None)
     if type(head) in (LanguageHead, TiedHead):
         twin._modules["head"] = PackedHead(head, getattr(model, "target_embedding", None) or model.embedding)  # type: ignore[arg-type]
     return twin
 
 
-class Lookup(nn.Module):
+class UncheckedEmbedding(nn.Module):
     """A token embedding without the check of its tokens: a model writes only what it knows."""
 
     def __init__(self, embedding: TokenEmbedding) -> None:
@@ -85,7 +85,7 @@ class Lookup(nn.Module):
 
 
 class PackedHead(nn.Module):
-    """A language head for few rows at a time: by the native product, or with its matrix packed."""
+    """A language head for few rows at a time: by the native packed_linear, or with its matrix packed."""
 
     def __init__(self, head: LanguageHead | TiedHead, embedding: TokenEmbedding) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class PackedHead(nn.Module):
         quantized = getattr(getattr(head, "linear", None), "scale", None)
         self.native = native_head(weight, bias, quantized)
         packs = self.native is None and quantized is None
-        self.product: Product | None = product(weight, bias) if packs else None
+        self.packed_linear: LinearFunction | None = packed_linear(weight, bias) if packs else None
 
     def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """[..., D] -> [..., C]."""
         x = hidden if self.scale == 1.0 else hidden * self.scale
         logits = None if self.native is None else self.native(x)
-        if logits is None and self.product is not None:
-            logits = self.product(x)
+        if logits is None and self.packed_linear is not None:
+            logits = self.packed_linear(x)
         return self.own(hidden, embedding) if logits is None else logits

@@ -15,19 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Product = Callable[[Tensor], Tensor]
+LinearFunction = Callable[[Tensor], Tensor]
 
 WORTH_PACKING = 1 << 18
 
 
-def product_of(linear: nn.Module) -> Product:
+def linear_function(linear: nn.Module) -> LinearFunction:
     """The fastest way to apply a linear layer to few rows; anything but a plain one is applied as it is."""
     if type(linear).forward is not nn.Linear.forward or not isinstance(linear, nn.Linear):
         return linear
-    return product(linear.weight, linear.bias)
+    return packed_linear(linear.weight, linear.bias)
 
 
-def product(weight: Tensor, bias: Tensor | None = None) -> Product:
+def packed_linear(weight: Tensor, bias: Tensor | None = None) -> LinearFunction:
     """x -> x W^T + b for W [C, D]."""
     weight, bias = weight.detach(), None if bias is None else bias.detach()
     if not packs(weight):

@@ -14,60 +14,60 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.inference.fast.packed_weights import Product, product_of
+from weft.inference.fast.packed_weights import LinearFunction, linear_function
 from weft.parts.attention import CrossAttention, SelfAttention
-from weft.parts.attention_context import Sight
-from weft.parts.auxiliary import Notes
-from weft.parts.block import Block, PostNorm, PreNorm, Source
+from weft.parts.attention_context import AttentionContext
+from weft.parts.auxiliary import Auxiliary
+from weft.parts.block import Block, CrossAttentionSource, PostNorm, PreNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Mask
 from weft.parts.norms import LayerNorm, Norm, RMSNorm, unit_rows, unit_terms
 from weft.parts.stack import Stack
 from weft.parts.state import KeyValueState, LayerState, State
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 Branch = Callable[..., Tensor]
 WIDE = (torch.float32, torch.float64)
 
 
-class LeanStack(Stack):
+class SingleTokenStack(Stack):
     """A stack whose blocks are lean where they can be; weights, masks and state are those of the stack given."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__([], stack.masks)
         self.blocks, self.masks, self.position, self.norm = stack.blocks, stack.masks, stack.position, stack.norm
-        self._lean = [lean_block(block) for block in stack.blocks]
-        self._last = _lean_norm(stack.norm)
+        self._single_token = [single_token_block(block) for block in stack.blocks]
+        self._last = _norm_function(stack.norm)
 
     def forward(
         self,
         x: Tensor,
-        places: Places,
+        token_positions: TokenPositions,
         mask: Mask | None = None,
         state: State | None = None,
-        memory: tuple[Tensor, Places] | None = None,
-        notes: Notes | None = None,
+        memory: tuple[Tensor, TokenPositions] | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; what one token a row could break was asked when the state was begun."""
-        if x.shape[1] != 1 or mask is not None or state is None or not state.clock.begun:
-            return super().forward(x, places, mask, state, memory, notes)
-        sights = self._sights(places, None, state)
-        cross = None if memory is None else Sight(places, memory[1])
-        for layer, (step, own) in enumerate(zip(self._lean, self.masks, strict=True)):
+        if x.shape[1] != 1 or mask is not None or state is None or not state.counter.begun:
+            return super().forward(x, token_positions, mask, state, memory, auxiliary)
+        contexts = self._contexts(token_positions, None, state)
+        cross = None if memory is None else AttentionContext(token_positions, memory[1])
+        for layer, (step, own) in enumerate(zip(self._single_token, self.masks, strict=True)):
             seen = None
             if memory is not None and cross is not None:
-                seen = Source(memory[0], cross, state.crosses[layer])
-            x = step(x, sights[own], state.layers[layer], seen, notes)
-        state.clock.advance(places)
+                seen = CrossAttentionSource(memory[0], cross, state.crosses[layer])
+            x = step(x, contexts[own], state.layers[layer], seen, auxiliary)
+        state.counter.advance(token_positions)
         return self._last(x)
 
 
-def lean_block(block: nn.Module) -> Branch:
+def single_token_block(block: nn.Module) -> Branch:
     """The block itself, or the same for one token a row."""
     if type(block) not in (PreNorm, PostNorm) or not isinstance(block, Block) or block.training:
         return block
     attends = block.mixer is None or (type(block.mixer) is SelfAttention and _shares_width(block.mixer))
-    return LeanBlock(block) if attends else block
+    return SingleTokenBlock(block) if attends else block
 
 
 def _shares_width(attention: SelfAttention) -> bool:
@@ -79,42 +79,47 @@ def _shares_width(attention: SelfAttention) -> bool:
     return alike and attention.head_width == attention.value_width
 
 
-class LeanBlock:
+class SingleTokenBlock:
     """A block taken apart: its branches and their norms, in the order that it applies them."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.after = type(block) is PostNorm
-        self.mixer = None if block.mixer is None else LeanAttention(block.mixer)  # type: ignore[arg-type]
-        self.cross = None if block.cross is None else LeanCross(block.cross)
-        self.feedforward = _lean_feedforward(block.feedforward)
+        self.mixer = None if block.mixer is None else SingleTokenAttention(block.mixer)  # type: ignore[arg-type]
+        self.cross = None if block.cross is None else SingleTokenCrossAttention(block.cross)
+        self.feedforward = _feedforward_function(block.feedforward)
         norms = (block.mixer_norm, block.cross_norm, block.feedforward_norm)
-        self.mixer_norm, self.cross_norm, self.feedforward_norm = (_lean_norm(norm) for norm in norms)
+        self.mixer_norm, self.cross_norm, self.feedforward_norm = (_norm_function(norm) for norm in norms)
 
     def __call__(
-        self, x: Tensor, sight: Sight, state: LayerState | None, source: Source | None, notes: Notes | None
+        self,
+        x: Tensor,
+        context: AttentionContext,
+        state: LayerState | None,
+        source: CrossAttentionSource | None,
+        auxiliary: Auxiliary | None,
     ) -> Tensor:
         """[B, 1, D] -> [B, 1, D]; longer inputs go through the block itself."""
         if x.shape[1] != 1:
-            return self.block(x, sight, state, source, notes)
+            return self.block(x, context, state, source, auxiliary)
         if self.mixer is not None:
-            x = self._branch(x, self.mixer_norm, self.mixer, sight, state)
+            x = self._branch(x, self.mixer_norm, self.mixer, context, state)
         if self.cross is not None and source is not None:
             x = self._branch(x, self.cross_norm, self.cross, source)
         if self.feedforward is not None:
-            x = self._branch(x, self.feedforward_norm, self.feedforward, notes)
+            x = self._branch(x, self.feedforward_norm, self.feedforward, auxiliary)
         return x
 
-    def _branch(self, x: Tensor, norm: Product, branch: Branch, *context: Any) -> Tensor:
-        return norm(branch(x, *context) + x) if self.after else x + branch(norm(x), *context)
+    def _branch(self, x: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        return norm(branch(x, *extra) + x) if self.after else x + branch(norm(x), *extra)
 
 
-class LeanAttention:
+class SingleTokenAttention:
     """Self-attention of one token a row: with T = 1 splitting heads is a view, and so is merging them."""
 
     def __init__(self, attention: SelfAttention) -> None:
         self.attention = attention
-        self.qkv, self.output = product_of(attention.qkv), product_of(attention.output)
+        self.qkv, self.output = linear_function(attention.qkv), linear_function(attention.output)
         self.H, self.G, self.K = attention.heads, attention.key_heads, attention.head_width
         self.unit: tuple[Tensor, Tensor] | None = None
         if attention.query_norm is not None and attention.key_norm is not None:
@@ -122,47 +127,47 @@ class LeanAttention:
             gammas = torch.cat([norm.gamma.detach().expand(heads, 1, self.K) for norm, heads in pairs])
             self.unit = unit_terms(gammas, attention.query_norm.epsilon)
 
-    def __call__(self, x: Tensor, sight: Sight, state: KeyValueState | None) -> Tensor:
+    def __call__(self, x: Tensor, context: AttentionContext, state: KeyValueState | None) -> Tensor:
         """[B, 1, D] -> [B, 1, D]."""
         B, H, G = x.shape[0], self.H, self.G
         heads = self.qkv(x).view(B, H + 2 * G, 1, self.K)
         turned = heads.narrow(1, 0, H + G)
         if self.unit is not None:
             turned = unit_rows(turned, *self.unit)
-        query, key = sight.turn(turned).split_with_sizes((H, G), 1)
+        query, key = context.rotate(turned).split_with_sizes((H, G), 1)
         value = heads.narrow(1, H + G, G)
-        if state is not None and sight.admission is not None:
-            key, value = state.append(key, value, sight.admission)
-        return self.output(self.attention.gather(query, key, value, sight).reshape(B, 1, -1))
+        if state is not None and context.cache_write is not None:
+            key, value = state.append(key, value, context.cache_write)
+        return self.output(self.attention.gather(query, key, value, context).reshape(B, 1, -1))
 
 
-class LeanCross:
+class SingleTokenCrossAttention:
     """Cross-attention of one token a row to keys and values that the state keeps; else the attention itself."""
 
     def __init__(self, attention: CrossAttention) -> None:
         self.attention = attention
-        self.query, self.output = product_of(attention.query), product_of(attention.output)
-        self.norm = None if attention.query_norm is None else _lean_norm(attention.query_norm)
+        self.query, self.output = linear_function(attention.query), linear_function(attention.output)
+        self.norm = None if attention.query_norm is None else _norm_function(attention.query_norm)
 
-    def __call__(self, x: Tensor, source: Source) -> Tensor:
+    def __call__(self, x: Tensor, source: CrossAttentionSource) -> Tensor:
         """[B, 1, D] -> [B, 1, D]."""
         attention = self.attention
         if source.state is None or source.state.tensors is None:
-            return attention(x, source.hidden, source.sight, source.state)
+            return attention(x, source.hidden, source.context, source.state)
         query = self.query(x).view(x.shape[0], attention.heads, 1, attention.head_width)
         query = query if self.norm is None else self.norm(query)
         key, value = source.state.tensors
-        return self.output(attention.gather(query, key, value, source.sight).reshape(x.shape[0], 1, -1))
+        return self.output(attention.gather(query, key, value, source.context).reshape(x.shape[0], 1, -1))
 
 
-def _lean_feedforward(part: nn.Module | None) -> Branch | None:
+def _feedforward_function(part: nn.Module | None) -> Branch | None:
     if type(part) is FeedForward:
-        up, activation, down = product_of(part.up), part.activation, product_of(part.down)
-        return lambda x, notes: down(activation(up(x)))
+        up, activation, down = linear_function(part.up), part.activation, linear_function(part.down)
+        return lambda x, auxiliary: down(activation(up(x)))
     if type(part) is GatedFeedForward:
-        gate_up, gate, out = product_of(part.gate_up), part.activation, product_of(part.down)
+        gate_up, gate, out = linear_function(part.gate_up), part.activation, linear_function(part.down)
 
-        def gated(x: Tensor, notes: Notes | None) -> Tensor:
+        def gated(x: Tensor, auxiliary: Auxiliary | None) -> Tensor:
             opened, raised = gate_up(x).chunk(2, -1)
             return out(gate(opened) * raised)
 
@@ -170,7 +175,7 @@ def _lean_feedforward(part: nn.Module | None) -> Branch | None:
     return part
 
 
-def _lean_norm(norm: Norm | None) -> Product:
+def _norm_function(norm: Norm | None) -> LinearFunction:
     """The norm without its module; a norm of its own kind is applied as it is."""
     if type(norm) is LayerNorm and norm.gamma.dtype in WIDE:
         shape, gamma, beta, epsilon = norm.gamma.shape, norm.gamma.detach(), norm.beta, norm.epsilon

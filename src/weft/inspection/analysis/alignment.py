@@ -37,7 +37,7 @@ class Alignment:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlignmentChoice:
     """The best head, and the table [L, H] by which it was chosen: mean error (with gold), else mean score."""
 
     kind: Kind
@@ -73,14 +73,16 @@ def aligning(map: Tensor) -> float:
     return float(map.amax(-1).mean()) * found / min(map.shape)
 
 
-def best_head(seen: Seen, gold: Sequence[Gold] | None = None, layer: int | None = None, call: int = -1) -> Choice:
+def best_head(
+    seen: Seen, gold: Sequence[Gold] | None = None, layer: int | None = None, call: int = -1
+) -> AlignmentChoice:
     """The cross-attention head (of one layer, or of all) that aligns best over all texts of a call.
 
     With gold, one a text, by its error; else by `aligning`. Choose on some texts, judge on others.
     """
     one = seen.call(call)
     kind = _kind(seen, call)
-    layers = one.layers(kind) if layer is None else [one.record(layer, kind).layer]
+    layers = one.layers(kind) if layer is None else [one.layer_record(layer, kind).layer]
     texts = range(len(one.texts()) if gold is None else len(gold))
     table = []
     for own in layers:
@@ -89,7 +91,7 @@ def best_head(seen: Seen, gold: Sequence[Gold] | None = None, layer: int | None 
         table.append(torch.tensor(found, dtype=torch.float64).mean(0))
     whole = torch.stack(table)
     place = int(whole.argmax() if gold is None else whole.argmin())
-    return Choice(kind, layers[place // whole.shape[1]], place % whole.shape[1], layers, whole)
+    return AlignmentChoice(kind, layers[place // whole.shape[1]], place % whole.shape[1], layers, whole)
 
 
 def _judge(map: Tensor, gold: Gold | None) -> float:
@@ -112,7 +114,7 @@ def align(
     if head is None:
         choice = best_head(seen, layer=layer, call=call)
         layer, head = choice.layer, choice.head
-    layer = seen.call(call).record(-1 if layer is None else layer, kind).layer
+    layer = seen.call(call).layer_record(-1 if layer is None else layer, kind).layer
     map = seen.attention(layer, head, batch=batch, kind=kind, call=call)
     error = None if gold is None else alignment_error_rate(map, gold)
     return Alignment(map, kind, layer, head, aligning(map), error)

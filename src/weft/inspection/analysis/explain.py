@@ -17,9 +17,15 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
-from weft.inspection.recording.attention_records import AlignmentLook, Kind, Look, PartLook, softmax
+from weft.inspection.recording.attention_records import (
+    AlignmentRecord,
+    AttentionRecord,
+    Kind,
+    PartAttentionRecord,
+    softmax,
+)
 from weft.inspection.recording.calls import pick
-from weft.inspection.recording.kernel_records import KernelLook, Later
+from weft.inspection.recording.kernel_records import DeferredAttentionRecord, KernelAttentionRecord
 from weft.inspection.recording.watch import Seen, watch
 from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, Score
 
@@ -28,7 +34,7 @@ NOTHING = 1e-5
 
 
 @dataclass(frozen=True)
-class Step:
+class ExplanationStep:
     """One step: what it is, its formula, its numbers (by name, one row a key where `keys`), the part that did it."""
 
     name: str
@@ -45,7 +51,7 @@ class Explanation:
     `row_name` and `key_names` name tokens; `shown` are the keys in the text: those that count most, in their order.
     """
 
-    steps: list[Step]
+    steps: list[ExplanationStep]
     weights: Tensor
     output: Tensor
     row_name: str
@@ -53,7 +59,7 @@ class Explanation:
     title: str = ""
     shown: list[int] = field(default_factory=list)
 
-    def step(self, name: str) -> Step:
+    def step(self, name: str) -> ExplanationStep:
         """One step by its name."""
         for step in self.steps:
             if step.name == name:
@@ -106,12 +112,12 @@ def explain(
         with watch(run) as seen:
             run.answer([given])
     one = seen.call(call)
-    record = one.record(layer, kind)
+    record = one.layer_record(layer, kind)
     query, keys, values = (x[head] for x in one.vectors(record.layer, record.kind, batch))
     where = int(pick(row, query.shape[0])[0])
     scores = seen.scores(record.layer, head, where, batch, record.kind, call)
-    look = one.look(record.layer, record.kind, batch)
-    look = look.made if isinstance(look, Later) else look
+    look = one.record(record.layer, record.kind, batch)
+    look = look.made if isinstance(look, DeferredAttentionRecord) else look
     named = [str(name) for name in names or range(keys.shape[0])]
     rows = [str(name) for name in row_names or (named if len(named) == query.shape[0] else range(query.shape[0]))]
     title = f"{record.kind} attention, layer {record.layer}, head {head}, row {where} ({rows[where]}), by {record.path}"
@@ -126,12 +132,12 @@ def explain_vectors(
     with torch.no_grad():
         scores = widen(score(query[None, None, None], keys[None, None]))[0, 0, 0]
     named = [str(name) for name in names or range(1, keys.shape[0] + 1)]
-    look = AlignmentLook(torch.zeros(1, 1, 1, 1), None, None, None, score)
+    look = AlignmentRecord(torch.zeros(1, 1, 1, 1), None, None, None, score)
     return _unfold(look, query, keys, values, scores, 0, "", named, "q", "")
 
 
 def _unfold(
-    look: Look,
+    look: AttentionRecord,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -144,13 +150,17 @@ def _unfold(
 ) -> Explanation:
     query, keys, values = widen(query), widen(keys), widen(values)
     steps = [
-        Step("query", "q_i = x_i W_Q, normed and turned where asked for", {"q": query}, _in(path, "project"), False),
-        Step("keys", "k_j = x_j W_K, normed and turned where asked for", {"k": keys}, _in(path, "project")),
+        ExplanationStep(
+            "query", "q_i = x_i W_Q, normed and turned where asked for", {"q": query}, _in(path, "project"), False
+        ),
+        ExplanationStep("keys", "k_j = x_j W_K, normed and turned where asked for", {"k": keys}, _in(path, "project")),
     ]
-    if isinstance(look, AlignmentLook) and path:
+    if isinstance(look, AlignmentRecord) and path:
         steps = [
-            Step("query", "s: the decoder's state", {"s": query}, path.removesuffix("score") + "decoder", False),
-            Step("keys", "h_j: the encoder's states", {"h": keys}, path.removesuffix("score") + "encoder"),
+            ExplanationStep(
+                "query", "s: the decoder's state", {"s": query}, path.removesuffix("score") + "decoder", False
+            ),
+            ExplanationStep("keys", "h_j: the encoder's states", {"h": keys}, path.removesuffix("score") + "encoder"),
         ]
     compared, raw = _compare(look, query, keys, head, path)
     steps += compared
@@ -159,21 +169,21 @@ def _unfold(
     if bool(hidden.any()):
         seen = torch.where(hidden, torch.zeros_like(scores), torch.ones_like(scores))
         formula = "M_ij = -inf where i may not look at j (shown: 1 = may look)"
-        steps.append(Step("mask", formula, {"M": seen}, _in(path, "sight")))
+        steps.append(ExplanationStep("mask", formula, {"M": seen}, _in(path, "context")))
     weights = softmax(scores)
     top = scores.masked_fill(hidden, float("-inf")).max()
     shifted = (scores - top).exp() if bool(top.isfinite()) else torch.zeros_like(scores)
     total = shifted.sum()
     formula = "a_ij = exp(e_ij) / sum_j exp(e_ij)   (all divided by exp of the largest)"
-    steps.append(Step("softmax", formula, {"exp": shifted, "a": weights}, _in(path, "weigh")))
-    steps.append(Step("sum of exp", "sum_j exp(e_ij - max)", {"sum": total}, _in(path, "weigh"), False))
+    steps.append(ExplanationStep("softmax", formula, {"exp": shifted, "a": weights}, _in(path, "weigh")))
+    steps.append(ExplanationStep("sum of exp", "sum_j exp(e_ij - max)", {"sum": total}, _in(path, "weigh"), False))
     weighted = weights[:, None].to(values.dtype) * values
     output = weighted.sum(0)
-    mapped = "v_j = x_j W_V" if path and not isinstance(look, AlignmentLook) else "v_j"
+    mapped = "v_j = x_j W_V" if path and not isinstance(look, AlignmentRecord) else "v_j"
     steps += [
-        Step("values", mapped, {"v": values}, _in(path, "project")),
-        Step("weighted values", "a_ij v_j", {"a v": weighted}, _in(path, "gather")),
-        Step("output", "y_i = sum_j a_ij v_j", {"y": output}, _in(path, "gather"), False),
+        ExplanationStep("values", mapped, {"v": values}, _in(path, "project")),
+        ExplanationStep("weighted values", "a_ij v_j", {"a v": weighted}, _in(path, "gather")),
+        ExplanationStep("output", "y_i = sum_j a_ij v_j", {"y": output}, _in(path, "gather"), False),
     ]
     shown = sorted(weights.topk(min(SHOWN_KEYS, len(weights))).indices.tolist())
     return Explanation(steps, weights, output, row_name, names, title, shown)
@@ -184,65 +194,67 @@ def _in(path: str, step: str) -> str:
 
 
 @torch.no_grad()
-def _compare(look: Look, q: Tensor, k: Tensor, head: int, path: str) -> tuple[list[Step], Tensor]:
+def _compare(look: AttentionRecord, q: Tensor, k: Tensor, head: int, path: str) -> tuple[list[ExplanationStep], Tensor]:
     """The steps of this score kind, and e_ij without bias and mask."""
     score: Any = getattr(look, "score", None)
     part = _in(path, "score") if not path.endswith("score") else path
     products = k @ q if k.shape[-1] == q.shape[-1] else k.new_zeros(k.shape[0])
     K = q.shape[-1]
-    if isinstance(look, KernelLook):
+    if isinstance(look, KernelAttentionRecord):
         scale = 1 / math.sqrt(K) if look.scale is None else look.scale
         return _scaled(products, scale, f"e_ij = {scale:.4g} q_i.k_j", part)
     if isinstance(score, ScaledDot):
         return _scaled(products, K**-0.5, f"e_ij = q_i.k_j / sqrt(D_K), D_K = {K}, sqrt = {math.sqrt(K):.4g}", part)
     if isinstance(score, Dot):
-        return [Step("scores", "e_ij = q_i.k_j", {"e": products}, part)], products
+        return [ExplanationStep("scores", "e_ij = q_i.k_j", {"e": products}, part)], products
     if isinstance(score, Bilinear):
         W = score.W[head if score.W.shape[0] > 1 else 0].to(q)
         mapped = q @ W
         e = k @ mapped
         return [
-            Step("mapped query", "q_i^T W", {"q W": mapped}, f"{part}.W", False),
-            Step("scores", "e_ij = q_i^T W k_j", {"e": e}, part),
+            ExplanationStep("mapped query", "q_i^T W", {"q W": mapped}, f"{part}.W", False),
+            ExplanationStep("scores", "e_ij = q_i^T W k_j", {"e": e}, part),
         ], e
     if isinstance(score, Additive):
         own = head if score.W.shape[0] > 1 else 0
         W, U, v = (w[own].to(q) for w in (score.W, score.U, score.v))
         inner = torch.tanh(W @ q + k @ U.T)
         return [
-            Step("mapped query", "W q_i", {"W q": W @ q}, f"{part}.W", False),
-            Step("mapped keys", "U k_j", {"U k": k @ U.T}, f"{part}.U"),
-            Step("hidden", "tanh(W q_i + U k_j)", {"h": inner}, part),
-            Step("scores", "e_ij = v^T tanh(W q_i + U k_j)", {"e": inner @ v}, f"{part}.v"),
+            ExplanationStep("mapped query", "W q_i", {"W q": W @ q}, f"{part}.W", False),
+            ExplanationStep("mapped keys", "U k_j", {"U k": k @ U.T}, f"{part}.U"),
+            ExplanationStep("hidden", "tanh(W q_i + U k_j)", {"h": inner}, part),
+            ExplanationStep("scores", "e_ij = v^T tanh(W q_i + U k_j)", {"e": inner @ v}, f"{part}.v"),
         ], inner @ v
     if isinstance(score, Concatenated):
         w_q, w_k = score.w[head if score.w.shape[0] > 1 else 0].to(q).split([q.shape[-1], k.shape[-1]])
         return [
-            Step("query's share", "w_q^T q_i, the same for all keys", {"w q": w_q @ q}, f"{part}.w", False),
-            Step("scores", "e_ij = w^T [q_i; k_j] = w_q^T q_i + w_k^T k_j", {"e": k @ w_k + w_q @ q}, part),
+            ExplanationStep("query's share", "w_q^T q_i, the same for all keys", {"w q": w_q @ q}, f"{part}.w", False),
+            ExplanationStep("scores", "e_ij = w^T [q_i; k_j] = w_q^T q_i + w_k^T k_j", {"e": k @ w_k + w_q @ q}, part),
         ], k @ w_k + w_q @ q
     if isinstance(score, Score):
         e = widen(score(q[None, None, None], k[None, None]))[0, 0, 0]
-        return [Step("scores", f"e_ij = {type(score).__name__}(q_i, k_j)", {"e": e}, part)], e
+        return [ExplanationStep("scores", f"e_ij = {type(score).__name__}(q_i, k_j)", {"e": e}, part)], e
     raise WeftError("the scores of this attention are not known: it shows its weights only")
 
 
-def _scaled(products: Tensor, scale: float, formula: str, part: str) -> tuple[list[Step], Tensor]:
+def _scaled(products: Tensor, scale: float, formula: str, part: str) -> tuple[list[ExplanationStep], Tensor]:
     steps = [
-        Step("products", "q_i.k_j", {"q.k": products}, part),
-        Step("scores", formula, {"e": products * scale}, part),
+        ExplanationStep("products", "q_i.k_j", {"q.k": products}, part),
+        ExplanationStep("scores", formula, {"e": products * scale}, part),
     ]
     return steps, products * scale
 
 
-def _added(look: Look, rest: Tensor, path: str) -> list[Step]:
+def _added(look: AttentionRecord, rest: Tensor, path: str) -> list[ExplanationStep]:
     """What the position or a mask that is added changes."""
     rest = rest.masked_fill(~rest.isfinite(), 0.0)
     if float(rest.abs().max()) < NOTHING:
         return []
-    if isinstance(look, PartLook) and look.sight.has_bias:
-        name = type(look.sight.position).__name__
-        return [Step("position", f"e_ij + bias of {name}, by the distance i - j", {"b": rest}, _in(path, name))]
-    if isinstance(look, KernelLook) and look.mask is not None:
-        return [Step("added mask", "e_ij + m_ij", {"m": rest}, _in(path, "mask"))]
+    if isinstance(look, PartAttentionRecord) and look.context.has_bias:
+        name = type(look.context.position).__name__
+        return [
+            ExplanationStep("position", f"e_ij + bias of {name}, by the distance i - j", {"b": rest}, _in(path, name))
+        ]
+    if isinstance(look, KernelAttentionRecord) and look.mask is not None:
+        return [ExplanationStep("added mask", "e_ij + m_ij", {"m": rest}, _in(path, "mask"))]
     return []

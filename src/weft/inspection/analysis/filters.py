@@ -1,6 +1,6 @@
 """Filters: what the first layer of a vision model looks for, and how alike position vectors are.
 
-The first filters of a vision transformer look like edges and colours: the principal components of its patch filters
+The first filters of a vision transformer look like edges and colors: the principal components of its patch filters
 (Dosovitskiy et al. 2021 show the first 28). Positions that are near should be alike: cosine similarity shows it.
 """
 
@@ -19,7 +19,7 @@ from weft.parts.embeddings import PatchEmbedding
 from weft.parts.grid_positions import GridAxes, GridSinusoids, GridTable
 from weft.parts.positions import LearnedPositions, SinusoidalPositions
 from weft.parts.relative import Rotary
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 FIRST = 28
 
@@ -87,7 +87,7 @@ def position_similarity(subject: Any, length: int | None = None) -> Similarity:
         if isinstance(part, (LearnedPositions, SinusoidalPositions)):
             N = length or getattr(part, "length", None) or _length(module)
             x = torch.zeros(1, N, 1 if part.join == "add" else 0, device=_device(module))
-            return Similarity(_cosine(part(x, Places.run(0, N, x.device))[0]))
+            return Similarity(_cosine(part(x, TokenPositions.run(0, N, x.device))[0]))
         if isinstance(part, Rotary):
             N = length or _length(module)
             cos, sin = part.angles(torch.arange(N, device=_device(module))[None], torch.float32)

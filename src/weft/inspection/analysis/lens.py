@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.inspection.recording.calling import answers, module_of, part_by_part, tokens_of
-from weft.inspection.recording.function_overrides import Taps
+from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.models.output import Output
 from weft.parts.stack import Stack
 
@@ -55,16 +55,16 @@ def streams(subject: Any) -> Iterator[Streams]:
     """Keep the residual stream of any forward inside (references, nothing is computed)."""
     module = module_of(subject)
     found = Streams()
-    with part_by_part(module), Taps() as taps:
+    with part_by_part(module), FunctionOverrides() as overrides:
         for path, blocks, norm in stacks_of(module):
             for layer, block in enumerate(blocks):
-                taps.on(block, "forward", _keep(found, path, layer))
-            _listen_to_answers(taps, module, found, norm)
+                overrides.on(block, "forward", _keep(found, path, layer))
+            _listen_to_answers(overrides, module, found, norm)
         yield found
 
 
 def _keep(found: Streams, path: str, layer: int) -> Any:
-    def advice(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         out = run(part, x, *args, **kwargs)
         if layer == 0:
             found.stacks[path] = [x.detach()]
@@ -72,13 +72,13 @@ def _keep(found: Streams, path: str, layer: int) -> Any:
         found.last = path
         return out
 
-    return advice
+    return wrapper
 
 
-def _listen_to_answers(taps: Taps, module: nn.Module, found: Streams, norm: nn.Module | None) -> None:
+def _listen_to_answers(overrides: FunctionOverrides, module: nn.Module, found: Streams, norm: nn.Module | None) -> None:
     """How the last state is read: by the model's last norm and its head."""
 
-    def advice(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
         out = run(part, *args, **kwargs)
         if isinstance(out, Output):
             head = out.head
@@ -87,7 +87,7 @@ def _listen_to_answers(taps: Taps, module: nn.Module, found: Streams, norm: nn.M
 
     for name in ("forward", "decode"):
         if hasattr(module, name):
-            taps.on(module, name, advice)
+            overrides.on(module, name, wrapper)
     head = getattr(module, "get_output_embeddings", lambda: None)()
     if isinstance(head, nn.Module):
         found.read = lambda z: head(z if norm is None else norm(z))

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.subject import Call
+from weft.foreign.subject import SubjectCall
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import at_rest
+from weft.inference.decoding.conditioning import eval_mode
 from weft.inspection.recording.calling import caller, tokens_of
-from weft.inspection.recording.function_overrides import Taps
+from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
 from weft.parts.word_embedding import WordEmbedding
 
@@ -46,18 +46,18 @@ def gradient_reach(subject: Any, tokens: Any, source: Any = None) -> Reach:
     given = None if source is None else tokens_of(source, own.module)[:1]
     fed: list[Tensor] = []
 
-    def advice(run: Any, part: nn.Module, asked: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(run: Any, part: nn.Module, asked: Tensor, *args: Any, **kwargs: Any) -> Any:
         out = run(part, asked, *args, **kwargs)
         vectors = out[0] if isinstance(out, tuple) else out
         leaf = vectors.detach().requires_grad_()
         fed.append(leaf)
         return (leaf, *out[1:]) if isinstance(out, tuple) else leaf
 
-    with Taps() as taps, at_rest(own.module), torch.enable_grad():
+    with FunctionOverrides() as overrides, eval_mode(own.module), torch.enable_grad():
         for part in own.module.modules():
             if isinstance(part, EMBEDDINGS) and not _is_position(own.module, part):
-                taps.on(part, "forward", advice)
-        logits = own.run(Call(text, source=given))
+                overrides.on(part, "forward", wrapper)
+        logits = own.run(SubjectCall(text, source=given))
     if not fed:
         raise WeftError("no embedding was seen at work: the gradient has no token to reach")
     leaf = fed[0]

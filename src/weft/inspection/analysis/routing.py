@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.inspection.recording.calling import module_of, part_by_part
-from weft.inspection.recording.function_overrides import Taps
+from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.parts.experts import Experts
 
 
@@ -57,26 +57,26 @@ def routed(subject: Any) -> Iterator[Routed]:
     if not parts:
         raise WeftError("this model has no experts: build one with feedforward.kind experts, such as nano-moe")
     found = Routed([path for path, _ in parts], {layer: part.experts for layer, (_, part) in enumerate(parts)})
-    with part_by_part(module), Taps() as taps:
+    with part_by_part(module), FunctionOverrides() as overrides:
         for layer, (_, part) in enumerate(parts):
             shape: list[torch.Size] = []
-            taps.on(part, "forward", _sizes(shape))
-            taps.on(part, "mix", _choices(found, layer, shape))
+            overrides.on(part, "forward", _sizes(shape))
+            overrides.on(part, "mix", _choices(found, layer, shape))
         yield found
 
 
 def _sizes(shape: list[torch.Size]) -> Any:
-    def advice(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         shape[:] = [x.shape[:-1]]
         return run(part, x, *args, **kwargs)
 
-    return advice
+    return wrapper
 
 
 def _choices(found: Routed, layer: int, shape: list[torch.Size]) -> Any:
-    def advice(run: Any, part: nn.Module, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Any:
+    def wrapper(run: Any, part: nn.Module, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Any:
         size = (*shape[0], chosen.shape[-1])
         found.kept[layer] = (chosen.detach().view(size), gates.detach().view(size))
         return run(part, tokens, gates, chosen)
 
-    return advice
+    return wrapper

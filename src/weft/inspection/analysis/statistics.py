@@ -19,8 +19,8 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
-from weft.inspection.recording.attention_records import Kind, PartLook, softmax
-from weft.inspection.recording.calls import Call
+from weft.inspection.recording.attention_records import Kind, PartAttentionRecord, softmax
+from weft.inspection.recording.calls import RecordedCall
 from weft.parts.scores import Dot, ScaledDot
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ NUMBERS = 1 << 18  # weights that a block may hold at once
 class Statistics:
     """Of each layer and head [L, H]: mean entropy, distance and largest weight of a row; column mass, L times [H, S].
 
-    Rows that may look nowhere (padding) count in no mean.
+    Rows that may record nowhere (padding) count in no mean.
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ class Statistics:
     column_mass: list[Tensor]
 
 
-def statistics(call: Call, kind: Kind | None = None, batch: int = 0) -> Statistics:
+def statistics(call: RecordedCall, kind: Kind | None = None, batch: int = 0) -> Statistics:
     """Of one text in one call."""
     kind = call.choose(kind)
     found = [_of_layer(call, layer, kind, batch) for layer in call.layers(kind)]
@@ -52,7 +52,7 @@ def statistics(call: Call, kind: Kind | None = None, batch: int = 0) -> Statisti
     return Statistics(kind, call.layers(kind), entropy, distance, largest, [one[3] for one in found])
 
 
-def _of_layer(call: Call, layer: int, kind: Kind, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _of_layer(call: RecordedCall, layer: int, kind: Kind, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _, H, T, S = call.sizes(layer, kind, batch)
     slope = 1.0 if kind in ("self", "encoder") else (S - 1) / max(1, T - 1)
     totals = [torch.zeros(H, dtype=torch.float64) for _ in range(4)]
@@ -104,10 +104,10 @@ def sharpness(seen: Seen, kind: Kind | None = None, batch: int = 0, call: int = 
     return Sharpness(torch.stack(scaled), torch.stack(unscaled), uniform[0], torch.stack(variance))
 
 
-def _sharpness_of(call: Call, layer: int, kind: Kind, batch: int) -> tuple[Tensor, Tensor, Tensor, float]:
-    look = call.record(layer, kind).looks[0][1]
-    if isinstance(look, PartLook) and not isinstance(look.score, (Dot, ScaledDot)):
-        raise WeftError(f"{type(look.score).__name__} has no scale 1/sqrt(D_K): only dot products can be compared")
+def _sharpness_of(call: RecordedCall, layer: int, kind: Kind, batch: int) -> tuple[Tensor, Tensor, Tensor, float]:
+    record = call.layer_record(layer, kind).records[0][1]
+    if isinstance(record, PartAttentionRecord) and not isinstance(record.score, (Dot, ScaledDot)):
+        raise WeftError(f"{type(record.score).__name__} has no scale 1/sqrt(D_K): only dot products can be compared")
     _, H, T, S = call.sizes(layer, kind, batch)
     query, key, _ = call.vectors(layer, kind, batch)
     root = math.sqrt(query.shape[-1])
@@ -130,13 +130,13 @@ def _sharpness_of(call: Call, layer: int, kind: Kind, batch: int) -> tuple[Tenso
 def initial_sharpness(spec: Any, length: int = 64, seed: int = 0) -> Sharpness:
     """Of a model as it is built (a preset's name or a spec of tokens), on random tokens, before any training."""
     from weft.foreign.recognize import subject_of
-    from weft.foreign.subject import Call as Asked
+    from weft.foreign.subject import SubjectCall
     from weft.inspection.recording.watch import watch
     from weft.models.build import build
 
     module = build(spec, seed=seed).eval()
     subject, random = subject_of(module), generator(seed, "sharpness")
-    asked = Asked(subject.content(1, length, random), source=subject.source(1, length, random))
+    asked = SubjectCall(subject.content(1, length, random), source=subject.source(1, length, random))
     asked.content = asked.content.float() if asked.content.is_floating_point() else asked.content
     if asked.source is not None and asked.source.is_floating_point():
         asked.source = asked.source.float()

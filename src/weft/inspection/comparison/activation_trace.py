@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.foreign.exact import Exact
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import at_rest
+from weft.inference.decoding.conditioning import eval_mode
 from weft.inspection.analysis.lens import stacks_of
 from weft.inspection.interventions.interventions import logits_of
 from weft.inspection.recording.watch import Seen, watch
@@ -24,7 +24,7 @@ When = Literal["in", "out"]
 
 
 @dataclass(eq=False)
-class Sighting:
+class ActivationEvent:
     """One tensor going into or coming out of a part; `visit` counts the runs of that part."""
 
     path: str
@@ -41,18 +41,18 @@ class Sighting:
 
 
 @dataclass(eq=False)
-class Traced:
-    """One model's run: sightings in order, what was watched, the answer; `exact` if it ran in float64."""
+class ActivationTrace:
+    """One model's run: events in order, what was watched, the answer; `exact` if it ran in float64."""
 
     module: nn.Module
-    sightings: list[Sighting]
+    events: list[ActivationEvent]
     seen: Seen
     answer: Tensor
     exact: bool
 
-    def inside(self, path: str) -> list[Sighting]:
+    def inside(self, path: str) -> list[ActivationEvent]:
         """Sightings of one part and all that is in it."""
-        return [one for one in self.sightings if one.path == path or one.path.startswith(f"{path}.") or not path]
+        return [one for one in self.events if one.path == path or one.path.startswith(f"{path}.") or not path]
 
     def blocks(self) -> list[str]:
         """The paths of the blocks of its stacks, in order; none where there are none."""
@@ -64,25 +64,25 @@ class Traced:
         return [paths[id(block)] for _, blocks, _ in found for block in blocks]
 
 
-def traced(module: nn.Module, run: Callable[[nn.Module], Any]) -> Traced:
+def trace_activations(module: nn.Module, run: Callable[[nn.Module], Any]) -> ActivationTrace:
     """Run a float64 copy of the module (the module itself where it cannot be copied), at rest."""
     try:
         twin, exact = copy.deepcopy(module).cpu().double().eval(), True
     except Exception:
         twin, exact = module, False
-    sightings: list[Sighting] = []
+    events: list[ActivationEvent] = []
     visits: Counter[str] = Counter()
 
     def enter(path: str) -> Any:
         def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             visits[path] += 1
-            _add(sightings, path, part, "in", visits[path], (args, kwargs))
+            _add(events, path, part, "in", visits[path], (args, kwargs))
 
         return hook
 
     def leave(path: str) -> Any:
         def hook(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-            _add(sightings, path, part, "out", visits[path], out)
+            _add(events, path, part, "out", visits[path], out)
 
         return hook
 
@@ -91,18 +91,18 @@ def traced(module: nn.Module, run: Callable[[nn.Module], Any]) -> Traced:
         hooks.append(part.register_forward_pre_hook(enter(path), with_kwargs=True))
         hooks.append(part.register_forward_hook(leave(path), with_kwargs=True))
     try:
-        with at_rest(twin), torch.no_grad(), watch(twin) as seen, Exact() if exact else nullcontext():
+        with eval_mode(twin), torch.no_grad(), watch(twin) as seen, Exact() if exact else nullcontext():
             answer = logits_of(run(twin))
     finally:
         for hook in hooks:
             hook.remove()
-    return Traced(twin, sightings, seen, answer, exact)
+    return ActivationTrace(twin, events, seen, answer, exact)
 
 
-def _add(sightings: list[Sighting], path: str, part: nn.Module, when: When, visit: int, value: Any) -> None:
+def _add(events: list[ActivationEvent], path: str, part: nn.Module, when: When, visit: int, value: Any) -> None:
     found = [tensor.detach().clone() for tensor in tensors_in(value)]
     if found:
-        sightings.append(Sighting(path, part, when, visit, found[0], found[1:]))
+        events.append(ActivationEvent(path, part, when, visit, found[0], found[1:]))
 
 
 def apart(x: Tensor, y: Tensor) -> float:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.inspection.comparison.activation_trace import apart
-from weft.inspection.recording.attention_records import Kind, PartLook
-from weft.inspection.recording.calls import Call, Record
-from weft.parts.relative import Rotary, rotate
-from weft.parts.token_positions import Places
+from weft.inspection.recording.attention_records import Kind, PartAttentionRecord
+from weft.inspection.recording.calls import LayerRecord, RecordedCall
+from weft.parts.relative import Rotary, rotate_pairs
+from weft.parts.token_positions import TokenPositions
 
 if TYPE_CHECKING:
     from weft.inspection.comparison.causes import Cause, Parting
@@ -34,24 +34,24 @@ def attention_cause(p: Parting) -> Cause | None:
         return None
 
 
-def _records(p: Parting) -> tuple[tuple[Call, Record], tuple[Call, Record]] | None:
+def _records(p: Parting) -> tuple[tuple[RecordedCall, LayerRecord], tuple[RecordedCall, LayerRecord]] | None:
     """The attention that a path belongs to, and its counterpart: the same kind and layer in the other model."""
     if not p.one.seen.calls or not p.two.seen.calls:
         return None
     mine, theirs = p.one.seen.call(), p.two.seen.call()
-    for key, record in mine.records.items():
-        if _belongs(p.a.path, record.path) and key in theirs.records:
-            return (mine, record), (theirs, theirs.records[key])
+    for key, record in mine.layer_records.items():
+        if _belongs(p.a.path, record.path) and key in theirs.layer_records:
+            return (mine, record), (theirs, theirs.layer_records[key])
     return None
 
 
 def _belongs(path: str, attention: str) -> bool:
-    """Whether a part is inside an attention, or holds it (or is the attention's neighbour in a small module)."""
+    """Whether a part is inside an attention, or holds it (or is the attention's neighbor in a small module)."""
     parent = attention.rpartition(".")[0]
     return path == attention or path.startswith(f"{attention}.") or (bool(parent) and path.startswith(f"{parent}."))
 
 
-def _compare(p: Parting, call_a: Call, a: Record, call_b: Call, b: Record) -> Cause | None:
+def _compare(p: Parting, call_a: RecordedCall, a: LayerRecord, call_b: RecordedCall, b: LayerRecord) -> Cause | None:
     kind: Kind = a.kind
     scores = [c.maps(r.layer, kind, None, None, 0, "scores") for c, r in ((call_a, a), (call_b, b))]
     vectors = [c.vectors(r.layer, kind, 0) for c, r in ((call_a, a), (call_b, b))]
@@ -97,42 +97,42 @@ def _ratio(p: Parting, shown: list[Tensor], vectors: list[Any], path: str) -> Ca
     return "score scale", f"b's scores are {factor:.6g}{name} times a's, D_K = {K} ({path})"
 
 
-def _turned(p: Parting, call: Call, record: Record, vectors: list[Any]) -> Cause | None:
-    """Rotary positions with another offset, base or layout: turn a's own queries anew and look for b's."""
+def _turned(p: Parting, call: RecordedCall, record: LayerRecord, vectors: list[Any]) -> Cause | None:
+    """Rotary positions with another offset, base or layout: turn a's own queries anew and attention for b's."""
     query, other = vectors[0][0], vectors[1][0]
     if query.shape != other.shape or apart(query.norm(dim=-1), other.norm(dim=-1)) > 1e-6:
         return None
-    look = record.looks[0][1]
-    raw = _unturned(look, query)
+    attention = record.records[0][1]
+    raw = _unturned(attention, query)
     otherwise = ("positions", f"queries are as long but point elsewhere: they are turned otherwise ({record.path})")
     if raw is None:
         return otherwise
-    rotary, places = look.sight.position, look.sight.queries  # type: ignore[attr-defined]
-    t = places.positions[:1]
+    rotary, token_positions = attention.context.position, attention.context.queries  # type: ignore[attr-defined]
+    t = token_positions.positions[:1]
     for k in (1, -1, 2, -2, 3, -3, 4, -4):
-        if p.same(rotate(raw, *rotary.angles(t + k, raw.dtype))[0], other):
+        if p.same(rotate_pairs(raw, *rotary.angles(t + k, raw.dtype))[0], other):
             return "position offset", f"b's positions are a's {k:+d} ({record.path})"
     for base in BASES:
         changed = Rotary(query.shape[-1], base)
         changed.width = rotary.width
-        if p.same(rotate(raw, *changed.angles(t, raw.dtype))[0], other):
+        if p.same(rotate_pairs(raw, *changed.angles(t, raw.dtype))[0], other):
             return "rotary base", f"{rotary.base:g} in a, {base:g} in b ({record.path})"
     R = rotary.width
     order = torch.arange(R).view(2, R // 2).T.flatten()
     mixed = torch.cat((raw[..., :R][..., order.argsort()], raw[..., R:]), -1)
-    turned = rotate(mixed, *rotary.angles(t, raw.dtype))
+    turned = rotate_pairs(mixed, *rotary.angles(t, raw.dtype))
     if p.same(torch.cat((turned[..., :R][..., order], turned[..., R:]), -1)[0], other):
-        return "rotary layout", f"a turns pairs (i, i + {R // 2}), b neighbours (2i, 2i + 1) ({record.path})"
+        return "rotary layout", f"a turns pairs (i, i + {R // 2}), b neighbors (2i, 2i + 1) ({record.path})"
     return otherwise
 
 
-def _unturned(look: Any, query: Tensor) -> Tensor | None:
+def _unturned(attention: Any, query: Tensor) -> Tensor | None:
     """[1, H, T, K]: queries before they were turned, where our own rotary positions turned them."""
-    if not isinstance(look, PartLook) or not isinstance(look.sight.position, Rotary):
+    if not isinstance(attention, PartAttentionRecord) or not isinstance(attention.context.position, Rotary):
         return None
-    places: Places = look.sight.queries
-    cos, sin = look.sight.position.angles(places.positions[:1], query.dtype)
-    return rotate(query[None], cos, -sin)
+    token_positions: TokenPositions = attention.context.queries
+    cos, sin = attention.context.position.angles(token_positions.positions[:1], query.dtype)
+    return rotate_pairs(query[None], cos, -sin)
 
 
 def _by_distance(p: Parting, shown: list[Tensor], path: str) -> Cause | None:

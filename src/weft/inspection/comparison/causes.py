@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.inspection.comparison.activation_trace import Sighting, Traced, apart
+from weft.inspection.comparison.activation_trace import ActivationEvent, ActivationTrace, apart
 from weft.inspection.comparison.attention_causes import attention_cause
 from weft.parts.feedforward import ACTIVATIONS
 
@@ -30,10 +30,10 @@ SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 class Parting:
     """The first two tensors that differ, both runs, and the tensors agreed on before, newest first."""
 
-    a: Sighting
-    b: Sighting
-    one: Traced
-    two: Traced
+    a: ActivationEvent
+    b: ActivationEvent
+    one: ActivationTrace
+    two: ActivationTrace
     agreed: list[Tensor]
     limit: float
 
@@ -44,7 +44,7 @@ class Parting:
     @property
     def given(self) -> Tensor | None:
         """What went into the part that gave something else."""
-        own = [s for s in self.one.sightings if s.path == self.a.path and s.visit == self.a.visit and s.when == "in"]
+        own = [s for s in self.one.events if s.path == self.a.path and s.visit == self.a.visit and s.when == "in"]
         return own[0].tensor if own else None
 
 
@@ -79,11 +79,11 @@ def _shapes(p: Parting) -> Cause | None:
     return "shape", f"{tuple(p.a.tensor.shape)} {p.a.name} but {tuple(p.b.tensor.shape)} {p.b.name}"
 
 
-def _children(traced: Traced, path: str) -> list[str]:
-    """Names of the direct parts of a part, in the order in which they first run."""
+def _children(trace_activations: ActivationTrace, path: str) -> list[str]:
+    """AttentionNames of the direct parts of a part, in the order in which they first run."""
     prefix = f"{path}." if path else ""
     found: list[str] = []
-    for s in traced.sightings:
+    for s in trace_activations.events:
         if s.when == "in" and s.path.startswith(prefix) and s.path != path:
             name = s.path[len(prefix) :].split(".")[0]
             if name not in found:
@@ -170,8 +170,8 @@ def _norm_kind(p: Parting) -> Cause | None:
 
 def _norms(x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> Iterator[tuple[str, Tensor]]:
     shift = 0.0 if beta is None else beta.to(x)
-    centred = x - x.mean(-1, keepdim=True)
-    layer = centred * (centred.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    centered = x - x.mean(-1, keepdim=True)
+    layer = centered * (centered.square().mean(-1, keepdim=True) + epsilon).rsqrt()
     rms = x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
     yield "LayerNorm", layer * gamma + shift
     yield "RMSNorm", rms * gamma + shift

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
-from weft.inspection.comparison.activation_trace import Sighting, Traced, apart, traced
+from weft.inspection.comparison.activation_trace import ActivationEvent, ActivationTrace, apart, trace_activations
 from weft.inspection.comparison.causes import Parting, likely_cause
 from weft.inspection.interventions.interventions import logits_of
 from weft.inspection.recording.calling import module_of
@@ -58,7 +58,7 @@ class Comparison:
 
 
 def compare(a: Any, b: Any, *inputs: Any, **keywords: Any) -> Comparison:
-    """Call both as `model(*inputs, **keywords)` and find the first place where they differ."""
+    """SubjectCall both as `model(*inputs, **keywords)` and find the first place where they differ."""
     first, second = module_of(a), module_of(b)
     if not inputs and not keywords:
         raise WeftError("nothing to compare on: give tokens (or whatever both models take) as the third argument")
@@ -68,7 +68,7 @@ def compare(a: Any, b: Any, *inputs: Any, **keywords: Any) -> Comparison:
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
         return module(*(_as(one, dtype) for one in inputs), **{name: _as(one, dtype) for name, one in keywords.items()})
 
-    one, two = traced(first, run), traced(second, run)
+    one, two = trace_activations(first, run), trace_activations(second, run)
     limit = EXACT if one.exact and two.exact else ROUGH
     final = apart(one.answer, two.answer)
     if final <= limit:
@@ -109,18 +109,20 @@ def _equal(a: nn.Module, b: nn.Module, run: Any, final: float) -> Comparison:
     return Comparison(True, "none", said, final=final)
 
 
-def locate(one: Traced, two: Traced, limit: float) -> Parting:
+def locate(one: ActivationTrace, two: ActivationTrace, limit: float) -> Parting:
     """The first pair of tensors that should be the same and are not."""
-    if {s.path for s in one.sightings} == {s.path for s in two.sightings}:
-        found = _by_path(one.sightings, two.sightings, limit)
+    if {s.path for s in one.events} == {s.path for s in two.events}:
+        found = _by_path(one.events, two.events, limit)
         if found is not None:
             return Parting(*found, one, two, _agreed(one, two, found, limit), limit)
     within = _parting_block(one, two, limit)
-    mine, theirs = (t.sightings if w is None else t.inside(w) for t, w in zip((one, two), within, strict=True))
+    mine, theirs = (t.events if w is None else t.inside(w) for t, w in zip((one, two), within, strict=True))
     return _by_value(one, two, mine, theirs, limit)
 
 
-def _by_path(a: list[Sighting], b: list[Sighting], limit: float) -> tuple[Sighting, Sighting] | None:
+def _by_path(
+    a: list[ActivationEvent], b: list[ActivationEvent], limit: float
+) -> tuple[ActivationEvent, ActivationEvent] | None:
     known = {(s.path, s.when, s.visit): s for s in b}
     for own in a:
         other = known.get((own.path, own.when, own.visit))
@@ -132,14 +134,16 @@ def _by_path(a: list[Sighting], b: list[Sighting], limit: float) -> tuple[Sighti
     return None
 
 
-def _agreed(one: Traced, two: Traced, found: tuple[Sighting, Sighting], limit: float) -> list[Tensor]:
+def _agreed(
+    one: ActivationTrace, two: ActivationTrace, found: tuple[ActivationEvent, ActivationEvent], limit: float
+) -> list[Tensor]:
     """Tensors seen before the parting, newest first."""
     del two, limit
-    before = one.sightings[: one.sightings.index(found[0])]
+    before = one.events[: one.events.index(found[0])]
     return [tensor for s in reversed(before) for tensor in (s.tensor, *s.others)]
 
 
-def _parting_block(one: Traced, two: Traced, limit: float) -> tuple[str | None, str | None]:
+def _parting_block(one: ActivationTrace, two: ActivationTrace, limit: float) -> tuple[str | None, str | None]:
     """The first pair of blocks that takes the same and gives something else; None where blocks tell nothing."""
     mine, theirs = one.blocks(), two.blocks()
     if len(mine) != len(theirs) or not mine:
@@ -153,14 +157,16 @@ def _parting_block(one: Traced, two: Traced, limit: float) -> tuple[str | None, 
     return None, None
 
 
-def _apart_at(one: Traced, own: str, two: Traced, other: str, when: str) -> float | None:
+def _apart_at(one: ActivationTrace, own: str, two: ActivationTrace, other: str, when: str) -> float | None:
     """How far apart what goes into (or comes out of) two parts is; None where one did not run."""
-    x = next((s.tensor for s in one.sightings if s.path == own and s.when == when), None)
-    y = next((s.tensor for s in two.sightings if s.path == other and s.when == when), None)
+    x = next((s.tensor for s in one.events if s.path == own and s.when == when), None)
+    y = next((s.tensor for s in two.events if s.path == other and s.when == when), None)
     return None if x is None or y is None else apart(x, y)
 
 
-def _by_value(one: Traced, two: Traced, mine: list[Sighting], theirs: list[Sighting], limit: float) -> Parting:
+def _by_value(
+    one: ActivationTrace, two: ActivationTrace, mine: list[ActivationEvent], theirs: list[ActivationEvent], limit: float
+) -> Parting:
     """Tensors of one that are found among the other's are agreed; the first of each that are not, part."""
     agreed = [s.tensor for s in mine if any(holds(t.tensor, s.tensor, limit) for t in theirs)]
     lost_a = [s for s in mine if not any(holds(t.tensor, s.tensor, limit) for t in theirs)]
@@ -189,7 +195,7 @@ def holds(whole: Tensor, part: Tensor, limit: float) -> bool:
     return any(apart(whole[..., n : n + width], part) <= limit for n in starts.nonzero().flatten().tolist())
 
 
-def _trail(one: Traced, two: Traced) -> tuple[tuple[str, float], ...]:
+def _trail(one: ActivationTrace, two: ActivationTrace) -> tuple[tuple[str, float], ...]:
     mine, theirs = one.blocks(), two.blocks()
     found = [(own, _apart_at(one, own, two, other, "out")) for own, other in zip(mine, theirs, strict=False)]
     return tuple((own, relative) for own, relative in found if relative is not None)
@@ -205,7 +211,7 @@ def _as(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _tokens(run: Any, text: str) -> Tensor:
-    tokeniser = getattr(run, "tokeniser", None)
-    if tokeniser is None:
-        raise WeftError("text needs a run with a tokeniser: give tokens as a tensor [B, T]")
-    return torch.tensor([tokeniser.encode(text)])
+    tokenizer = getattr(run, "tokenizer", None)
+    if tokenizer is None:
+        raise WeftError("text needs a run with a tokenizer: give tokens as a tensor [B, T]")
+    return torch.tensor([tokenizer.encode(text)])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.inspection.interventions.interventions import Change, activations, logits_of, patched, replaced, zero
+from weft.inspection.interventions.interventions import Intervention, activations, logits_of, patched, replaced, zero
 from weft.inspection.interventions.points import Head
 from weft.inspection.recording.attention_records import Kind
 from weft.inspection.recording.watch import watch
@@ -48,9 +48,9 @@ def logit_difference(a: int, b: int, place: int = -1, batch: int = 0) -> Measure
 
 
 def head_effects(
-    subject: Any, run: Callable[[], Any], measure: Measure, kind: Kind | None = None, change: Change = zero
+    subject: Any, run: Callable[[], Any], measure: Measure, kind: Kind | None = None, change: Intervention = zero
 ) -> Effects:
-    """Change each head in turn (switch it off, unless told) and measure again."""
+    """Intervention each head in turn (switch it off, unless told) and measure again."""
 
     def with_head(head: Head) -> float:
         with replaced(subject, {head: change}):

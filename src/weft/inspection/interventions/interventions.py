@@ -19,11 +19,19 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
-from weft.inspection.interventions.points import Attention, FeedForward, Head, Positions, Site, Tokens, reach_site
+from weft.inspection.interventions.points import (
+    Attention,
+    FeedForward,
+    Head,
+    InterventionPoint,
+    Positions,
+    Tokens,
+    apply_at,
+)
 from weft.inspection.recording.calling import module_of, part_by_part
-from weft.inspection.recording.function_overrides import Taps
+from weft.inspection.recording.function_overrides import FunctionOverrides
 
-Change = Callable[[Tensor], Tensor]
+Intervention = Callable[[Tensor], Tensor]
 
 
 def zero(values: Tensor) -> Tensor:
@@ -37,57 +45,61 @@ def mean_over_tokens(values: Tensor) -> Tensor:
     return values.mean(axes, keepdim=True).expand_as(values)
 
 
-def mean_of(values: Tensor) -> Change:
+def mean_of(values: Tensor) -> Intervention:
     """The mean of activations kept from other inputs."""
     mean = values.reshape(-1, values.shape[-1]).mean(0)
     return lambda own: mean.to(own).expand_as(own)
 
 
 @contextmanager
-def replaced(subject: Any, changes: Mapping[Site, Change]) -> Iterator[None]:
-    """Each site's values [B, T, .] become `change(values)`."""
+def replaced(subject: Any, changes: Mapping[InterventionPoint, Intervention]) -> Iterator[None]:
+    """Each point's values [B, T, .] become `change(values)`."""
     module = module_of(subject)
-    with part_by_part(module), Taps() as taps:
-        for site, change in changes.items():
-            reach_site(module, site, taps, change)
+    with part_by_part(module), FunctionOverrides() as overrides:
+        for point, change in changes.items():
+            apply_at(module, point, overrides, change)
         yield
 
 
 @contextmanager
-def switched_off(subject: Any, *sites: Site) -> Iterator[None]:
+def switched_off(subject: Any, *points: InterventionPoint) -> Iterator[None]:
     """These parts say nothing: their output is 0 (positions: as if there were none)."""
-    with replaced(subject, dict.fromkeys(sites, zero)):
+    with replaced(subject, dict.fromkeys(points, zero)):
         yield
 
 
-def activations(subject: Any, sites: Sequence[Site], run: Callable[[], Any]) -> dict[Site, Tensor]:
-    """What these sites say in one run, [B, T, .] each."""
-    kept: dict[Site, Tensor] = {}
+def activations(
+    subject: Any, points: Sequence[InterventionPoint], run: Callable[[], Any]
+) -> dict[InterventionPoint, Tensor]:
+    """What these points say in one run, [B, T, .] each."""
+    kept: dict[InterventionPoint, Tensor] = {}
 
-    def keep(site: Site) -> Change:
+    def keep(point: InterventionPoint) -> Intervention:
         def change(values: Tensor) -> Tensor:
-            kept[site] = values.detach().clone()
+            kept[point] = values.detach().clone()
             return values
 
         return change
 
-    with replaced(subject, {site: keep(site) for site in sites}), torch.no_grad():
+    with replaced(subject, {point: keep(point) for point in points}), torch.no_grad():
         run()
-    missing = next((site for site in sites if site not in kept), None)
+    missing = next((point for point in points if point not in kept), None)
     if missing is not None:
         raise WeftError(f"{missing} did not run: check its layer and kind")
     return kept
 
 
 @contextmanager
-def patched(subject: Any, kept: Mapping[Site, Tensor], places: Sequence[int] | None = None) -> Iterator[None]:
-    """These sites say what they said in another run; with `places`, only at these tokens."""
+def patched(
+    subject: Any, kept: Mapping[InterventionPoint, Tensor], places: Sequence[int] | None = None
+) -> Iterator[None]:
+    """These points say what they said in another run; with `places`, only at these tokens."""
 
-    def put(site: Site, other: Tensor) -> Change:
+    def put(point: InterventionPoint, other: Tensor) -> Intervention:
         def change(values: Tensor) -> Tensor:
             if values.shape != other.shape:
                 raise WeftError(
-                    f"{site} says {tuple(values.shape)} here but {tuple(other.shape)} in the run that it is patched "
+                    f"{point} says {tuple(values.shape)} here but {tuple(other.shape)} in the run that it is patched "
                     "from: use inputs of one length"
                 )
             if places is None:
@@ -98,7 +110,7 @@ def patched(subject: Any, kept: Mapping[Site, Tensor], places: Sequence[int] | N
 
         return change
 
-    with replaced(subject, {site: put(site, other) for site, other in kept.items()}):
+    with replaced(subject, {point: put(point, other) for point, other in kept.items()}):
         yield
 
 
@@ -126,8 +138,12 @@ class Changed:
         return self.before.argmax(-1) != self.after.argmax(-1)
 
 
-def effect(subject: Any, run: Callable[[], Any], changes: Mapping[Site, Change] | Sequence[Site]) -> Changed:
-    """What an intervention changes in the logits of `run`; a list of sites switches them off."""
+def effect(
+    subject: Any,
+    run: Callable[[], Any],
+    changes: Mapping[InterventionPoint, Intervention] | Sequence[InterventionPoint],
+) -> Changed:
+    """What an intervention changes in the logits of `run`; a list of points switches them off."""
     given = changes if isinstance(changes, Mapping) else dict.fromkeys(changes, zero)
     with torch.no_grad():
         before = logits_of(run())
@@ -150,12 +166,12 @@ def logits_of(out: Any) -> Tensor:
 
 __all__ = [
     "Attention",
-    "Change",
     "Changed",
     "FeedForward",
     "Head",
+    "Intervention",
+    "InterventionPoint",
     "Positions",
-    "Site",
     "Tokens",
     "activations",
     "effect",

@@ -7,37 +7,45 @@ from torch import Tensor
 
 from weft.figures.panels.maps import MEAN
 from weft.figures.panels.panel import visible_token
-from weft.figures.panels.unfolding import Step, Unfolding
+from weft.figures.panels.unfolding import Unfolding, UnfoldingStep
 from weft.inspection.analysis.explain import Explanation, explain
-from weft.inspection.pictures.observations import Scene
-from weft.inspection.pictures.panels import Asked, find_token, head_axis, layer_axis, odd_tag, telling_place, to_array
+from weft.inspection.pictures.observations import Observation
+from weft.inspection.pictures.panels import (
+    LookOptions,
+    find_token,
+    head_axis,
+    layer_axis,
+    odd_tag,
+    telling_place,
+    to_array,
+)
 from weft.inspection.recording.attention_records import Kind
 
 MOST_KEYS = 64  # keys that are all shown; of more, those that count most
 
 
-def explain_panel(scene: Scene, asked: Asked) -> Unfolding:
-    """One head's output at one token: the one asked for, else the one that looks most at another token."""
-    kind = first_kind(scene)
-    rows, columns = scene.labels(kind)
-    layers, layer = layer_axis(scene, kind, asked)
-    row = find_token(rows, asked.row) if asked.row is not None else _telling_row(scene, kind)
-    heads = head_axis(scene, kind, asked, mean=False)
+def explain_panel(observation: Observation, options: LookOptions) -> Unfolding:
+    """One head's output at one token: the one options for, else the one that looks most at another token."""
+    kind = first_kind(observation)
+    rows, columns = observation.labels(kind)
+    layers, layer = layer_axis(observation, kind, options)
+    row = find_token(rows, options.row) if options.row is not None else _telling_row(observation, kind)
+    heads = head_axis(observation, kind, options, mean=False)
     number, head = layers[layer.chosen], heads.chosen
     if heads.options == (MEAN,):
-        head = asked.head or 0
-    elif asked.layer is None and asked.head is None:
-        number, head = telling_place(scene, kind, row)
-    elif asked.head is None:
-        head = telling_place(scene, kind, row, [number])[1]
+        head = options.head or 0
+    elif options.layer is None and options.head is None:
+        number, head = telling_place(observation, kind, row)
+    elif options.head is None:
+        head = telling_place(observation, kind, row, [number])[1]
     found = explain(
-        scene.seen,
+        observation.seen,
         layer=number,
         head=head,
         row=row,
-        batch=scene.batch,
+        batch=observation.batch,
         kind=kind,
-        call=scene.call,
+        call=observation.call,
         names=[visible_token(token) for token in columns],
         row_names=[visible_token(token) for token in rows],
     )
@@ -45,22 +53,22 @@ def explain_panel(scene: Scene, asked: Asked) -> Unfolding:
     return Unfolding(title, as_steps(found), found.title)
 
 
-def _telling_row(scene: Scene, kind: Kind) -> int:
+def _telling_row(observation: Observation, kind: Kind) -> int:
     """The token that stands out; of what is written the one that looks sharpest at its source; else the last."""
-    _, _, T, _ = scene.sizes(-1, kind)
+    _, _, T, _ = observation.sizes(-1, kind)
     if kind in ("cross", "alignment"):
-        return int(scene.attention(-1, kind).amax((0, 2)).argmax())
-    odd = odd_tag(scene)
+        return int(observation.attention(-1, kind).amax((0, 2)).argmax())
+    odd = odd_tag(observation)
     return T - 1 if odd is None else odd
 
 
-def first_kind(scene: Scene) -> Kind:
+def first_kind(observation: Observation) -> Kind:
     """The kind that is explained: recurrent alignment or what is written looking at the source, else self-attention."""
     order: tuple[Kind, ...] = ("alignment", "cross")
-    return next((kind for kind in order if kind in scene.kinds), scene.kinds[0])
+    return next((kind for kind in order if kind in observation.kinds), observation.kinds[0])
 
 
-def as_steps(found: Explanation) -> tuple[Step, ...]:
+def as_steps(found: Explanation) -> tuple[UnfoldingStep, ...]:
     """An explanation's steps with their numbers as tables."""
     every = len(found.key_names) <= MOST_KEYS
     shown = list(range(len(found.key_names))) if every else found.shown
@@ -71,13 +79,15 @@ def as_steps(found: Explanation) -> tuple[Step, ...]:
         flat = {name: value for name, value in step.values.items() if value.dim() < 2}
         if step.keys and flat:
             values = np.stack([to_array(value)[shown] for value in flat.values()], 1)
-            steps.append(Step(step.name, step.formula, step.part, values, keys, tuple(flat), words))
+            steps.append(UnfoldingStep(step.name, step.formula, step.part, values, keys, tuple(flat), words))
         for name, value in step.values.items():
             if step.keys and value.dim() == 2:
                 table = to_array(value)[shown]
-                steps.append(Step(step.name, step.formula, step.part, table, keys, (), words))
+                steps.append(UnfoldingStep(step.name, step.formula, step.part, table, keys, (), words))
             elif not step.keys:
-                steps.append(Step(step.name, step.formula, step.part, _one_row(value), (f"{name} ({found.row_name})",)))
+                steps.append(
+                    UnfoldingStep(step.name, step.formula, step.part, _one_row(value), (f"{name} ({found.row_name})",))
+                )
     return tuple(steps)
 
 

@@ -18,10 +18,10 @@ from weft.foundation.errors import WeftError
 from weft.inspection.analysis.alignment import Gold, align, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
 from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, roll_out
-from weft.inspection.pictures.observations import ImageScene, Scene
+from weft.inspection.pictures.observations import ImageObservation, Observation
 from weft.inspection.pictures.panels import (
     Array,
-    Asked,
+    LookOptions,
     Panels,
     by_whom,
     find_token,
@@ -39,30 +39,30 @@ MANY = 2048  # tokens; maps of more are not multiplied
 WAYS = ("with residual", "attention alone")
 
 
-def has_alignment(scene: Scene) -> bool:
+def has_alignment(observation: Observation) -> bool:
     """Whether what is written looks at a source."""
-    return bool({"cross", "alignment"} & set(scene.kinds))
+    return bool({"cross", "alignment"} & set(observation.kinds))
 
 
-def alignment_panel(scene: Scene, asked: Asked) -> Table:
+def alignment_panel(observation: Observation, options: LookOptions) -> Table:
     """Source x target, the best-aligning head first; with rings where the right links are known."""
-    if not has_alignment(scene):
+    if not has_alignment(observation):
         raise WeftError("nothing to align: the model has no attention from a target to a source")
-    kind: Kind = "alignment" if "alignment" in scene.kinds else "cross"
-    layers, layer = layer_axis(scene, kind, asked)
-    heads = head_axis(scene, kind, asked)
+    kind: Kind = "alignment" if "alignment" in observation.kinds else "cross"
+    layers, layer = layer_axis(observation, kind, options)
+    heads = head_axis(observation, kind, options)
     maps = []
     for number in layers:
-        each = to_array(scene.attention(number, kind))
+        each = to_array(observation.attention(number, kind))
         maps.append(np.concatenate([each.mean(0, keepdims=True), each]) if heads.options[0] == MEAN else each)
     title = "Alignment: which source each token written looks at"
-    if asked.layer is None and asked.head is None and kind == "cross":
-        best = align(scene.seen, scene.batch, call=scene.call)
+    if options.layer is None and options.head is None and kind == "cross":
+        best = align(observation.seen, observation.batch, call=observation.call)
         layer = Axis(layer.name, layer.options, layers.index(best.layer))
         heads = Axis(heads.name, heads.options, heads.options.index(str(best.head)))
         title += f" (layer {best.layer}, head {best.head} aligns best)"
-    rows, columns = scene.labels(kind)
-    values, gold = np.stack(maps), gold_links(scene, len(rows))
+    rows, columns = observation.labels(kind)
+    values, gold = np.stack(maps), gold_links(observation, len(rows))
     note, marks = "", None
     if gold is not None:
         marks = np.zeros((len(rows), len(columns)), dtype=np.float32)
@@ -76,7 +76,7 @@ def alignment_panel(scene: Scene, asked: Asked) -> Table:
         columns,
         values,
         (layer, heads),
-        cells="colours",
+        cells="colors",
         row_name="written",
         column_name="source",
         gold=marks,
@@ -84,12 +84,12 @@ def alignment_panel(scene: Scene, asked: Asked) -> Table:
     )
 
 
-def gold_links(scene: Scene, rows: int) -> Gold | None:
+def gold_links(observation: Observation, rows: int) -> Gold | None:
     """Where each token written truly comes from, if the sample says so and the answer is the right one."""
-    truth = scene.truth
-    if not hasattr(truth, "alignment") or scene.said != truth.target:
+    truth = observation.truth
+    if not hasattr(truth, "alignment") or observation.said != truth.target:
         return None
-    target, source = (_spans(pieces) for pieces in (scene.written[: len(truth.target)], scene.source))
+    target, source = (_spans(pieces) for pieces in (observation.written[: len(truth.target)], observation.source))
     found = gold_of_tokens(truth.alignment, target, source)
     return [*found, *(set() for _ in range(rows - len(found)))][:rows]
 
@@ -100,89 +100,93 @@ def _spans(pieces: Sequence[str]) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def rollouts(scene: Scene) -> Array:
+def rollouts(observation: Observation) -> Array:
     """Attention through the layers up to each, with and without the residual: [ways, layers, T, T]."""
-    kind: Kind = "self" if "self" in scene.kinds else "encoder"
-    _, _, T, _ = scene.sizes(-1, kind)
+    kind: Kind = "self" if "self" in observation.kinds else "encoder"
+    _, _, T, _ = observation.sizes(-1, kind)
     if T > MANY:
         raise WeftError(f"{T:,} tokens are too many to multiply their maps: look at {MANY:,} or fewer")
-    layers = averaged_layers(scene.seen, scene.batch, kind, scene.call)
+    layers = averaged_layers(observation.seen, observation.batch, kind, observation.call)
     found = [[roll_out(layers[: depth + 1], share) for depth in range(len(layers))] for share in (RESIDUAL, 0.0)]
     return np.stack([np.stack([to_array(rolled) for rolled in way]) for way in found])
 
 
-def _depths(scene: Scene) -> tuple[Axis, Axis]:
-    kind: Kind = "self" if "self" in scene.kinds else "encoder"
-    layers = tuple(map(str, scene.layers(kind)))
+def _depths(observation: Observation) -> tuple[Axis, Axis]:
+    kind: Kind = "self" if "self" in observation.kinds else "encoder"
+    layers = tuple(map(str, observation.layers(kind)))
     return Axis("way", WAYS), Axis("to layer", layers, len(layers) - 1)
 
 
-def pooled(scene: Scene, maps: Array) -> Array:
+def pooled(observation: Observation, maps: Array) -> Array:
     """[..., T, T] -> [..., T]: the rows that the answer is read from."""
-    pool = pooled_row(scene)
+    pool = pooled_row(observation)
     return maps.mean(-2) if pool == "mean" else maps[..., 0 if pool == "first" else -1, :]
 
 
-def rolled_out(scene: ImageScene) -> Overlay:
+def rolled_out(observation: ImageObservation) -> Overlay:
     """Rollout over an image."""
-    values = pooled(scene, rollouts(scene))[..., scene.first :]
-    title = f"Rolled out through the layers, by {by_whom(scene).replace('tokens', 'patches')}"
+    values = pooled(observation, rollouts(observation))[..., observation.first :]
+    title = f"Rolled out through the layers, by {by_whom(observation).replace('tokens', 'patches')}"
     note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
-    return Overlay(title, scene.pixels, values.reshape(*values.shape[:2], *scene.grid), _depths(scene), note)
+    return Overlay(
+        title, observation.pixels, values.reshape(*values.shape[:2], *observation.grid), _depths(observation), note
+    )
 
 
-def rollout_picture(scene: Scene, asked: Asked) -> Panels:
+def rollout_picture(observation: Observation, options: LookOptions) -> Panels:
     """Rollout as a matrix with lines; over the image where there is one."""
-    if isinstance(scene, ImageScene) and scene.task != "captions":
-        return Panels([rolled_out(scene)], [])
-    kind: Kind = "self" if "self" in scene.kinds else "encoder"
-    rows, columns = scene.labels(kind)
-    ways, depths = _depths(scene)
+    if isinstance(observation, ImageObservation) and observation.task != "captions":
+        return Panels([rolled_out(observation)], [])
+    kind: Kind = "self" if "self" in observation.kinds else "encoder"
+    rows, columns = observation.labels(kind)
+    ways, depths = _depths(observation)
     note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
-    focus = None if asked.row is None else find_token(rows, asked.row)
+    focus = None if options.row is None else find_token(rows, options.row)
     title = "Rollout: how much of what a token holds came from each input"
-    return Panels([Attention(title, rows, columns, ways, depths, Whole(rollouts(scene)), note, focus)], [])
+    return Panels([Attention(title, rows, columns, ways, depths, Whole(rollouts(observation)), note, focus)], [])
 
 
-def flow_picture(scene: Scene, asked: Asked) -> Panels:
+def flow_picture(observation: Observation, options: LookOptions) -> Panels:
     """Maximum flow from the top to each input: of all tokens of a short input, else of one, or of the whole answer."""
-    kind: Kind = "self" if "self" in scene.kinds else "encoder"
-    rows, columns = scene.labels(kind)
+    kind: Kind = "self" if "self" in observation.kinds else "encoder"
+    rows, columns = observation.labels(kind)
     if len(rows) > LONGEST_FLOW:
         raise WeftError(
             f"the flow through {len(rows):,} tokens takes too long: look at {LONGEST_FLOW} or fewer, or use rollout"
         )
-    layers = [mixed(map_, RESIDUAL) for map_ in averaged_layers(scene.seen, scene.batch, kind, scene.call)]
+    layers = [
+        mixed(map_, RESIDUAL) for map_ in averaged_layers(observation.seen, observation.batch, kind, observation.call)
+    ]
     note = "Layers as pipes whose capacities are 0.5 A + 0.5 I; the most that can run from the top to each input."
-    whole = asked.row is None and not isinstance(scene, ImageScene)
+    whole = options.row is None and not isinstance(observation, ImageObservation)
     if whole and len(rows) <= FEW:
         values = to_array(layered_flow(layers))[None, None]
         one = Axis("layers", ("all",)), Axis("heads", (MEAN,))
         return Panels([Attention("Flow from each token to each input", rows, columns, *one, Whole(values), note)], [])
-    if asked.row is not None:
-        row = find_token(rows, asked.row)
+    if options.row is not None:
+        row = find_token(rows, options.row)
         values, who = to_array(layered_flow(layers, row))[0], rows[row].strip()
-    elif pooled_row(scene) == "mean" and scene.task in ("classification", "images", "sequences"):
+    elif pooled_row(observation) == "mean" and observation.task in ("classification", "images", "sequences"):
         # One more node above all: the mean, fed by every token alike.
         top = torch.zeros_like(layers[0])
         top[0] = 1 / len(rows)
         values, who = to_array(layered_flow([*layers, top], 0))[0], "the mean of all"
     else:
-        row = 0 if pooled_row(scene) == "first" and scene.task != "text" else len(rows) - 1
+        row = 0 if pooled_row(observation) == "first" and observation.task != "text" else len(rows) - 1
         values, who = to_array(layered_flow(layers, row))[0], rows[row].strip()
     title = f"Flow from {who} to each input"
-    if isinstance(scene, ImageScene) and scene.task == "images":
-        cells = values[scene.first :].reshape(1, *scene.grid)
-        return Panels([Overlay(title, scene.pixels, cells, (Axis("flow", ("all layers",)),), note)], [])
+    if isinstance(observation, ImageObservation) and observation.task == "images":
+        cells = values[observation.first :].reshape(1, *observation.grid)
+        return Panels([Overlay(title, observation.pixels, cells, (Axis("flow", ("all layers",)),), note)], [])
     return Panels([Tokens(title, columns, values, (), note=note)], [])
 
 
-def statistics_picture(scene: Scene, asked: Asked) -> Panels:
+def statistics_picture(observation: Observation, options: LookOptions) -> Panels:
     """Of each head: mean entropy, distance and largest weight of a row; and how much each token is looked at."""
     panels: list[Panel] = []
     names = ("entropy in nats", "distance in tokens", "largest weight")
-    for kind in scene.kinds:
-        found = scene.seen.statistics(kind, scene.batch, scene.call)
+    for kind in observation.kinds:
+        found = observation.seen.statistics(kind, observation.batch, observation.call)
         values = np.stack([to_array(x) for x in (found.entropy, found.distance, found.largest)])
         rows = tuple(f"layer {layer}" for layer in found.layers)
         columns = tuple(f"head {head}" for head in range(values.shape[2]))
@@ -190,6 +194,6 @@ def statistics_picture(scene: Scene, asked: Asked) -> Panels:
         panels.append(
             Table(f"Heads of {kind} attention", rows, columns, values, (Axis("statistic", names),), note=note)
         )
-    if "self" in scene.kinds:
-        panels.append(tokens_panel(scene, asked))
+    if "self" in observation.kinds:
+        panels.append(tokens_panel(observation, options))
     return Panels(panels, [])

@@ -13,40 +13,40 @@ from weft.figures.panels.panel import Axis
 from weft.figures.panels.plots import Plot
 from weft.figures.panels.tables import Table
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import at_rest
+from weft.inference.decoding.conditioning import eval_mode
 from weft.inspection.analysis.lens import logit_lens, loss_by_position, residual_norms, streams
 from weft.inspection.analysis.routing import routed
-from weft.inspection.pictures.observations import Scene, fitted
-from weft.inspection.pictures.panels import Asked, Panels, to_array
+from weft.inspection.pictures.observations import Observation, fitted
+from weft.inspection.pictures.panels import LookOptions, Panels, to_array
 from weft.parts.experts import Experts
 from weft.parts.stack import Stack
 
 MOST = 64  # tokens whose table is drawn; of more, the last ones
 
 
-def has_stream(scene: Scene) -> bool:
+def has_stream(observation: Observation) -> bool:
     """Whether the model is a stack of blocks, and its input is known well enough to show it again."""
-    graph = scene.task == "classification" and bool(scene.tags)
-    return any(isinstance(part, Stack) for part in scene.seen.module.modules()) and not graph
+    graph = observation.task == "classification" and bool(observation.tags)
+    return any(isinstance(part, Stack) for part in observation.seen.module.modules()) and not graph
 
 
-def has_lens(scene: Scene) -> bool:
+def has_lens(observation: Observation) -> bool:
     """Whether the stream can be read as an answer: tokens or classes."""
-    return has_stream(scene) and scene.task not in ("forecast", "")
+    return has_stream(observation) and observation.task not in ("forecast", "")
 
 
-def has_experts(scene: Scene) -> bool:
+def has_experts(observation: Observation) -> bool:
     """Whether some feed-forward is a mixture of experts."""
-    return any(isinstance(part, Experts) for part in scene.seen.module.modules())
+    return any(isinstance(part, Experts) for part in observation.seen.module.modules())
 
 
-def show_again(scene: Scene) -> Any:
+def show_again(observation: Observation) -> Any:
     """One forward over the same input, for what is kept only while the model runs; gives the model's output."""
-    module = scene.seen.module
+    module = observation.seen.module
     spec: Any = getattr(module, "spec", None)
-    target, source = list(scene.inputs().values()), list(scene.inputs("source").values())
+    target, source = list(observation.inputs().values()), list(observation.inputs("source").values())
     family = getattr(spec, "family", "")
-    with at_rest(module), torch.no_grad():
+    with eval_mode(module), torch.no_grad():
         if family in ("encoder-decoder", "recurrent-seq2seq"):
             return module(source[0][None], target[0][None])
         if family == "image-text":
@@ -58,34 +58,34 @@ def show_again(scene: Scene) -> Any:
         return module(target[0][None])
 
 
-def answer_names(scene: Scene) -> Sequence[str] | None:
-    """Names of the classes that the model answers with; None where it answers with tokens."""
-    task = getattr(scene.run, "task", None)
+def answer_names(observation: Observation) -> Sequence[str] | None:
+    """AttentionNames of the classes that the model answers with; None where it answers with tokens."""
+    task = getattr(observation.run, "task", None)
     return getattr(task, "classes", None) or getattr(task, "tags", None)
 
 
-def spelled(scene: Scene, ids: Tensor) -> list[list[str]]:
+def spelled(observation: Observation, ids: Tensor) -> list[list[str]]:
     """Numbers of answers [R, C] as words."""
-    names = answer_names(scene)
-    tokeniser = getattr(getattr(scene.run, "task", None), "tokeniser", None)
+    names = answer_names(observation)
+    tokenizer = getattr(getattr(observation.run, "task", None), "tokenizer", None)
     known: dict[int, str] = {}
     for number in set(ids.flatten().tolist()):
         if names is not None:
             known[number] = names[number]
         else:
-            known[number] = str(number) if tokeniser is None else tokeniser.target.pieces([number])[0]
+            known[number] = str(number) if tokenizer is None else tokenizer.target.pieces([number])[0]
     return [[known[number] for number in row] for row in ids.tolist()]
 
 
-def lens_panel(scene: Scene, asked: Asked) -> Table:
+def lens_panel(observation: Observation, options: LookOptions) -> Table:
     """After each block, the answer that the model would give if it stopped there."""
-    with streams(scene.run) as stream:
-        show_again(scene)
+    with streams(observation.run) as stream:
+        show_again(observation)
         lens = logit_lens(stream, top=1)
     tokens, chances = lens.tokens[:, -MOST:, 0], to_array(lens.probabilities[:, -MOST:, 0])
     places = chances.shape[1]
-    columns = ("the answer",) if places == 1 else fitted(scene.tokens, lens.tokens.shape[1])[-MOST:]
-    words = tuple(tuple(row) for row in spelled(scene, tokens))
+    columns = ("the answer",) if places == 1 else fitted(observation.tokens, lens.tokens.shape[1])[-MOST:]
+    words = tuple(tuple(row) for row in spelled(observation, tokens))
     note = "Darker is surer. The last row is the model's own answer."
     if lens.tokens.shape[1] > MOST:
         note += f" The last {MOST} of {lens.tokens.shape[1]:,} tokens."
@@ -101,12 +101,12 @@ def lens_panel(scene: Scene, asked: Asked) -> Table:
     )
 
 
-def residuals_picture(scene: Scene, asked: Asked) -> Panels:
+def residuals_picture(observation: Observation, options: LookOptions) -> Panels:
     """The length of each token's vector after each block."""
-    with streams(scene.run) as stream:
-        show_again(scene)
+    with streams(observation.run) as stream:
+        show_again(observation)
     norms = to_array(residual_norms(stream))
-    labels = fitted(scene.tokens, norms.shape[1])
+    labels = fitted(observation.tokens, norms.shape[1])
     some = sorted({0, int(norms[-1].argmax()), len(labels) - 1})
     curves = np.stack([norms.mean(1), *(norms[:, place] for place in some)])
     names = ("mean", *(f"{place} {labels[place].strip()}" for place in some))
@@ -117,17 +117,17 @@ def residuals_picture(scene: Scene, asked: Asked) -> Panels:
         tuple(stream.names),
         labels[-MOST:],
         shown,
-        cells="numbers" if shown.size <= 200 else "colours",
+        cells="numbers" if shown.size <= 200 else "colors",
         row_name="after",
         column_name="token",
     )
     return Panels([plot, table], [])
 
 
-def routing_panel(scene: Scene, asked: Asked) -> Table:
+def routing_panel(observation: Observation, options: LookOptions) -> Table:
     """Which experts each token goes to, and with what weight."""
-    with routed(scene.run) as found:
-        show_again(scene)
+    with routed(observation.run) as found:
+        show_again(observation)
     tables, names = [], []
     for layer in found.layers:
         chosen, gates = found.chosen(layer)[0], found.gates(layer)[0].float()
@@ -137,20 +137,20 @@ def routing_panel(scene: Scene, asked: Asked) -> Table:
     if len({table.shape for table in tables}) != 1:
         raise WeftError("the layers have different numbers of experts: look at them one by one in Python")
     values = np.stack(tables)[:, -MOST:]
-    rows = fitted(scene.tokens, tables[0].shape[0])[-MOST:]
+    rows = fitted(observation.tokens, tables[0].shape[0])[-MOST:]
     columns = tuple(f"expert {number}" for number in range(values.shape[2]))
     balance = float(max(found.shares(layer).max() for layer in found.layers))
     note = f"The busiest expert gets {balance:.0%} of the tokens; alike would be {1 / values.shape[2]:.0%}."
-    layers = Axis("layer of experts", tuple(names), min(asked.layer or 0, len(names) - 1))
+    layers = Axis("layer of experts", tuple(names), min(options.layer or 0, len(names) - 1))
     return Table("Experts: where each token goes", rows, columns, values, (layers,), row_name="token", note=note)
 
 
-def loss_panel(scene: Scene, asked: Asked) -> Plot:
+def loss_panel(observation: Observation, options: LookOptions) -> Plot:
     """How surprising each token was, given those before it."""
-    ids = next(x for x in scene.inputs().values() if x.dim() == 1 and not x.is_floating_point())
+    ids = next(x for x in observation.inputs().values() if x.dim() == 1 and not x.is_floating_point())
     if len(ids) < 2:
         raise WeftError("one token has nothing before it: give a longer text")
-    losses = to_array(loss_by_position(scene.run, ids))
+    losses = to_array(loss_by_position(observation.run, ids))
     places = np.arange(1, len(ids), dtype=np.float32)
     mean = np.cumsum(losses) / places
     note = f"{float(losses.mean()):.3f} nats a token on average."

@@ -27,7 +27,7 @@ PROMPT = 96  # characters of a sample's text
 
 @dataclass(frozen=True)
 class Given:
-    """What the run is asked, how a title calls it, and what is known to be right: a label, a `Pair`, tags, a text."""
+    """What the run is options, how a title calls it, and what is known to be right: a label, a `Pair`, tags, a text."""
 
     ask: Any
     name: str
@@ -93,7 +93,7 @@ def _example(found: Sample[Any], number: int, folder: Path) -> Given:
 
 
 def _texts(row: Any, name: str) -> Given:
-    """A pair, a tagged sentence, a labelled text or a graph."""
+    """A pair, a tagged sentence, a labeled text or a graph."""
     if isinstance(row, Graph):
         edges = [[int(i), int(j)] for i, j in np.argwhere(np.triu(row.adjacency))]
         return Given({"nodes": list(row.nodes), "edges": edges}, name, row.labels)

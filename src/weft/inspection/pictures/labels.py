@@ -1,4 +1,4 @@
-"""Labels of what went into a model: tokens by the run's tokeniser, words by their characters, else numbers."""
+"""Labels of what went into a model: tokens by the run's tokenizer, words by their characters, else numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.data.tokenizers.lexicon import END, STRANGE, UNKNOWN, Lexicon
 def input_labels(run: Any, inputs: Mapping[str, Tensor]) -> list[str]:
     """A label a token, with all that stands around the text: [CLS], a start token."""
     task = getattr(run, "task", None)
-    tokeniser = getattr(task, "tokeniser", None)
+    tokenizer = getattr(task, "tokenizer", None)
     lexicon = getattr(getattr(task, "reading", None), "lexicon", None)
     for given in inputs.values():
         if given.is_floating_point():
@@ -21,7 +21,7 @@ def input_labels(run: Any, inputs: Mapping[str, Tensor]) -> list[str]:
         if given.dim() == 2 and isinstance(lexicon, Lexicon):
             return [_word(row, lexicon) for row in given.tolist()]
         if given.dim() == 1:
-            return tokeniser.pieces(given.tolist()) if tokeniser is not None else [str(x) for x in given.tolist()]
+            return tokenizer.pieces(given.tolist()) if tokenizer is not None else [str(x) for x in given.tolist()]
     return []
 
 

@@ -15,8 +15,8 @@ from weft.inspection.analysis.filters import patch_filters, position_similarity
 from weft.inspection.analysis.reach import gradient_reach
 from weft.inspection.interventions.effects import Effects, head_effects, logit_difference
 from weft.inspection.pictures.inner import has_stream, show_again, spelled
-from weft.inspection.pictures.observations import Scene
-from weft.inspection.pictures.panels import Asked, Panels, find_token, odd_tag, to_array
+from weft.inspection.pictures.observations import Observation
+from weft.inspection.pictures.panels import LookOptions, Panels, find_token, odd_tag, to_array
 from weft.inspection.recording.attention_records import Kind
 from weft.parts.embeddings import PatchEmbedding
 
@@ -24,35 +24,35 @@ SHOWN = 128  # positions whose similarity is drawn
 LONGEST = 256  # tokens; each output's gradient is a pass of its own
 
 
-def has_filters(scene: Scene) -> bool:
+def has_filters(observation: Observation) -> bool:
     """Whether the model cuts images into patches."""
-    return any(isinstance(part, PatchEmbedding) for part in scene.seen.module.modules())
+    return any(isinstance(part, PatchEmbedding) for part in observation.seen.module.modules())
 
 
-def has_positions(scene: Scene) -> bool:
+def has_positions(observation: Observation) -> bool:
     """Whether there are position vectors to compare."""
     try:
-        position_similarity(scene.seen.module, 2)
+        position_similarity(observation.seen.module, 2)
     except WeftError:
         return False
     return True
 
 
-def filters_panel(scene: Scene, asked: Asked) -> Tiles:
+def filters_panel(observation: Observation, options: LookOptions) -> Tiles:
     """The first 28 principal components of the patch filters."""
-    found = patch_filters(scene.seen.module)
+    found = patch_filters(observation.seen.module)
     images = to_array(found.images).transpose(0, 2, 3, 1)
     names = tuple(f"{share:.1%}" for share in found.shares.tolist())
     channels = images.shape[-1]
-    note = f"Of the variance of all filters they hold {float(found.shares.sum()):.0%}; grey is 0."
+    note = f"Of the variance of all filters they hold {float(found.shares.sum()):.0%}; gray is 0."
     if channels in (1, 3):
         return Tiles("Principal components of the patch filters", tint(images), names, 7, note=note)
     return Tiles("Principal components of the patch filters, first channel", images[..., 0], names, 7, note=note)
 
 
-def positions_panel(scene: Scene, asked: Asked) -> Panel:
+def positions_panel(observation: Observation, options: LookOptions) -> Panel:
     """How alike positions are: for an image, a picture a patch of all others."""
-    found = position_similarity(scene.seen.module)
+    found = position_similarity(observation.seen.module)
     if found.grid is not None:
         h, w = found.grid
         cells = [(row, column) for row in range(h) for column in range(w)]
@@ -66,30 +66,30 @@ def positions_panel(scene: Scene, asked: Asked) -> Panel:
         f" of the first {SHOWN} of {len(found.cosine):,}." if len(found.cosine) > SHOWN else "."
     )
     title = "Positions: how alike they are"
-    return Table(title, places, places, cosine, cells="colours", scale="signed", note=note)
+    return Table(title, places, places, cosine, cells="colors", scale="signed", note=note)
 
 
-def has_reach(scene: Scene) -> bool:
+def has_reach(observation: Observation) -> bool:
     """Whether gradients of outputs can be followed to single tokens."""
-    return scene.task in ("text", "translation")
+    return observation.task in ("text", "translation")
 
 
-def reach_picture(scene: Scene, asked: Asked) -> Panels:
+def reach_picture(observation: Observation, options: LookOptions) -> Panels:
     """How much gradient of each output reaches each input token, and how it fades with distance."""
     # What was kept in inference mode cannot be differentiated through; a copy can.
-    target = next(x for x in scene.inputs().values() if x.dim() == 1).clone()
-    source = next((x.clone() for x in scene.inputs("source").values() if x.dim() == 1), None)
+    target = next(x for x in observation.inputs().values() if x.dim() == 1).clone()
+    source = next((x.clone() for x in observation.inputs("source").values() if x.dim() == 1), None)
     if max(len(target), 0 if source is None else len(source)) > LONGEST:
         raise WeftError(f"{len(target):,} tokens are too many: each output is a pass back; look at {LONGEST} or fewer")
-    found = gradient_reach(scene.run, target, source)
-    rows = scene.tokens[: found.matrix.shape[0]]
-    columns = scene.tokens if source is None else scene.source
+    found = gradient_reach(observation.run, target, source)
+    rows = observation.tokens[: found.matrix.shape[0]]
+    columns = observation.tokens if source is None else observation.source
     table = Table(
         "Gradient of each output that reaches each token",
         rows,
         columns[: found.matrix.shape[1]],
         to_array(found.matrix),
-        cells="colours",
+        cells="colors",
         row_name="output after",
         column_name="token",
         note="|d log p(y_t) / d x_s|: how much a small change of token s would change output t.",
@@ -102,13 +102,17 @@ def reach_picture(scene: Scene, asked: Asked) -> Panels:
     return Panels(panels, [])
 
 
-def has_effects(scene: Scene) -> bool:
+def has_effects(observation: Observation) -> bool:
     """Whether an answer can be measured again with a head switched off."""
-    return "self" in scene.kinds and has_stream(scene) and scene.task in ("text", "classification", "tagging", "images")
+    return (
+        "self" in observation.kinds
+        and has_stream(observation)
+        and observation.task in ("text", "classification", "tagging", "images")
+    )
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HeadVerdict:
     """What each head does for the answer at one place: the two likeliest answers, and the effects of all heads."""
 
     first: str
@@ -121,28 +125,30 @@ class Verdict:
         return len(self.effects.layers) - 1, int(self.effects.table[-1].argmin())
 
 
-def judge_heads(scene: Scene, asked: Asked) -> Verdict:
+def judge_heads(observation: Observation, options: LookOptions) -> HeadVerdict:
     """Switch off each head in turn; the measure is the lead of the likeliest answer over the next, in logits."""
     kind: Kind = "self"
-    logits = show_again(scene).logits
+    logits = show_again(observation).logits
     place, where = -1, ""
     if logits.dim() == 3:
-        rows = scene.labels(kind)[0]
-        given = find_token(rows, asked.row) if asked.row is not None else odd_tag(scene)
+        rows = observation.labels(kind)[0]
+        given = find_token(rows, options.row) if options.row is not None else odd_tag(observation)
         place = len(rows) - 1 if given is None else given
         where = f" at {rows[place].strip()!r}"
         # A class token has a row in attention, but no answer.
         place -= len(rows) - logits.shape[1]
     row = logits[0] if logits.dim() == 2 else logits[0, place]
     best = row.topk(2).indices
-    first, second = spelled(scene, best[None])[0]
+    first, second = spelled(observation, best[None])[0]
     measure = logit_difference(int(best[0]), int(best[1]), place)
-    return Verdict(first, second, where, head_effects(scene.run, lambda: show_again(scene), measure, kind))
+    return HeadVerdict(
+        first, second, where, head_effects(observation.run, lambda: show_again(observation), measure, kind)
+    )
 
 
-def effects_panel(scene: Scene, asked: Asked) -> Table:
+def effects_panel(observation: Observation, options: LookOptions) -> Table:
     """By how much the answer changes when each head is switched off: which head does it."""
-    found = judge_heads(scene, asked)
+    found = judge_heads(observation, options)
     values = to_array(found.effects.table)
     note = (
         f"Logit of {found.first!r} minus logit of {found.second!r}{found.where} is {found.effects.before:.2f}; each "

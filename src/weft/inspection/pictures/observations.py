@@ -21,7 +21,7 @@ from weft.foundation.errors import WeftError
 from weft.inspection.pictures.inputs import SAMPLE, Given, opened, window_of
 from weft.inspection.pictures.labels import input_labels
 from weft.inspection.recording.attention_records import Kind, Rows
-from weft.inspection.recording.calls import Side
+from weft.inspection.recording.calls import TextSide
 from weft.inspection.recording.watch import Seen, watch
 
 Array = NDArray[np.float32]
@@ -30,7 +30,7 @@ SHOWN = 90  # letters of a title
 
 
 @dataclass(frozen=True)
-class Scene:
+class Observation:
     """One text (or image, or series) as a model saw it.
 
     `tokens` label what was read on the side that answers, `source` what the encoder read, `written` what each row
@@ -91,13 +91,13 @@ class Scene:
         """Queries, keys and values of all heads."""
         return self.seen.vectors(layer, self.batch, kind, self.call)
 
-    def inputs(self, of: Side = "target") -> dict[str, Tensor]:
+    def inputs(self, of: TextSide = "target") -> dict[str, Tensor]:
         """What went into the embeddings, by their paths."""
         return self.seen.inputs(self.batch, self.call, of)
 
 
 @dataclass(frozen=True)
-class ImageScene(Scene):
+class ImageObservation(Observation):
     """An image [height, width, 3], cut into a grid of patches whose first is key number `first`."""
 
     pixels: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((1, 1, 3), np.uint8))
@@ -106,7 +106,7 @@ class ImageScene(Scene):
 
 
 @dataclass(frozen=True)
-class SeriesScene(Scene):
+class SeriesObservation(Observation):
     """A history [T, C] in its own units, what the model says follows, with its band, and how many steps a patch has."""
 
     columns: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class SeriesScene(Scene):
 
 
 @dataclass(frozen=True)
-class SequenceScene(Scene):
+class SequenceObservation(Observation):
     """Vectors in time [T, C]; where they are joints x, y, z in turn, `bones` and which coordinate points up."""
 
     values: Array = field(default_factory=lambda: np.zeros((1, 1), np.float32))
@@ -139,13 +139,13 @@ def fitted(tokens: Sequence[str], count: int) -> tuple[str, ...]:
     return (*given, *map(str, range(len(given), count)))
 
 
-def scene_of(run: Any, given: Any, **how: Any) -> Scene:
+def observe(run: Any, given: Any, **how: Any) -> Observation:
     """Show an input to a run and watch: a text, a path, or `sample:NAME/N`; `how` goes to its `answer`."""
     task = run.task.name
-    if task not in SCENES:
-        raise WeftError(f"nobody has drawn task {task} yet: choose a run of {', '.join(SCENES)}")
+    if task not in OBSERVERS:
+        raise WeftError(f"nobody has drawn task {task} yet: choose a run of {', '.join(OBSERVERS)}")
     with opened(task, given) as found:
-        return SCENES[task](run, found, how)
+        return OBSERVERS[task](run, found, how)
 
 
 def _watched(run: Any, given: Given, how: dict[str, Any]) -> tuple[Seen, Any]:
@@ -156,9 +156,9 @@ def _watched(run: Any, given: Given, how: dict[str, Any]) -> tuple[Seen, Any]:
     return seen, answers[0]
 
 
-def _text(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _text(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     """One forward over the prompt: every token's next one is in it."""
-    tokeniser = run.task.tokeniser
+    tokenizer = run.task.tokenizer
     ids = run.task.prompt_ids(str(given.ask))
     most = run.module.spec.length
     left_out: tuple[str, ...] = ()
@@ -168,17 +168,17 @@ def _text(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     device = next(run.module.parameters()).device
     with watch(run) as seen, torch.inference_mode():
         run.module(torch.tensor([ids], device=device))
-    pieces = tuple(tokeniser.pieces(ids))
-    return Scene(seen, "text", shortened("".join(pieces)), pieces, left_out=left_out)
+    pieces = tuple(tokenizer.pieces(ids))
+    return Observation(seen, "text", shortened("".join(pieces)), pieces, left_out=left_out)
 
 
-def _translation(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _translation(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     """The whole generation, a row a token written."""
     seen, answer = _watched(run, given, how)
-    tokeniser = run.task.tokeniser
-    written = (*answer.more["tokens"], *tokeniser.target.pieces([run.task.ends.stop]))
-    start = tokeniser.target.pieces([run.task.ends.start])
-    return Scene(
+    tokenizer = run.task.tokenizer
+    written = (*answer.more["tokens"], *tokenizer.target.pieces([run.task.ends.stop]))
+    start = tokenizer.target.pieces([run.task.ends.start])
+    return Observation(
         seen,
         "translation",
         shortened(given.name),
@@ -190,17 +190,17 @@ def _translation(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     )
 
 
-def _classification(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _classification(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     seen, answer = _watched(run, given, how)
     more = answer.more
     if "tokens" in more:  # the nodes of a graph, an answer each
         best = [max(row.items(), key=lambda item: item[1]) for row in more["probabilities"]]
         tokens = tuple(more["tokens"])
-        return Scene(
+        return Observation(
             seen, "classification", shortened(given.name), tokens, said="", tags=tuple(best), truth=given.truth
         )
     words, left_out = _read(run, seen, str(given.ask))
-    return Scene(
+    return Observation(
         seen,
         "classification",
         shortened(str(given.ask)),
@@ -214,40 +214,40 @@ def _classification(run: Any, given: Given, how: dict[str, Any]) -> Scene:
 
 def _read(run: Any, seen: Seen, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(what the model read of a text, what of it is left out)."""
-    tokeniser, most = run.task.tokeniser, run.module.spec.length
-    whole = split_words(text) or [""] if tokeniser is None else tokeniser.encode(text)
-    words = whole[:most] if tokeniser is None else input_labels(run, seen.inputs())
+    tokenizer, most = run.task.tokenizer, run.module.spec.length
+    whole = split_words(text) or [""] if tokenizer is None else tokenizer.encode(text)
+    words = whole[:most] if tokenizer is None else input_labels(run, seen.inputs())
     left_out = (f"All but the first {most:,} of {len(whole):,} tokens.",) if len(whole) > len(words) else ()
     return tuple(map(str, words)), left_out
 
 
-def _embedding(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _embedding(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     """What an encoder reads when it gives a text its vector."""
     seen, _ = _watched(run, given, how)
     words, left_out = _read(run, seen, str(given.ask))
-    return Scene(seen, "embedding", shortened(str(given.ask)), words, left_out=left_out)
+    return Observation(seen, "embedding", shortened(str(given.ask)), words, left_out=left_out)
 
 
-def _tagging(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _tagging(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     seen, answer = _watched(run, given, how)
     words = tuple(answer.more["tokens"])
     tags = list(zip(answer.output, answer.more["probabilities"], strict=True))
     part = run.task.reading.part([words], [np.arange(len(words))]).cut(run.module.spec.length)
     shown = part.answers(0)  # the words of the first call; a longer sentence takes several
     left_out = (f"All but the first {len(shown):,} of {len(words):,} words.",) if len(words) > len(shown) else ()
-    tokens = words[: len(shown)] if run.task.tokeniser is None else tuple(input_labels(run, seen.inputs(call=0)))
+    tokens = words[: len(shown)] if run.task.tokenizer is None else tuple(input_labels(run, seen.inputs(call=0)))
     placed = tuple(tags[word] if word >= 0 else ("", 0.0) for word in part.labels[0].tolist())
     title = shortened(" ".join(words))
-    return Scene(seen, "tagging", title, tokens, tags=placed, truth=given.truth, left_out=left_out, call=0)
+    return Observation(seen, "tagging", title, tokens, tags=placed, truth=given.truth, left_out=left_out, call=0)
 
 
-def _images(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _images(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     seen, answer = _watched(run, given, how)
     spec, task = run.module.spec, run.task
     pixels = read_image(given.ask, task.fitting or task.side, task.channels)
     pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
     cells = tuple(f"{row},{column}" for row in range(spec.side) for column in range(spec.side))
-    return ImageScene(
+    return ImageObservation(
         seen,
         "images",
         given.name,
@@ -266,14 +266,14 @@ def class_tokens(spec: Any) -> tuple[str, ...]:
     return (CLASS_TOKEN, *(f"[register {number}]" for number in range(spec.extra - 1)))[: spec.extra]
 
 
-def _captions(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _captions(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     seen, answer = _watched(run, given, how)
     task, spec = run.task, run.module.spec
     side = round(spec.prefix**0.5)
     words = tuple(answer.more["tokens"])
     cells = () if task.options.blind else tuple(f"{row},{column}" for row in range(side) for column in range(side))
-    start, stop = (task.tokeniser.pieces([end])[0] for end in (task.ends.start, task.ends.stop))
-    return ImageScene(
+    start, stop = (task.tokenizer.pieces([end])[0] for end in (task.ends.start, task.ends.stop))
+    return ImageObservation(
         seen,
         "captions",
         given.name,
@@ -286,7 +286,7 @@ def _captions(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     )
 
 
-def _forecast(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _forecast(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     """The history that the model read, and its answer, both in the columns' own units."""
     known = run.task.known
     if isinstance(given.ask, str) and given.ask.startswith(SAMPLE):
@@ -300,7 +300,7 @@ def _forecast(run: Any, given: Given, how: dict[str, Any]) -> Scene:
         return np.array([by_name[name] for name in known.columns], dtype=np.float32).T
 
     patches = length // known.patch
-    return SeriesScene(
+    return SeriesObservation(
         seen,
         "forecast",
         given.name,
@@ -318,13 +318,13 @@ def _forecast(run: Any, given: Given, how: dict[str, Any]) -> Scene:
     )
 
 
-def _sequences(run: Any, given: Given, how: dict[str, Any]) -> Scene:
+def _sequences(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     seen, answer = _watched(run, given, how)
     preparation = run.task.preparation
-    values = read_sequences([given.ask], labelled=False).values[0]
+    values = read_sequences([given.ask], labeled=False).values[0]
     stride = preparation.stride
     steps = -(-len(values) // stride)
-    scene = SequenceScene(
+    observation = SequenceObservation(
         seen,
         "sequences",
         given.name,
@@ -335,11 +335,11 @@ def _sequences(run: Any, given: Given, how: dict[str, Any]) -> Scene:
         values=values,
     )
     if preparation.vertical is None:
-        return scene
+        return observation
     points = values.reshape(len(values), -1, 3)
     known = points.shape[1] == len(JOINTS)
     bones = BONES if known else nearest_bones(points)
-    return replace(scene, bones=tuple(bones), joints=JOINTS if known else (), up=preparation.vertical)
+    return replace(observation, bones=tuple(bones), joints=JOINTS if known else (), up=preparation.vertical)
 
 
 def shortened(text: str, most: int = SHOWN) -> str:
@@ -348,7 +348,7 @@ def shortened(text: str, most: int = SHOWN) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-SCENES: dict[str, Callable[[Any, Given, dict[str, Any]], Scene]] = {
+OBSERVERS: dict[str, Callable[[Any, Given, dict[str, Any]], Observation]] = {
     "text": _text,
     "translation": _translation,
     "classification": _classification,

@@ -18,7 +18,7 @@ from weft.figures.panels.pairs import Pair
 from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tokens import Tokens
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.observations import Scene
+from weft.inspection.pictures.observations import Observation
 from weft.inspection.recording.attention_records import Kind
 
 Array = NDArray[np.float32]
@@ -40,7 +40,7 @@ class Panels:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LookOptions:
     """What a user wants to see first: layer, head, row (a number or a token), and a pair of words."""
 
     layer: int | None = None
@@ -55,45 +55,45 @@ def to_array(values: Tensor) -> Array:
     return found
 
 
-def layer_axis(scene: Scene, kind: Kind, asked: Asked) -> tuple[list[int], Axis]:
+def layer_axis(observation: Observation, kind: Kind, options: LookOptions) -> tuple[list[int], Axis]:
     """The layers that have attention, and the axis to choose one; the last is shown first."""
-    layers = scene.layers(kind)
+    layers = observation.layers(kind)
     chosen = len(layers) - 1
-    if asked.layer is not None:
-        wanted = layers[-1] if asked.layer == -1 else asked.layer
+    if options.layer is not None:
+        wanted = layers[-1] if options.layer == -1 else options.layer
         if wanted not in layers:
             known = ", ".join(map(str, layers))
-            raise WeftError(f"layer {asked.layer} has no {kind} attention: choose --layer among {known}")
+            raise WeftError(f"layer {options.layer} has no {kind} attention: choose --layer among {known}")
         chosen = layers.index(wanted)
     return layers, Axis("layer", tuple(map(str, layers)), chosen)
 
 
-def head_axis(scene: Scene, kind: Kind, asked: Asked, mean: bool = True) -> Axis:
+def head_axis(observation: Observation, kind: Kind, options: LookOptions, mean: bool = True) -> Axis:
     """The mean over heads, then each head; layers may have different numbers of heads, then the mean alone."""
-    counts = {scene.sizes(layer, kind)[1] for layer in scene.layers(kind)}
+    counts = {observation.sizes(layer, kind)[1] for layer in observation.layers(kind)}
     if len(counts) > 1:
         return Axis("head", (MEAN,))
     (count,) = counts
-    if asked.head is not None and not 0 <= asked.head < count:
-        raise WeftError(f"there is no head {asked.head}: choose --head from 0 to {count - 1}")
+    if options.head is not None and not 0 <= options.head < count:
+        raise WeftError(f"there is no head {options.head}: choose --head from 0 to {count - 1}")
     names = tuple(map(str, range(count)))
     if count == 1 or not mean:
-        return Axis("head", names, asked.head or 0)
-    return Axis("head", (MEAN, *names), 0 if asked.head is None else asked.head + 1)
+        return Axis("head", names, options.head or 0)
+    return Axis("head", (MEAN, *names), 0 if options.head is None else options.head + 1)
 
 
 def attention_panel(
-    scene: Scene, kind: Kind, asked: Asked, focus: int | None = None, room: int = ROOM
+    observation: Observation, kind: Kind, options: LookOptions, focus: int | None = None, room: int = ROOM
 ) -> tuple[Attention, list[str]]:
     """The maps of one kind by layer and head, and sentences on what of long ones is left out."""
-    layers, layer = layer_axis(scene, kind, asked)
-    heads = head_axis(scene, kind, asked)
-    rows, columns = scene.labels(kind)
+    layers, layer = layer_axis(observation, kind, options)
+    heads = head_axis(observation, kind, options)
+    rows, columns = observation.labels(kind)
     left_out = []
-    if asked.row is not None:
-        focus = find_token(rows, asked.row)
+    if options.row is not None:
+        focus = find_token(rows, options.row)
     if len(heads.options) > 1 and not fitting_heads(len(layers), len(heads.options) - 1, len(rows), room):
-        if asked.layer is not None:
+        if options.layer is not None:
             layers, layer = [layers[layer.chosen]], Axis("layer", (layer.options[layer.chosen],))
             left_out.append("Other layers: so many maps do not fit into one page.")
         if not fitting_heads(len(layers), len(heads.options) - 1, len(rows), room):
@@ -101,7 +101,7 @@ def attention_panel(
             left_out.append("Single heads, of which there are too many for one page; look at one layer with --layer.")
 
     def block(number: int, first: int, last: int) -> Array:
-        return to_array(scene.attention(layers[number], kind, slice(first, last)))
+        return to_array(observation.attention(layers[number], kind, slice(first, last)))
 
     maps = gather(len(layers), heads.options, (len(rows), len(columns)), block, room)
     if isinstance(maps, Largest):
@@ -111,7 +111,7 @@ def attention_panel(
             f"page. Those shown hold {maps.kept:.1%} of all attention; the small maps are means over whole ones."
         )
     panel = Attention(TITLES[kind], rows, columns, layer, heads, maps, "", focus)
-    if focus is not None and asked.layer is None and asked.head is None:
+    if focus is not None and options.layer is None and options.head is None:
         panel = panel.choose(*telling_head(panel, focus))
     return panel, left_out
 
@@ -129,11 +129,13 @@ def telling_head(panel: Attention, row: int) -> tuple[int, int]:
     return found
 
 
-def telling_place(scene: Scene, kind: Kind, row: int, layers: Sequence[int] | None = None) -> tuple[int, int]:
+def telling_place(
+    observation: Observation, kind: Kind, row: int, layers: Sequence[int] | None = None
+) -> tuple[int, int]:
     """The same without a panel: the number of a layer, and a head."""
-    best, found = (-1.0, -1.0, -1.0), (scene.layers(kind)[-1], 0)
-    for layer in layers or scene.layers(kind):
-        for head, weights in enumerate(to_array(scene.attention(layer, kind, row))):
+    best, found = (-1.0, -1.0, -1.0), (observation.layers(kind)[-1], 0)
+    for layer in layers or observation.layers(kind):
+        for head, weights in enumerate(to_array(observation.attention(layer, kind, row))):
             most = looks_elsewhere(weights, row if kind in ("self", "encoder") else None)
             if most > best:
                 best, found = most, (layer, head)
@@ -170,29 +172,29 @@ def find_token(tokens: Sequence[str], wanted: str) -> int:
     )
 
 
-def pooled_row(scene: Scene) -> str:
+def pooled_row(observation: Observation) -> str:
     """How the model sums its tokens up: first (class token), mean, last; or each token has its own answer."""
-    spec = getattr(scene.seen.module, "spec", None)
+    spec = getattr(observation.seen.module, "spec", None)
     output = getattr(spec, "output", None)
     if getattr(output, "kind", None) == "per-token":
         return "mean"
-    own = getattr(getattr(scene.run, "task", None), "pool", None)
+    own = getattr(getattr(observation.run, "task", None), "pool", None)
     pool = own or getattr(output, "pool", None) or getattr(spec, "pool", None) or "mean"
     return "first" if pool == "distilled" else pool
 
 
-def received(scene: Scene, kind: Kind, layers: Sequence[int], heads: Axis) -> Array:
+def received(observation: Observation, kind: Kind, layers: Sequence[int], heads: Axis) -> Array:
     """How much each token is looked at [layers, heads, S]: by the class token or last token, else on average."""
-    pool = pooled_row(scene)
+    pool = pooled_row(observation)
     found = []
-    statistics = scene.seen.statistics(kind, scene.batch, scene.call) if pool == "mean" else None
+    statistics = observation.seen.statistics(kind, observation.batch, observation.call) if pool == "mean" else None
     each: Array
     for number, layer in enumerate(layers):
-        _, _, T, _ = scene.sizes(layer, kind)
+        _, _, T, _ = observation.sizes(layer, kind)
         if statistics is not None:
             each = to_array(statistics.column_mass[number] / T)
         else:
-            each = to_array(scene.attention(layer, kind, 0 if pool == "first" else T - 1))
+            each = to_array(observation.attention(layer, kind, 0 if pool == "first" else T - 1))
         mean = each.mean(0, keepdims=True)
         if heads.options == (MEAN,):
             found.append(mean)
@@ -201,47 +203,49 @@ def received(scene: Scene, kind: Kind, layers: Sequence[int], heads: Axis) -> Ar
     return np.stack(found)
 
 
-def by_whom(scene: Scene) -> str:
+def by_whom(observation: Observation) -> str:
     """Who looks, in words."""
-    return {"first": "the class token", "last": "the last token", "mean": "all tokens on average"}[pooled_row(scene)]
+    return {"first": "the class token", "last": "the last token", "mean": "all tokens on average"}[
+        pooled_row(observation)
+    ]
 
 
-def tokens_panel(scene: Scene, asked: Asked) -> Tokens:
-    """Tokens coloured by how much is looked at them, their tags below."""
-    layers, layer = layer_axis(scene, "self", asked)
-    heads = head_axis(scene, "self", asked)
-    weights = received(scene, "self", layers, heads)
-    tokens = scene.labels("self")[1]
-    below = tuple(f"{tag} {share:.2f}" if tag else "" for tag, share in scene.tags)
+def tokens_panel(observation: Observation, options: LookOptions) -> Tokens:
+    """Tokens colored by how much is looked at them, their tags below."""
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options)
+    weights = received(observation, "self", layers, heads)
+    tokens = observation.labels("self")[1]
+    below = tuple(f"{tag} {share:.2f}" if tag else "" for tag, share in observation.tags)
     below = below if len(below) == len(tokens) else ()
-    title = f"How much each token is looked at, by {by_whom(scene)}"
+    title = f"How much each token is looked at, by {by_whom(observation)}"
     return Tokens(title, tokens, weights, (layer, heads), below)
 
 
-def shares_panel(scene: Scene) -> Bars:
+def shares_panel(observation: Observation) -> Bars:
     """What the model says of the whole, with probabilities."""
-    truth = f" (it is {scene.truth})" if isinstance(scene.truth, str) else ""
-    names, values = tuple(scene.shares), np.array(list(scene.shares.values()), dtype=np.float32)
-    return one_step(f"The model says: {scene.said}{truth}", names, values)
+    truth = f" (it is {observation.truth})" if isinstance(observation.truth, str) else ""
+    names, values = tuple(observation.shares), np.array(list(observation.shares.values()), dtype=np.float32)
+    return one_step(f"The model says: {observation.said}{truth}", names, values)
 
 
-def pair_panel(scene: Scene, asked: Asked) -> Pair:
+def pair_panel(observation: Observation, options: LookOptions) -> Pair:
     """Queries, keys, scores and weights of two words, both ways, in all layers and heads."""
-    tokens = scene.labels("self")[0]
-    if asked.pair is not None:
-        one, other = (find_token(tokens, word) for word in asked.pair)
+    tokens = observation.labels("self")[0]
+    if options.pair is not None:
+        one, other = (find_token(tokens, word) for word in options.pair)
     else:
-        one, other = closest_pair(scene)
-    layers, layer = layer_axis(scene, "self", asked)
-    heads = head_axis(scene, "self", asked, mean=False)
+        one, other = closest_pair(observation)
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options, mean=False)
     if heads.options == (MEAN,):
         raise WeftError("the layers have different numbers of heads: choose words by --kind attention instead")
     ways = ((one, other), (other, one))
     query, key, scores, weights = [], [], [], []
     for number in layers:
-        queries, keys, _ = scene.vectors(number, "self")
+        queries, keys, _ = observation.vectors(number, "self")
         both = [one, other]
-        before, after = scene.scores(number, "self", both), scene.attention(number, "self", both)
+        before, after = observation.scores(number, "self", both), observation.attention(number, "self", both)
         query.append(torch.stack([queries[:, row] for row, _ in ways]))
         key.append(torch.stack([keys[:, column] for _, column in ways]))
         scores.append(torch.stack([before[:, place, column] for place, (_, column) in enumerate(ways)]))
@@ -250,16 +254,16 @@ def pair_panel(scene: Scene, asked: Asked) -> Pair:
     q, k, e, a = (to_array(torch.stack(each, 1)) for each in (query, key, scores, weights))
     title = f"Two words: {tokens[one].strip()} and {tokens[other].strip()}"
     found = Pair(title, Axis("way", names), layer, heads, q, k, e, a)
-    return found if asked.layer is not None or asked.head is not None else found.strongest()
+    return found if options.layer is not None or options.head is not None else found.strongest()
 
 
-def closest_pair(scene: Scene) -> tuple[int, int]:
+def closest_pair(observation: Observation) -> tuple[int, int]:
     """The two different tokens of which one looks most at the other, which is not the first if there are more."""
     best, found = -1.0, (0, 0)
-    for layer in scene.layers("self"):
-        _, _, T, _ = scene.sizes(layer, "self")
+    for layer in observation.layers("self"):
+        _, _, T, _ = observation.sizes(layer, "self")
         for first in range(0, T, 128):
-            weights = scene.attention(layer, "self", slice(first, min(T, first + 128))).clone()
+            weights = observation.attention(layer, "self", slice(first, min(T, first + 128))).clone()
             weights.diagonal(first, 1, 2).zero_()
             if T > 2:
                 weights[..., 0] = 0.0
@@ -270,12 +274,12 @@ def closest_pair(scene: Scene) -> tuple[int, int]:
     return found
 
 
-def odd_tag(scene: Scene) -> int | None:
+def odd_tag(observation: Observation) -> int | None:
     """The token whose tag is the rarest of its sentence, where one stands out."""
-    counts = Counter(tag for tag, _ in scene.tags if tag)
+    counts = Counter(tag for tag, _ in observation.tags if tag)
     if len(counts) < 2 or min(counts.values()) > 1:
         return None
-    rare = [place for place, (tag, _) in enumerate(scene.tags) if counts[tag] == 1]
-    rows = scene.labels("self")[0]
-    shift = len(rows) - len(scene.tags)
+    rare = [place for place, (tag, _) in enumerate(observation.tags) if counts[tag] == 1]
+    rows = observation.labels("self")[0]
+    shift = len(rows) - len(observation.tags)
     return rare[0] + shift if len(rare) == 1 else None

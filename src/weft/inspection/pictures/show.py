@@ -17,8 +17,8 @@ from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.labels import input_labels
 from weft.inspection.pictures.look import picture_of
-from weft.inspection.pictures.observations import ImageScene, Scene, class_tokens
-from weft.inspection.pictures.panels import Asked
+from weft.inspection.pictures.observations import ImageObservation, Observation, class_tokens
+from weft.inspection.pictures.panels import LookOptions
 from weft.inspection.recording.watch import Seen
 
 # Tasks whose pictures need no more than what was seen; an image's are drawn for every vision model.
@@ -41,8 +41,8 @@ def show(
 
     `path` writes .html, .png or .svg there instead; without it a page is written to a temporary file and opened.
     """
-    asked = Asked(layer, head, None if row is None else str(row), pair)
-    picture = picture_of(seen_scene(seen, call, batch), kind, asked)
+    options = LookOptions(layer, head, None if row is None else str(row), pair)
+    picture = picture_of(observation_of(seen, call, batch), kind, options)
     if path is not None:
         return picture.write(path)
     if in_notebook():
@@ -76,13 +76,13 @@ def _inline(picture: Picture) -> None:
         display(plot)
 
 
-def seen_scene(seen: Seen, call: int = -1, batch: int = 0) -> Scene:
-    """A scene from what was seen alone: labels from what went into the embeddings, by the run's own words."""
+def observation_of(seen: Seen, call: int = -1, batch: int = 0) -> Observation:
+    """A observation from what was seen alone: labels from what went into the embeddings, by the run's own words."""
     run = seen.subject
     task = getattr(getattr(run, "task", None), "name", "")
     target, source = (input_labels(run, seen.inputs(batch, call, side)) for side in ("target", "source"))
     image = next((x for x in seen.inputs(batch, call).values() if x.dim() == 3 and x.is_floating_point()), None)
-    scene = Scene(
+    observation = Observation(
         seen,
         task if task in GENERIC else "",
         _name(target, source),
@@ -95,10 +95,10 @@ def seen_scene(seen: Seen, call: int = -1, batch: int = 0) -> Scene:
     )
     spec: Any = getattr(seen.module, "spec", None)
     if image is None or getattr(spec, "family", "") != "vision":
-        return scene
+        return observation
     cells = [f"{row},{column}" for row in range(spec.side) for column in range(spec.side)]
     tokens, grid = (*class_tokens(spec), *cells), (spec.side, spec.side)
-    return ImageScene(
+    return ImageObservation(
         seen,
         "images",
         "an image",

@@ -22,10 +22,10 @@ from weft.inspection.pictures.model import (
     judge_heads,
     positions_panel,
 )
-from weft.inspection.pictures.observations import ImageScene, Scene, SequenceScene, SeriesScene
+from weft.inspection.pictures.observations import ImageObservation, Observation, SequenceObservation, SeriesObservation
 from weft.inspection.pictures.panels import (
     Array,
-    Asked,
+    LookOptions,
     Panels,
     attention_panel,
     by_whom,
@@ -45,18 +45,18 @@ MOST_TRIED = 64  # heads that are switched off one by one to find the one that d
 BLOCK = 256  # positions whose next tokens are computed at once
 
 
-def text_picture(scene: Scene, asked: Asked) -> Panels:
+def text_picture(observation: Observation, options: LookOptions) -> Panels:
     """Lines, the matrix by layer and head, and the next token after each."""
-    panel, left_out = attention_panel(scene, "self", asked, room=1)
-    return Panels([panel, next_panel(scene)], left_out)
+    panel, left_out = attention_panel(observation, "self", options, room=1)
+    return Panels([panel, next_panel(observation)], left_out)
 
 
-def next_panel(scene: Scene) -> Bars:
+def next_panel(observation: Observation) -> Bars:
     """The likeliest next tokens after each token, with the one that truly came."""
-    run, module = scene.run, scene.seen.module
-    tokeniser = getattr(getattr(run, "task", None), "tokeniser", None)
-    ids = next((x for x in scene.inputs().values() if x.dim() == 1 and not x.is_floating_point()), None)
-    if ids is None or scene.task != "text":
+    run, module = observation.run, observation.seen.module
+    tokenizer = getattr(getattr(run, "task", None), "tokenizer", None)
+    ids = next((x for x in observation.inputs().values() if x.dim() == 1 and not x.is_floating_point()), None)
+    if ids is None or observation.task != "text":
         raise WeftError("next tokens are a language model's: choose another --kind")
     with torch.inference_mode():
         output = module(ids[None])
@@ -65,134 +65,138 @@ def next_panel(scene: Scene) -> Bars:
     best = torch.cat([part.indices for part in found])
     names: dict[int, str] = {}
     for token in {*best.flatten().tolist(), *ids.tolist()}:
-        names[token] = str(token) if tokeniser is None else tokeniser.pieces([token])[0]
+        names[token] = str(token) if tokenizer is None else tokenizer.pieces([token])[0]
     labels = tuple(tuple(names[token] for token in row) for row in best.tolist())
-    steps = Axis("after", tuple(f"{n} {token}" for n, token in enumerate(scene.tokens)), len(scene.tokens) - 1)
+    steps = Axis(
+        "after", tuple(f"{n} {token}" for n, token in enumerate(observation.tokens)), len(observation.tokens) - 1
+    )
     came = (*(names[token] for token in ids.tolist()[1:]), None)
     return Bars("What the model expects next", steps, labels, values, came)
 
 
-def translation_picture(scene: Scene, asked: Asked) -> Panels:
+def translation_picture(observation: Observation, options: LookOptions) -> Panels:
     """The alignment, and all maps that it comes from."""
-    kind: Kind = "alignment" if "alignment" in scene.kinds else "cross"
-    panel, left_out = attention_panel(scene, kind, asked)
+    kind: Kind = "alignment" if "alignment" in observation.kinds else "cross"
+    panel, left_out = attention_panel(observation, kind, options)
     more = [] if kind == "alignment" else [panel]
-    return Panels([alignment_panel(scene, asked), *more], left_out)
+    return Panels([alignment_panel(observation, options), *more], left_out)
 
 
-def tokens_picture(scene: Scene, asked: Asked) -> Panels:
-    """Tokens coloured by attention, what the model says, who looks at whom, and two words' queries and keys."""
-    panels: list[Panel] = [tokens_panel(scene, asked)]
-    if scene.shares:
-        panels.append(shares_panel(scene))
-    focus = odd_tag(scene)
-    attention, left_out = attention_panel(scene, "self", asked, focus, room=1)
-    if focus is not None and asked == Asked(pair=asked.pair) and has_effects(scene):
-        attention = _with_deciding_head(scene, asked, attention)
+def tokens_picture(observation: Observation, options: LookOptions) -> Panels:
+    """Tokens colored by attention, what the model says, who looks at whom, and two words' queries and keys."""
+    panels: list[Panel] = [tokens_panel(observation, options)]
+    if observation.shares:
+        panels.append(shares_panel(observation))
+    focus = odd_tag(observation)
+    attention, left_out = attention_panel(observation, "self", options, focus, room=1)
+    if focus is not None and options == LookOptions(pair=options.pair) and has_effects(observation):
+        attention = _with_deciding_head(observation, options, attention)
     panels.append(attention)
-    if asked.pair is not None or scene.task in ("classification", "embedding"):
-        panels.append(pair_panel(scene, asked))
+    if options.pair is not None or observation.task in ("classification", "embedding"):
+        panels.append(pair_panel(observation, options))
     return Panels(panels, left_out)
 
 
-def _with_deciding_head(scene: Scene, asked: Asked, panel: Attention) -> Attention:
+def _with_deciding_head(observation: Observation, options: LookOptions, panel: Attention) -> Attention:
     """The head shown first is the last layer's that the answer needs most, where there are few enough to try all."""
     if len(panel.layers.options) * len(panel.heads.options) > MOST_TRIED or len(panel.heads.options) < 2:
         return panel
-    layer, head = judge_heads(scene, asked).deciding()
+    layer, head = judge_heads(observation, options).deciding()
     return panel.choose(layer, panel.heads.options.index(str(head)))
 
 
-def image_picture(scene: Scene, asked: Asked) -> Panels:
+def image_picture(observation: Observation, options: LookOptions) -> Panels:
     """The image with each head's light and the rolled out one, what it says, filters and positions."""
-    assert isinstance(scene, ImageScene)
-    layers, layer = layer_axis(scene, "self", asked)
-    heads = head_axis(scene, "self", asked)
-    weights = received(scene, "self", layers, heads)[..., scene.first :]
-    maps = weights.reshape(*weights.shape[:2], *scene.grid)
-    title = f"Where it looks, by {by_whom(scene).replace('tokens', 'patches')}"
-    panels: list[Panel] = [Overlay(title, scene.pixels, maps, (layer, heads)), rolled_out(scene)]
-    if scene.shares:
-        panels.append(shares_panel(scene))
-    panels.append(filters_panel(scene, asked))
-    if has_positions(scene):
-        panels.append(positions_panel(scene, asked))
+    assert isinstance(observation, ImageObservation)
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options)
+    weights = received(observation, "self", layers, heads)[..., observation.first :]
+    maps = weights.reshape(*weights.shape[:2], *observation.grid)
+    title = f"Where it looks, by {by_whom(observation).replace('tokens', 'patches')}"
+    panels: list[Panel] = [Overlay(title, observation.pixels, maps, (layer, heads)), rolled_out(observation)]
+    if observation.shares:
+        panels.append(shares_panel(observation))
+    panels.append(filters_panel(observation, options))
+    if has_positions(observation):
+        panels.append(positions_panel(observation, options))
     return Panels(panels, [])
 
 
-def words_picture(scene: Scene, asked: Asked) -> Panels:
+def words_picture(observation: Observation, options: LookOptions) -> Panels:
     """For each word of a caption, where in the image it looked."""
-    assert isinstance(scene, ImageScene)
-    cells = scene.grid[0] * scene.grid[1]
-    layers, layer = layer_axis(scene, "self", asked)
-    heads = head_axis(scene, "self", asked)
-    _, _, T, _ = scene.sizes(-1, "self")
+    assert isinstance(observation, ImageObservation)
+    cells = observation.grid[0] * observation.grid[1]
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options)
+    _, _, T, _ = observation.sizes(-1, "self")
     if cells >= T:
         raise WeftError("this model was trained blind, without images: there is nowhere to look")
-    words = scene.written[: T - cells]
+    words = observation.written[: T - cells]
     maps = []
     for number in layers:
-        each = to_array(scene.attention(number, "self", slice(cells, cells + len(words))))[..., :cells]
+        each = to_array(observation.attention(number, "self", slice(cells, cells + len(words))))[..., :cells]
         both = [each.mean(0, keepdims=True), each] if heads.options[0] == "mean" else [each]
         maps.append(np.concatenate(both) if len(heads.options) > 1 else both[0])
     values = np.stack(maps).transpose(2, 0, 1, 3)
-    values = values.reshape(*values.shape[:3], *scene.grid)
+    values = values.reshape(*values.shape[:3], *observation.grid)
     first = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
-    title = f"Where it looks for each word of: {scene.said}"
-    note = f"Its caption: {scene.truth}" if isinstance(scene.truth, str) else ""
-    return Panels([Overlay(title, scene.pixels, values, (Axis("word", words, first), layer, heads), note)], [])
+    title = f"Where it looks for each word of: {observation.said}"
+    note = f"Its caption: {observation.truth}" if isinstance(observation.truth, str) else ""
+    return Panels([Overlay(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], [])
 
 
-def forecast_picture(scene: Scene, asked: Asked) -> Panels:
+def forecast_picture(observation: Observation, options: LookOptions) -> Panels:
     """History, forecast with its band, and where the last patch looks."""
-    assert isinstance(scene, SeriesScene)
-    layers, layer = layer_axis(scene, "self", asked)
-    heads = head_axis(scene, "self", asked)
-    B, _, T, _ = scene.sizes(layers[0], "self")
+    assert isinstance(observation, SeriesObservation)
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options)
+    B, _, T, _ = observation.sizes(layers[0], "self")
     columns = []
     for batch in range(B):
         found = []
         for number in layers:
-            each = to_array(scene.attention(number, "self", T - 1, batch))
+            each = to_array(observation.attention(number, "self", T - 1, batch))
             both = [each.mean(0, keepdims=True), each] if heads.options[0] == "mean" else [each]
             found.append(np.concatenate(both) if len(heads.options) > 1 else both[0])
         columns.append(np.stack(found))
     attention: Array = np.stack(columns)
-    title = f"Forecast of {scene.ahead.shape[0]} steps, and where its last patch of {scene.patch} steps looks"
+    title = (
+        f"Forecast of {observation.ahead.shape[0]} steps, and where its last patch of {observation.patch} steps looks"
+    )
     panel = Forecast(
         title,
-        scene.columns,
-        scene.history,
-        scene.ahead,
-        scene.low,
-        scene.high,
+        observation.columns,
+        observation.history,
+        observation.ahead,
+        observation.low,
+        observation.high,
         attention,
         (layer, heads),
-        scene.patch,
+        observation.patch,
     )
     return Panels([panel], [])
 
 
-def time_picture(scene: Scene, asked: Asked) -> Panels:
+def time_picture(observation: Observation, options: LookOptions) -> Panels:
     """The sequence, in motion where it is a skeleton, with attention in time, and what the model says."""
-    assert isinstance(scene, SequenceScene)
-    layers, layer = layer_axis(scene, "self", asked)
-    heads = head_axis(scene, "self", asked)
-    weights = received(scene, "self", layers, heads)
-    extra = weights.shape[-1] - len(scene.tokens)
+    assert isinstance(observation, SequenceObservation)
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options)
+    weights = received(observation, "self", layers, heads)
+    extra = weights.shape[-1] - len(observation.tokens)
     attention, choices = weights[..., max(0, extra) :], (layer, heads)
-    title = f"The sequence, and how much each step is looked at, by {by_whom(scene).replace('tokens', 'steps')}"
-    if scene.up is not None:
-        joints = scene.values.reshape(len(scene.values), -1, 3)
-        drawn: Panel = Motion(title, joints, scene.bones, attention, choices, scene.up, scene.joints)
+    title = f"The sequence, and how much each step is looked at, by {by_whom(observation).replace('tokens', 'steps')}"
+    if observation.up is not None:
+        joints = observation.values.reshape(len(observation.values), -1, 3)
+        drawn: Panel = Motion(title, joints, observation.bones, attention, choices, observation.up, observation.joints)
     else:
-        names = tuple(f"channel {number}" for number in range(scene.values.shape[1]))
-        drawn = Channels(title, scene.values, names, attention, choices)
-    return Panels([drawn, shares_panel(scene)], [])
+        names = tuple(f"channel {number}" for number in range(observation.values.shape[1]))
+        drawn = Channels(title, observation.values, names, attention, choices)
+    return Panels([drawn, shares_panel(observation)], [])
 
 
 # By the name that a task gives its picture, and by the task where two share one.
-TASKS: dict[str, tuple[str, Callable[[Scene, Asked], Panels]]] = {
+TASKS: dict[str, tuple[str, Callable[[Observation, LookOptions], Panels]]] = {
     "text": ("tokens", text_picture),
     "translation": ("alignment", translation_picture),
     "classification": ("tokens", tokens_picture),

@@ -22,7 +22,7 @@ def is_attention(part: nn.Module) -> bool:
     return bool(ATTENTION.search(type(part).__name__)) and not isinstance(part, OWN)
 
 
-class Names:
+class AttentionNames:
     """Kind, layer and path of every attention of a module.
 
     `own`: of our parts, by id; `stacks`: all of a stack's, by the id of its blocks. Parts of other libraries get their

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.foundation.numerics import widen
-from weft.parts.attention_context import Sight
+from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import visible_pairs
 from weft.parts.scores import Score
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 Kind = Literal["self", "encoder", "cross", "alignment"]
 KINDS: tuple[Kind, ...] = ("self", "alignment", "cross", "encoder")
@@ -25,7 +25,7 @@ Rows = int | slice | Sequence[int] | Tensor | None
 PAIRS = 1 << 22  # numbers that a score with a hidden layer may hold at once
 
 
-class Look:
+class AttentionRecord:
     """One attention in one call. `sizes` is (B, H, T, S)."""
 
     sizes: tuple[int, int, int, int]
@@ -35,7 +35,7 @@ class Look:
         raise NotImplementedError
 
     def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """A: [heads, rows, S]; a row that may look nowhere is zero."""
+        """A: [heads, rows, S]; a row that may record nowhere is zero."""
         return softmax(self.scores(b, heads, rows))
 
     def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +55,7 @@ class Look:
         """B, known without computing anything."""
         return self.sizes[0]
 
-    def continues(self, before: Look) -> bool:
+    def continues(self, before: AttentionRecord) -> bool:
         """Whether it goes on where `before` ended: a later step of one generation."""
         return False
 
@@ -65,7 +65,7 @@ class Look:
         raise NotImplementedError
 
 
-def grows(before: Look, after: Look) -> bool:
+def grows(before: AttentionRecord, after: AttentionRecord) -> bool:
     """Whether the second has the first's keys and one more for each of its own queries."""
     (B, H, _, S), (b, h, t, s) = before.sizes, after.sizes
     return (b, h) == (B, H) and s == S + t
@@ -82,22 +82,22 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 @dataclass(eq=False)
-class PartLook(Look):
-    """Of one of our own attentions: its score and its sight say how queries meet keys."""
+class PartAttentionRecord(AttentionRecord):
+    """Of one of our own attentions: its score and its context say how queries meet keys."""
 
     query: Tensor
     key: Tensor
     value: Tensor
-    sight: Sight
+    context: AttentionContext
     score: Score
 
     @staticmethod
-    def of(query: Tensor, key: Tensor, value: Tensor, sight: Sight, score: Score) -> PartLook:
+    def of(query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, score: Score) -> PartAttentionRecord:
         """Keeps references; only a ring's keys, which later calls overwrite, are copied: O(window)."""
         query, key, value = query.detach(), key.detach(), value.detach()
-        if sight.admission is not None and not sight.admission.joined and sight.mask.band()[0] is not None:
+        if context.cache_write is not None and not context.cache_write.joined and context.mask.band()[0] is not None:
             key, value = key.clone(), value.clone()
-        return PartLook(query, key, value, sight, score)
+        return PartAttentionRecord(query, key, value, context, score)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
@@ -115,22 +115,22 @@ class PartLook(Look):
         """Score, position, mask."""
         query, key = one_row(self.query, b)[:, :, rows], one_row(self.key, b)
         scores = widen(self._compare(query, key, heads))
-        queries = some(self.sight.queries, rows)
-        if self.sight.position is not None and self.sight.has_bias:
+        queries = some(self.context.queries, rows)
+        if self.context.position is not None and self.context.has_bias:
             own = torch.tensor([b], device=rows.device)
-            bias = self.sight.position.bias(query, queries.reorder(own), self.sight.keys.reorder(own))
+            bias = self.context.position.bias(query, queries.reorder(own), self.context.keys.reorder(own))
             if bias is not None:
                 bias = bias[0]
                 scores = scores + (bias if bias.shape[0] == 1 else bias[heads])
-        if self.sight.form != "everything":
-            visible = visible_pairs(self.sight.rule, queries, self.sight.keys)
+        if self.context.form != "everything":
+            visible = visible_pairs(self.context.rule, queries, self.context.keys)
             scores = scores.masked_fill(~one_row(visible, b), float("-inf"))
         return scores
 
     def _compare(self, query: Tensor, key: Tensor, heads: Tensor) -> Tensor:
         """e(Q, K) of some heads, [heads, rows, S]; heads that share keys are compared with them at once."""
         H, G = query.shape[1], key.shape[1]
-        if self.score.folds != "plain":
+        if self.score.fusable != "plain":
             return _in_blocks(self.score, query, key.repeat_interleave(H // G, 1))[0, heads]
         if len(heads) < H:
             return self.score(query[:, heads], key[:, heads // (H // G)])[0]
@@ -145,24 +145,24 @@ class PartLook(Look):
 
     def real_rows(self, b: int) -> Tensor:
         """All; in a generation, those of real tokens."""
-        places = self.sight.queries
-        if self.sight.admission is None or places.real is None:
+        token_positions = self.context.queries
+        if self.context.cache_write is None or token_positions.real is None:
             return super().real_rows(b)
-        return one_row(places.real, b)[0].nonzero().flatten()
+        return one_row(token_positions.real, b)[0].nonzero().flatten()
 
     def columns(self, b: int) -> Tensor | None:
         """Positions of a ring's keys."""
-        if self.sight.admission is None or self.sight.mask.band()[0] is None:
+        if self.context.cache_write is None or self.context.mask.band()[0] is None:
             return None
-        return one_row(self.sight.keys.positions, b)[0]
+        return one_row(self.context.keys.positions, b)[0]
 
     def positions(self, b: int) -> Tensor:
         """Positions of the queries [T]."""
-        return one_row(self.sight.queries.positions, b)[0]
+        return one_row(self.context.queries.positions, b)[0]
 
 
 @dataclass(eq=False)
-class GivenLook(Look):
+class GivenAttentionRecord(AttentionRecord):
     """Of an attention that computes its weights [B, H, T, S] in the open, and its scores where they are known."""
 
     given: Tensor
@@ -185,9 +185,9 @@ class GivenLook(Look):
             return self.weights(b, heads, rows).log()
         return widen(one_row(self.before, b)[0][heads][:, rows])
 
-    def continues(self, before: Look) -> bool:
+    def continues(self, before: AttentionRecord) -> bool:
         """Weights alone show it by their sizes only."""
-        return isinstance(before, GivenLook) and grows(before, self)
+        return isinstance(before, GivenAttentionRecord) and grows(before, self)
 
     def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
         """As they were."""
@@ -195,7 +195,7 @@ class GivenLook(Look):
 
 
 @dataclass(eq=False)
-class AlignmentLook(GivenLook):
+class AlignmentRecord(GivenAttentionRecord):
     """Of recurrent attention: weights [B, 1, T, S], queries s_t [B, 1, T, D], and the encoder's states h_i."""
 
     queries: Tensor | None = None
@@ -221,7 +221,7 @@ class AlignmentLook(GivenLook):
         return one_row(self.queries, b)[0], hidden, hidden
 
 
-class Unseen(Look):
+class PendingAttentionRecord(AttentionRecord):
     """Of a step that was computed as a whole, by native code: its map is found by running the stack again."""
 
     def __init__(self, count: int) -> None:
@@ -233,16 +233,22 @@ class Unseen(Look):
         return self._count
 
 
-def some(places: Places, rows: Tensor) -> Places:
-    """The places of some rows only."""
+def some(token_positions: TokenPositions, rows: Tensor) -> TokenPositions:
+    """The token_positions of some rows only."""
     n = len(rows)
-    if n == places.length and places.start is not None and bool((rows == torch.arange(n, device=rows.device)).all()):
-        return places
+    if (
+        n == token_positions.length
+        and token_positions.start is not None
+        and bool((rows == torch.arange(n, device=rows.device)).all())
+    ):
+        return token_positions
     if n and int(rows[-1]) - int(rows[0]) == n - 1 and bool((rows[1:] > rows[:-1]).all()):
-        return places.slice(int(rows[0]), int(rows[0]) + n)
-    documents = None if places.documents is None else places.documents[:, rows]
-    given = places.positions[:, rows]
-    return replace(places, length=n, start=None, packed=False, given=given, documents=documents, ids=None, grid=None)
+        return token_positions.slice(int(rows[0]), int(rows[0]) + n)
+    documents = None if token_positions.documents is None else token_positions.documents[:, rows]
+    given = token_positions.positions[:, rows]
+    return replace(
+        token_positions, length=n, start=None, packed=False, given=given, documents=documents, ids=None, grid=None
+    )
 
 
 def one_row(x: Tensor, b: int) -> Tensor:

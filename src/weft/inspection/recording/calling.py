@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.foreign.recognize import subject_of
-from weft.foreign.subject import Call, Subject
+from weft.foreign.subject import Subject, SubjectCall
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import at_rest
+from weft.inference.decoding.conditioning import eval_mode
 
 
 def module_of(subject: Any) -> nn.Module:
@@ -25,7 +25,7 @@ def module_of(subject: Any) -> nn.Module:
 
 @contextmanager
 def part_by_part(module: nn.Module) -> Iterator[None]:
-    """Generation inside runs the model's own parts, not a prepared copy that computes whole steps at once.
+    """Generation inside runs the model's own parts, not a optimized copy that computes whole steps at once.
 
     A hook on the module is what tells it; the hook itself does nothing.
     """
@@ -39,8 +39,8 @@ def part_by_part(module: nn.Module) -> Iterator[None]:
 def answers(subject: Any, content: Tensor, source: Tensor | None = None, real: Tensor | None = None) -> Tensor:
     """Logits [B, T, C] for content [B, T] of any family that answers every token; at rest, without gradients."""
     own = caller(subject)
-    with at_rest(own.module), torch.no_grad():
-        return own.run(Call(content, real, source=source))
+    with eval_mode(own.module), torch.no_grad():
+        return own.run(SubjectCall(content, real, source=source))
 
 
 def caller(subject: Any) -> Subject:

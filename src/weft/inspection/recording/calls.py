@@ -13,60 +13,67 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
-from weft.inspection.recording.attention_records import KINDS, Kind, Look, PartLook, Rows, Unseen
+from weft.inspection.recording.attention_records import (
+    KINDS,
+    AttentionRecord,
+    Kind,
+    PartAttentionRecord,
+    PendingAttentionRecord,
+    Rows,
+)
 from weft.parts.stack import Stack
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
-Side = Literal["source", "target"]
+TextSide = Literal["source", "target"]
 What = Literal["weights", "scores"]
 
 
 @dataclass(eq=False)
-class Fed:
-    """What a stack was given with a state: vectors [B, T, D], their places, the memory; `begun`: it was not the first.
+class StackInput:
+    """What a stack was given with a state: vectors [B, T, D], their positions, the memory; `begun`: not the first call.
 
     With it the attention of a step that was computed as a whole can be found by running the stack's parts.
     """
 
     stack: Stack
     x: Tensor | None = None
-    places: Places | None = None
-    memory: tuple[Tensor, Places] | None = None
+    token_positions: TokenPositions | None = None
+    memory: tuple[Tensor, TokenPositions] | None = None
     begun: bool = False
 
 
 @dataclass(eq=False)
-class Step:
+class RecordedStep:
     """One pass through a stack: how many rows, whom of the step before each continues, and what was fed in.
 
     `parents`: row -> row of the step before (None: the same). `taken_back`: so many last tokens did not stay.
     """
 
     rows: int
-    side: Side
+    side: TextSide
     parents: list[int] | None = None
     inputs: dict[str, Tensor] = field(default_factory=dict)
     real: Tensor | None = None
-    fed: Fed | None = None
+    fed: StackInput | None = None
     length: int = 0
     taken_back: int = 0
 
 
 @dataclass(eq=False)
-class Record:
-    """All looks of one layer in one call, each with the number of its step."""
+class LayerRecord:
+    """All records of one layer in one call, each with the number of its step."""
 
     kind: Kind
     layer: int
     path: str
-    looks: list[tuple[int, Look]] = field(default_factory=list)
+    records: list[tuple[int, AttentionRecord]] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class _Piece:
-    """The rows of one text in one look, and where they begin in the whole map."""
+    """The rows of one text in one record, and where they begin in the whole map."""
 
-    look: Look
+    record: AttentionRecord
     b: int
     rows: Tensor
     first: int
@@ -78,24 +85,23 @@ class _Piece:
         return self.first + len(self.rows)
 
 
-class Call:
+class RecordedCall:
     """A forward or a whole generation: what each layer's attention was given."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.records: dict[tuple[Kind, int], Record] = {}
+        self.steps: list[RecordedStep] = []
+        self.layer_records: dict[tuple[Kind, int], LayerRecord] = {}
         self.met: set[object] = set()
-        self._again: dict[int, tuple[int, Call]] = {}
+        self._again: dict[int, tuple[int, RecordedCall]] = {}
 
-    def begin(self, step: Step) -> int:
+    def begin(self, step: RecordedStep) -> int:
         """A new step; gives its number."""
         self.steps.append(step)
         return len(self.steps) - 1
 
-    def add(self, kind: Kind, layer: int, path: str, step: int, look: Look) -> None:
-        """One more look of one layer."""
-        record = self.records.setdefault((kind, layer), Record(kind, layer, path))
-        record.looks.append((step, look))
+    def add(self, kind: Kind, layer: int, path: str, step: int, record: AttentionRecord) -> None:
+        """One more record of one layer."""
+        self.layer_records.setdefault((kind, layer), LayerRecord(kind, layer, path)).records.append((step, record))
 
     def forget(self, count: int) -> None:
         """The last `count` tokens were taken back."""
@@ -105,25 +111,25 @@ class Call:
                 step.taken_back += some
                 count -= some
 
-    def fork(self, steps: int) -> Call:
+    def fork(self, steps: int) -> RecordedCall:
         """A call of its own that shares the first steps."""
-        other = Call()
+        other = RecordedCall()
         other.steps, other.met = self.steps[:steps], set(self.met)
-        for key, record in self.records.items():
-            looks = [(step, look) for step, look in record.looks if step < steps]
-            other.records[key] = Record(record.kind, record.layer, record.path, looks)
+        for key, own in self.layer_records.items():
+            records = [(step, record) for step, record in own.records if step < steps]
+            other.layer_records[key] = LayerRecord(own.kind, own.layer, own.path, records)
         return other
 
     @property
     def kinds(self) -> list[Kind]:
         """The kinds of attention that it has."""
-        present = {kind for kind, _ in self.records}
+        present = {kind for kind, _ in self.layer_records}
         return [kind for kind in KINDS if kind in present]
 
     def layers(self, kind: Kind | None = None) -> list[int]:
         """The layers that have attention of a kind."""
         kind = self.choose(kind)
-        return sorted(layer for own, layer in self.records if own == kind)
+        return sorted(layer for own, layer in self.layer_records if own == kind)
 
     def choose(self, kind: Kind | None = None) -> Kind:
         """The kind asked for, or the first that there is."""
@@ -135,14 +141,14 @@ class Call:
             raise WeftError(f"there is no {kind!r} attention here: choose one of {', '.join(self.kinds)}")
         return kind
 
-    def record(self, layer: int, kind: Kind | None = None) -> Record:
-        """One layer's looks; -1 is the last layer."""
+    def layer_record(self, layer: int, kind: Kind | None = None) -> LayerRecord:
+        """One layer's records; -1 is the last layer."""
         kind = self.choose(kind)
         layers = self.layers(kind)
         found = layers[layer] if -len(layers) <= layer < 0 else layer
         if found not in layers:
             raise WeftError(f"there is no layer {layer} of {kind} attention: choose {_named(layers)}")
-        return self.records[kind, found]
+        return self.layer_records[kind, found]
 
     def texts(self) -> list[list[int]]:
         """For each text, its row in every step until it ended; ordered as they began."""
@@ -169,15 +175,13 @@ class Call:
 
     def sizes(self, layer: int = -1, kind: Kind | None = None, batch: int = 0) -> tuple[int, int, int, int]:
         """(B, H, T, S) of one layer; T and S are those of one text."""
-        record = self.record(layer, kind)
-        pieces = self._pieces(record, batch)
-        return len(self.texts()), pieces[0].look.sizes[1], pieces[-1].end, _width(pieces)
+        pieces = self._pieces(self.layer_record(layer, kind), batch)
+        return len(self.texts()), pieces[0].record.sizes[1], pieces[-1].end, _width(pieces)
 
     def maps(self, layer: int, kind: Kind | None, head: int | None, rows: Rows, batch: int, what: What) -> Tensor:
         """Weights or scores, (T, S) for one head and (H, T, S) for all, of the rows asked for."""
-        record = self.record(layer, kind)
-        pieces = self._pieces(record, batch)
-        first = pieces[0].look
+        pieces = self._pieces(self.layer_record(layer, kind), batch)
+        first = pieces[0].record
         heads = _heads(head, first.sizes[1]).to(first.device)
         asked = pick(rows, pieces[-1].end).to(first.device)
         S, tokens = _width(pieces), _positions(pieces)
@@ -186,7 +190,7 @@ class Call:
             inside = ((asked >= piece.first) & (asked < piece.end)).nonzero().flatten()
             if len(inside) or piece is pieces[0]:
                 own = piece.rows[asked[inside] - piece.first]
-                compute = piece.look.weights if what == "weights" else piece.look.scores
+                compute = piece.record.weights if what == "weights" else piece.record.scores
                 empty = 0.0 if what == "weights" else float("-inf")
                 order.append(inside)
                 found.append(_placed(compute(piece.b, heads, own), piece, tokens, S, empty))
@@ -196,9 +200,9 @@ class Call:
 
     def vectors(self, layer: int, kind: Kind | None, batch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (H, T, K), keys (H, S, K), values (H, S, V) of one text."""
-        pieces = self._pieces(self.record(layer, kind), batch)
+        pieces = self._pieces(self.layer_record(layer, kind), batch)
         S, tokens = _width(pieces), _positions(pieces)
-        found = [(piece, piece.look.vectors(piece.b)) for piece in pieces]
+        found = [(piece, piece.record.vectors(piece.b)) for piece in pieces]
         queries = torch.cat([query[:, piece.rows] for piece, (query, _, _) in found], 1)
         _, keys, values = found[-1][1]
         if tokens is None:
@@ -210,11 +214,11 @@ class Call:
                 whole[:, index[index >= 0]] = part[:, index >= 0]
         return queries, placed[0], placed[1]
 
-    def look(self, layer: int, kind: Kind | None = None, batch: int = 0) -> Look:
-        """The first look of one text: how queries meet keys there."""
-        return self._pieces(self.record(layer, kind), batch)[0].look
+    def record(self, layer: int, kind: Kind | None = None, batch: int = 0) -> AttentionRecord:
+        """The first record of one text: how queries meet keys there."""
+        return self._pieces(self.layer_record(layer, kind), batch)[0].record
 
-    def inputs(self, batch: int = 0, of: Side = "target") -> dict[str, Tensor]:
+    def inputs(self, batch: int = 0, of: TextSide = "target") -> dict[str, Tensor]:
         """What went into each embedding for one text, by its path: tokens [T], an image, numbers [T, C]."""
         path = self.text(batch)
         found: dict[str, list[Tensor]] = {}
@@ -228,7 +232,7 @@ class Call:
                 found.setdefault(name, []).append(stays)
         return {name: ordinary(rows[0] if len(rows) == 1 else torch.cat(rows)) for name, rows in found.items()}
 
-    def _run_again(self, batch: int, path: list[int]) -> Call:
+    def _run_again(self, batch: int, path: list[int]) -> RecordedCall:
         """The stack's parts on all that one text was fed, computed at the first use and kept until it grows."""
         length, found = self._again.get(batch, (0, None))
         if found is None or length != len(self.steps):
@@ -236,18 +240,18 @@ class Call:
             self._again[batch] = (len(self.steps), found := run_again(fed))
         return found
 
-    def _pieces(self, record: Record, batch: int) -> list[_Piece]:
+    def _pieces(self, own: LayerRecord, batch: int) -> list[_Piece]:
         path = self.text(batch)
-        if any(isinstance(look, Unseen) for step, look in record.looks if step < len(path)):
-            look = self._run_again(batch, path).records[record.kind, record.layer].looks[0][1]
-            return [_Piece(look, 0, torch.arange(look.sizes[2], device=look.device), 0)]
+        if any(isinstance(record, PendingAttentionRecord) for step, record in own.records if step < len(path)):
+            record = self._run_again(batch, path).layer_records[own.kind, own.layer].records[0][1]
+            return [_Piece(record, 0, torch.arange(record.sizes[2], device=record.device), 0)]
         pieces: list[_Piece] = []
         first = 0
-        for step, look in record.looks:
+        for step, record in own.records:
             if step < len(path):
-                rows = look.real_rows(path[step])
+                rows = record.real_rows(path[step])
                 rows = rows[: len(rows) - self.steps[step].taken_back]
-                pieces.append(_Piece(look, path[step], rows, first, self.steps[step].taken_back))
+                pieces.append(_Piece(record, path[step], rows, first, self.steps[step].taken_back))
                 first += len(rows)
         return pieces
 
@@ -258,7 +262,7 @@ def ordinary(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def run_again(fed: list[tuple[Fed, int, int]]) -> Call:
+def run_again(fed: list[tuple[StackInput, int, int]]) -> RecordedCall:
     """One text once more, by the parts themselves: what was fed to its stack in each step, its row, what was undone."""
     from weft.inspection.recording.recorder import Recorder
 
@@ -267,21 +271,21 @@ def run_again(fed: list[tuple[Fed, int, int]]) -> Call:
         raise WeftError("this text was begun before it was watched: watch from its first token on")
     vectors, positions = [], []
     for one, b, taken_back in fed:
-        assert one.x is not None and one.places is not None
-        place = one.places.positions[b if one.places.positions.shape[0] > 1 else 0]
+        assert one.x is not None and one.token_positions is not None
+        place = one.token_positions.positions[b if one.token_positions.positions.shape[0] > 1 else 0]
         real = (place >= 0).nonzero().flatten()
         real = real[: len(real) - taken_back]
         vectors.append(one.x[b, real])
         positions.append(place[real])
     x, where = torch.cat(vectors)[None], torch.cat(positions)
     in_order = bool((where[1:] - where[:-1] == 1).all())
-    places = Places.run(int(where[0]), len(where), x.device) if in_order else Places.of(where)
+    token_positions = TokenPositions.run(int(where[0]), len(where), x.device) if in_order else TokenPositions.of(where)
     last, b, _ = fed[-1]
     row = torch.tensor([b], device=x.device)
     memory = None if last.memory is None else (last.memory[0][row], last.memory[1].reorder(row))
     recorder = Recorder(stack, None, 1)
     with recorder.alone():
-        Stack.forward(stack, x, places, memory=memory)
+        Stack.forward(stack, x, token_positions, memory=memory)
     return recorder.calls[0]
 
 
@@ -307,7 +311,7 @@ def _heads(head: int | None, H: int) -> Tensor:
 
 
 def _placed(found: Tensor, piece: _Piece, tokens: Tensor | None, S: int, empty: float) -> Tensor:
-    """Rows of one look with all S columns of the whole map, each key in its token's column."""
+    """Rows of one record with all S columns of the whole map, each key in its token's column."""
     if tokens is None and found.shape[-1] >= S:
         return found[..., :S]
     whole = found.new_full((*found.shape[:2], S), empty)
@@ -322,23 +326,25 @@ def _placed(found: Tensor, piece: _Piece, tokens: Tensor | None, S: int, empty: 
 def _width(pieces: list[_Piece]) -> int:
     """S: all keys; in a generation whose rows are ragged or whose keys are a ring, one for each token."""
     last = pieces[-1]
-    admission = last.look.sight.admission if isinstance(last.look, PartLook) else None
-    if admission is None:
-        return max(piece.look.sizes[3] for piece in pieces)
-    return last.end if admission.slots is not None else last.look.sizes[3] - last.taken_back
+    cache_write = last.record.context.cache_write if isinstance(last.record, PartAttentionRecord) else None
+    if cache_write is None:
+        return max(piece.record.sizes[3] for piece in pieces)
+    return last.end if cache_write.slots is not None else last.record.sizes[3] - last.taken_back
 
 
 def _positions(pieces: list[_Piece]) -> Tensor | None:
     """The position of each row, where keys are found by it (a ring); None where they stand in order."""
-    if pieces[-1].look.columns(pieces[-1].b) is None:
+    if pieces[-1].record.columns(pieces[-1].b) is None:
         return None
-    looks = [(piece, piece.look) for piece in pieces]
-    return torch.cat([look.positions(piece.b)[piece.rows] for piece, look in looks if isinstance(look, PartLook)])
+    records = [(piece, piece.record) for piece in pieces]
+    return torch.cat(
+        [record.positions(piece.b)[piece.rows] for piece, record in records if isinstance(record, PartAttentionRecord)]
+    )
 
 
 def _index_of(piece: _Piece, tokens: Tensor) -> Tensor:
     """For each key of a ring, the number of the token that stood at its position last; -1 where there was none."""
-    positions = piece.look.columns(piece.b)
+    positions = piece.record.columns(piece.b)
     assert positions is not None
     known = tokens[: piece.end]
     index = known.new_full((max(int(positions.max()), int(known.max()), 0) + 1,), -1)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.inspection.recording.attention_records import GivenLook, Kind, Look
-from weft.inspection.recording.function_overrides import Taps
-from weft.inspection.recording.kernel_records import KernelLook, Later, multihead_look
+from weft.inspection.recording.attention_records import AttentionRecord, GivenAttentionRecord, Kind
+from weft.inspection.recording.function_overrides import FunctionOverrides
+from weft.inspection.recording.kernel_records import DeferredAttentionRecord, KernelAttentionRecord, multihead_record
 
 if TYPE_CHECKING:
     from weft.inspection.recording.recorder import Recorder
@@ -28,7 +28,7 @@ MULTIHEAD = (
 LAYER = ("src", "src_mask", "src_key_padding_mask", "is_causal")
 
 
-def listen_to_foreign(recorder: Recorder, taps: Taps) -> None:
+def listen_to_foreign(recorder: Recorder, overrides: FunctionOverrides) -> None:
     """Listen to whatever attention there is beside our own parts'."""
     names = recorder.names
     if names.own and not names.foreign:
@@ -36,16 +36,16 @@ def listen_to_foreign(recorder: Recorder, taps: Taps) -> None:
     listener = _Listener(recorder)
     for path, part in names.foreign.items():
         if isinstance(part, nn.MultiheadAttention):
-            taps.on(part, "forward", listener.multihead(path))
+            overrides.on(part, "forward", listener.multihead(path))
         else:
-            taps.on(part, "forward", listener.part(path))
+            overrides.on(part, "forward", listener.part(path))
     for part in recorder.module.modules():
         if isinstance(part, nn.TransformerEncoderLayer):
-            taps.on(part, "forward", listener.encoder_layer)
+            overrides.on(part, "forward", listener.encoder_layer)
     for code, name in _homes(recorder.module):
-        taps.everywhere(code, name, listener.kernel)
-    taps.everywhere(torch.Tensor, "softmax", listener.softmax)
-    taps.everywhere(torch, "softmax", listener.softmax)
+        overrides.everywhere(code, name, listener.kernel)
+    overrides.everywhere(torch.Tensor, "softmax", listener.softmax)
+    overrides.everywhere(torch, "softmax", listener.softmax)
 
 
 def _homes(module: nn.Module) -> list[tuple[Any, str]]:
@@ -60,39 +60,39 @@ def _homes(module: nn.Module) -> list[tuple[Any, str]]:
 
 
 class _Listener:
-    """Advice for each way in which other libraries compute attention."""
+    """Wrapper for each way in which other libraries compute attention."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.names, self.here = recorder, recorder.names, recorder.here
 
-    def see(self, kind: Kind, path: str, look: Look) -> None:
-        """File a look under its layer."""
+    def see(self, kind: Kind, path: str, record: AttentionRecord) -> None:
+        """File a record under its layer."""
         own = self.here.passes[-1] if self.here.passes else None
         time = 0 if own is None else own.times[path]
         if own is not None:
             own.times[path] += 1
         layer = self.names.layer_of(kind, path, time)
         if self.recorder.wanted(layer):
-            self.recorder.file(kind, layer, path, look)
+            self.recorder.file(kind, layer, path, record)
         else:
-            self.recorder.file(kind, layer, path, None, look.rows)
+            self.recorder.file(kind, layer, path, None, record.rows)
 
     def part(self, path: str) -> Any:
         """An attention of another library: remember that we are inside."""
 
-        def advice(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
             self.here.parts.append((path, self.names.kind_of(path, part)))
             try:
                 return run(part, *args, **kwargs)
             finally:
                 self.here.parts.pop()
 
-        return advice
+        return wrapper
 
     def multihead(self, path: str) -> Any:
         """nn.MultiheadAttention: where the kernel was not seen at work, keep its inputs."""
 
-        def advice(run: Any, part: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(run: Any, part: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
             given = dict(zip(MULTIHEAD, args, strict=False), **kwargs)
             kind = self.names.kind_of(path, part)
             if given["key"] is not given["query"] and kind != "encoder":
@@ -104,10 +104,10 @@ class _Listener:
             finally:
                 self.here.parts.pop()
             if self.here.count == before:
-                self.see(kind, path, multihead_look(part, **given))
+                self.see(kind, path, multihead_record(part, **given))
             return out
 
-        return advice
+        return wrapper
 
     def encoder_layer(self, run: Any, part: nn.TransformerEncoderLayer, *args: Any, **kwargs: Any) -> Any:
         """On torch's fast path nothing inside the layer is called."""
@@ -118,12 +118,12 @@ class _Listener:
             path = self.names.paths[id(part.self_attn)]
             kept, mask, padding = given["src"].detach(), given.get("src_mask"), given.get("src_key_padding_mask")
 
-            def make() -> KernelLook:
+            def make() -> KernelAttentionRecord:
                 with torch.no_grad():
                     x = part.norm1(kept) if part.norm_first else kept
-                return multihead_look(part.self_attn, x, x, x, padding, attn_mask=mask).made
+                return multihead_record(part.self_attn, x, x, x, padding, attn_mask=mask).made
 
-            self.see(self.names.kind_of(path, part.self_attn), path, Later(kept.size(0), make))
+            self.see(self.names.kind_of(path, part.self_attn), path, DeferredAttentionRecord(kept.size(0), make))
         return out
 
     def kernel(self, run: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,10 +131,10 @@ class _Listener:
         out = run(*args, **kwargs)
         here = self.here
         if (here.passes or here.parts) and not here.inside_own:
-            look = KernelLook.of(*args, **kwargs)
-            if look is not None:
+            record = KernelAttentionRecord.of(*args, **kwargs)
+            if record is not None:
                 path, kind = here.parts[-1] if here.parts else ("", "self")
-                self.see(kind, path, look)
+                self.see(kind, path, record)
         return out
 
     def softmax(self, run: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -144,5 +144,5 @@ class _Listener:
         dim = kwargs.get("dim", args[0] if args else None)
         if here.parts and not here.inside_own and scores.dim() == 4 and dim in (-1, 3):
             path, kind = here.parts[-1]
-            self.see(kind, path, GivenLook(out.detach(), scores.detach()))
+            self.see(kind, path, GivenAttentionRecord(out.detach(), scores.detach()))
         return out

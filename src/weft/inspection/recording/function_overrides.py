@@ -1,7 +1,7 @@
-"""Taps: a method or function is wrapped while someone listens, and is as it was once nobody does.
+"""FunctionOverrides: a method or function is wrapped while someone listens, and is as it was once nobody does.
 
 Classes and modules are wrapped, never a watched object itself, so that copies made meanwhile are ordinary ones; calls
-of objects that nobody listens to pass straight through. Advice wraps a call: `advice(run, part, *args, **kwargs)`.
+of objects that nobody listens to pass straight through. Wrapper wraps a call: `wrapper(run, part, *args, **kwargs)`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from torch import nn
 
-Advice = Callable[..., Any]
+Wrapper = Callable[..., Any]
 _lock = threading.RLock()
-_taps: dict[tuple[int, str], _Tap] = {}
+_overrides: dict[tuple[int, str], _Override] = {}
 
 
-class _Tap:
+class _Override:
     """One wrapped name of one owner: a class, a module of code, or an object that has the name as its own."""
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -27,17 +27,17 @@ class _Tap:
         self.own = name in vars(owner)
         self.before = vars(owner).get(name)
         self.original: Callable[..., Any] = getattr(owner, name)
-        self.advices: dict[int | None, tuple[Advice, ...]] = {}
+        self.wrappers: dict[int | None, tuple[Wrapper, ...]] = {}
         self.wrapper = self._wrap()
         setattr(owner, name, self.wrapper)
 
     def _wrap(self) -> Callable[..., Any]:
-        original, advices = self.original, self.advices
+        original, wrappers = self.original, self.wrappers
         if isinstance(self.owner, type):
 
             @functools.wraps(original)
             def method(part: Any, *args: Any, **kwargs: Any) -> Any:
-                listening = advices.get(id(part), ()) + advices.get(None, ())
+                listening = wrappers.get(id(part), ()) + wrappers.get(None, ())
                 return _chain(original, listening)(part, *args, **kwargs)
 
             return method
@@ -45,7 +45,7 @@ class _Tap:
 
             @functools.wraps(original)
             def function(*args: Any, **kwargs: Any) -> Any:
-                return _chain(original, advices.get(None, ()))(*args, **kwargs)
+                return _chain(original, wrappers.get(None, ()))(*args, **kwargs)
 
             return function
 
@@ -54,7 +54,7 @@ class _Tap:
             def run(part: Any, *args: Any, **kwargs: Any) -> Any:
                 return original(*args, **kwargs)
 
-            return _chain(run, advices.get(id(self.owner), ()))(self.owner, *args, **kwargs)
+            return _chain(run, wrappers.get(id(self.owner), ()))(self.owner, *args, **kwargs)
 
         return own
 
@@ -68,49 +68,49 @@ class _Tap:
             delattr(self.owner, self.name)
 
 
-def _chain(run: Callable[..., Any], advices: tuple[Advice, ...]) -> Callable[..., Any]:
-    for advice in advices:
-        run = functools.partial(advice, run)
+def _chain(run: Callable[..., Any], wrappers: tuple[Wrapper, ...]) -> Callable[..., Any]:
+    for wrapper in wrappers:
+        run = functools.partial(wrapper, run)
     return run
 
 
-class Taps:
+class FunctionOverrides:
     """What one listener listens to; leaving the context releases all of it, in any order with other listeners."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[_Tap, int | None, Advice, Any]] = []
+        self._held: list[tuple[_Override, int | None, Wrapper, Any]] = []
 
-    def on(self, part: nn.Module, name: str, advice: Advice) -> None:
-        """Listen to one method of one part: `advice(run, part, *args, **kwargs)`."""
+    def on(self, part: nn.Module, name: str, wrapper: Wrapper) -> None:
+        """Listen to one method of one part: `wrapper(run, part, *args, **kwargs)`."""
         owner = part if name in vars(part) else type(part)
-        self._hold(owner, name, id(part), advice, part)
+        self._hold(owner, name, id(part), wrapper, part)
 
-    def everywhere(self, owner: type | ModuleType, name: str, advice: Advice) -> None:
-        """Listen to a method of all objects of a class, or to a function: `advice(run, *args, **kwargs)`."""
-        self._hold(owner, name, None, advice, owner)
+    def everywhere(self, owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
+        """Listen to a method of all objects of a class, or to a function: `wrapper(run, *args, **kwargs)`."""
+        self._hold(owner, name, None, wrapper, owner)
 
-    def _hold(self, owner: Any, name: str, key: int | None, advice: Advice, alive: Any) -> None:
+    def _hold(self, owner: Any, name: str, key: int | None, wrapper: Wrapper, alive: Any) -> None:
         with _lock:
-            tap = _taps.get((id(owner), name))
-            if tap is None:
-                tap = _taps[id(owner), name] = _Tap(owner, name)
-            tap.advices[key] = (*tap.advices.get(key, ()), advice)
-            self._held.append((tap, key, advice, alive))
+            override = _overrides.get((id(owner), name))
+            if override is None:
+                override = _overrides[id(owner), name] = _Override(owner, name)
+            override.wrappers[key] = (*override.wrappers.get(key, ()), wrapper)
+            self._held.append((override, key, wrapper, alive))
 
     def release(self) -> None:
         """Stop listening."""
         with _lock:
             while self._held:
-                tap, key, advice, _ = self._held.pop()
-                rest = list(tap.advices[key])
-                rest.remove(advice)
+                override, key, wrapper, _ = self._held.pop()
+                rest = list(override.wrappers[key])
+                rest.remove(wrapper)
                 if rest:
-                    tap.advices[key] = tuple(rest)
+                    override.wrappers[key] = tuple(rest)
                     continue
-                del tap.advices[key]
-                if not tap.advices:
-                    tap.restore()
-                    _taps.pop((id(tap.owner), tap.name), None)
+                del override.wrappers[key]
+                if not override.wrappers:
+                    override.restore()
+                    _overrides.pop((id(override.owner), override.name), None)
 
     def __enter__(self) -> Self:
         return self

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from weft.foundation.lazy import lazy
 from weft.foundation.numerics import widen
-from weft.inspection.recording.attention_records import Look, grows
+from weft.inspection.recording.attention_records import AttentionRecord, grows
 
 
 @dataclass(eq=False)
-class Store:
+class KeyValueStore:
     """Keys and values [B, G, S, .] of the newest call of a generation; earlier calls saw the first of them."""
 
     key: Tensor
@@ -25,11 +25,11 @@ class Store:
 
 
 @dataclass(eq=False)
-class KernelLook(Look):
+class KernelAttentionRecord(AttentionRecord):
     """Of scaled_dot_product_attention: queries [B, H, T, K], the first S keys and values, mask, flag and scale."""
 
     query: Tensor
-    store: Store
+    store: KeyValueStore
     S: int
     mask: Tensor | None = None
     causal: bool = False
@@ -45,7 +45,7 @@ class KernelLook(Look):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> KernelLook | None:
+    ) -> KernelAttentionRecord | None:
         """The arguments as torch takes them; [B, T, K] counts as one head. None for what is no such call."""
         del dropout_p, enable_gqa
         if query.is_nested or query.dim() not in (3, 4):
@@ -54,7 +54,7 @@ class KernelLook(Look):
         mask = None if attn_mask is None else attn_mask.detach()
         if mask is not None and mask.dim() == 3 and query.dim() == 3:
             mask = mask[:, None]
-        return KernelLook(q, Store(k, v), k.shape[2], mask, is_causal, scale)
+        return KernelAttentionRecord(q, KeyValueStore(k, v), k.shape[2], mask, is_causal, scale)
 
     @property
     def key(self) -> Tensor:
@@ -72,9 +72,9 @@ class KernelLook(Look):
         B, H, T, _ = self.query.shape
         return B, H, T, self.S
 
-    def continues(self, before: Look) -> bool:
+    def continues(self, before: AttentionRecord) -> bool:
         """Whether its keys are those of `before` and its own; if so they are kept once."""
-        if not isinstance(before, KernelLook) or not grows(before, self):
+        if not isinstance(before, KernelAttentionRecord) or not grows(before, self):
             return False
         old, new = before.key[:, :, before.S - 1], self.key[:, :, before.S - 1]
         if old.shape != new.shape or not torch.equal(old, new):
@@ -118,10 +118,10 @@ class KernelLook(Look):
         return self.query[b], self.key[b].repeat_interleave(share, 0), self.value[b].repeat_interleave(share, 0)
 
 
-class Later(Look):
-    """A look that is made when it is first asked for, from inputs that are kept; `count` is B."""
+class DeferredAttentionRecord(AttentionRecord):
+    """A record that is made when it is first asked for, from inputs that are kept; `count` is B."""
 
-    def __init__(self, count: int, make: Callable[[], KernelLook]) -> None:
+    def __init__(self, count: int, make: Callable[[], KernelAttentionRecord]) -> None:
         self._count, self._make = count, make
 
     @property
@@ -130,8 +130,8 @@ class Later(Look):
         return self._count
 
     @lazy
-    def made(self) -> KernelLook:
-        """The look itself."""
+    def made(self) -> KernelAttentionRecord:
+        """The record itself."""
         return self._make()
 
     @property
@@ -145,15 +145,15 @@ class Later(Look):
         return self.made.device
 
     def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """See `KernelLook`."""
+        """See `KernelAttentionRecord`."""
         return self.made.scores(b, heads, rows)
 
     def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `KernelLook`."""
+        """See `KernelAttentionRecord`."""
         return self.made.vectors(b)
 
 
-def multihead_look(
+def multihead_record(
     part: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
@@ -163,7 +163,7 @@ def multihead_look(
     attn_mask: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
-) -> Later:
+) -> DeferredAttentionRecord:
     """Of nn.MultiheadAttention however it computes (its fast path never shows queries and keys): projected later."""
     del need_weights, average_attn_weights
     q, k, v = (x.detach() for x in (query, key, value))
@@ -171,11 +171,13 @@ def multihead_look(
     if mask is None and is_causal:
         mask = nn.Transformer.generate_square_subsequent_mask(query.shape[1 if part.batch_first else 0]).isneginf()
     rows = 1 if query.dim() == 2 else query.size(0 if part.batch_first else 1)
-    return Later(rows, lambda: _project(part, q, k, v, _merged(part, mask, key_padding_mask)))
+    return DeferredAttentionRecord(rows, lambda: _project(part, q, k, v, _merged(part, mask, key_padding_mask)))
 
 
 @torch.no_grad()
-def _project(part: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> KernelLook:
+def _project(
+    part: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> KernelAttentionRecord:
     if query.is_nested:
         lengths = torch.tensor([len(row) for row in query.unbind()], device=query.device)
         query = key = value = query.to_padded_tensor(0.0)
@@ -199,7 +201,7 @@ def _project(part: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Ten
         k, v = (torch.cat((x, torch.zeros_like(x[:, :, :1])), 2) for x in (k, v))
     if mask is not None and mask.shape[-1] < k.shape[2]:
         mask = F.pad(mask, (0, k.shape[2] - mask.shape[-1]))
-    return KernelLook(q, Store(k, v), k.shape[2], mask)
+    return KernelAttentionRecord(q, KeyValueStore(k, v), k.shape[2], mask)
 
 
 def _merged(part: nn.MultiheadAttention, mask: Tensor | None, padding: Tensor | None) -> Tensor | None:

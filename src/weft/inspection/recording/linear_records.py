@@ -7,22 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.inspection.recording.attention_records import Look, one_row, some
-from weft.parts.attention_context import Sight
+from weft.inspection.recording.attention_records import AttentionRecord, one_row, some
+from weft.parts.attention_context import AttentionContext
 from weft.parts.linear_attention import LinearAttention, divide
 from weft.parts.masks import Causal, Everything, visible_pairs
 
 
 @dataclass(eq=False)
-class LinearLook(Look):
+class LinearAttentionRecord(AttentionRecord):
     """Of one linear attention: its input is kept, and projected again when a map is asked for.
 
-    With the identity for phi nothing is normalised, so that rows need not sum to one. `scores` are phi(q_i).phi(k_j).
+    With the identity for phi nothing is normalized, so that rows need not sum to one. `scores` are phi(q_i).phi(k_j).
     """
 
     part: LinearAttention
     x: Tensor
-    sight: Sight
+    context: AttentionContext
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
@@ -48,11 +48,11 @@ class LinearLook(Look):
         query, key, _ = self.vectors(b)
         products = query[heads][:, rows] @ key[heads].transpose(-2, -1)
         mask = Causal() if self.part.causal else Everything()
-        visible = one_row(visible_pairs(mask, some(self.sight.queries, rows), self.sight.queries), b)
+        visible = one_row(visible_pairs(mask, some(self.context.queries, rows), self.context.queries), b)
         return products.masked_fill(~visible, float("-inf"))
 
     def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
         """The share of each key."""
         products = self.scores(b, heads, rows)
         products = products.masked_fill(products.isneginf(), 0.0)
-        return divide(products, products.sum(-1)) if self.part.normalise else products
+        return divide(products, products.sum(-1)) if self.part.normalize else products

@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.foundation.errors import WeftError
 from weft.inspection.recording.attention_records import Kind, Rows
 from weft.inspection.recording.calling import module_of
-from weft.inspection.recording.calls import Call, Side
+from weft.inspection.recording.calls import RecordedCall, TextSide
 from weft.inspection.recording.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ KEPT = 16  # calls that are kept, unless told: a whole generation counts as one
 
 @contextmanager
 def watch(subject: Any, *, layers: Sequence[int] | None = None, keep: int | None = KEPT) -> Iterator[Seen]:
-    """Record what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
+    """LayerRecord what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
 
     `layers`: keep only these (all if not told); `keep`: so many last calls (None = all). The tokens of one generation
     are one call. Everything is as it was on leaving, also after an error; watching may be nested.
@@ -48,11 +48,11 @@ class Seen:
         self.recorder = Recorder(self.module, layers, keep)
 
     @property
-    def calls(self) -> list[Call]:
-        """All calls kept, oldest first: a forward, or a whole generation; see `recording.calls.Call`."""
+    def calls(self) -> list[RecordedCall]:
+        """All calls kept, oldest first: a forward, or a whole generation; see `recording.calls.RecordedCall`."""
         return list(self.recorder.calls)
 
-    def call(self, call: int = -1) -> Call:
+    def call(self, call: int = -1) -> RecordedCall:
         """One of the calls; -1 is the last."""
         calls = self.calls
         if not calls:
@@ -81,7 +81,7 @@ class Seen:
 
     def part(self, layer: int = -1, kind: Kind | None = None, call: int = -1) -> str:
         """The path of the part that computed it, such as stack.blocks.2.mixer."""
-        return self.call(call).record(layer, kind).path
+        return self.call(call).layer_record(layer, kind).path
 
     def attention(
         self,
@@ -117,7 +117,7 @@ class Seen:
         """Queries (H, T, K), keys (H, S, K) and values (H, S, V) as attention used them: for the pair view, q.k."""
         return self.call(call).vectors(layer, kind, batch)
 
-    def inputs(self, batch: int = 0, call: int = -1, of: Side = "target") -> dict[str, Tensor]:
+    def inputs(self, batch: int = 0, call: int = -1, of: TextSide = "target") -> dict[str, Tensor]:
         """What went into each embedding for one text, by its path: tokens [T], an image, numbers; `of` the source too.
 
         Those of a generation are joined; the last token written is never read, so it is not among them.

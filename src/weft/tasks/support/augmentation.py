@@ -92,7 +92,7 @@ def warp_time(values: Floats, random: np.random.Generator, strength: float) -> F
 
 
 def resample(values: Floats, places: NDArray[np.float64]) -> Floats:
-    """Values [T, C] at places between 0 and T - 1, in a line between neighbours."""
+    """Values [T, C] at places between 0 and T - 1, in a line between neighbors."""
     below = np.clip(np.floor(places).astype(np.int64), 0, len(values) - 1)
     above = np.minimum(below + 1, len(values) - 1)
     share = (places - below).astype(np.float32)[:, None]

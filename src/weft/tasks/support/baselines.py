@@ -38,7 +38,7 @@ def naive_forecast(history: ArrayLike, horizon: int) -> Array:
 class RidgeForecast:
     """y = last + W (x - last) with one W [horizon, context] for all columns, each column by itself.
 
-    W minimises the squared error plus a penalty |W|^2 (ridge regression), in closed form.
+    W minimizes the squared error plus a penalty |W|^2 (ridge regression), in closed form.
     """
 
     weights: Array
@@ -135,7 +135,7 @@ def _windows_of(history: ArrayLike) -> Array:
 
 @dataclass(frozen=True)
 class BagOfBigrams:
-    """Multinomial logistic regression on which words and pairs of neighbouring words a text has.
+    """Multinomial logistic regression on which words and pairs of neighboring words a text has.
 
     p(class | text) = softmax(W x + b), x of length 1; rare words weigh more (tf-idf with presence for tf).
     """
@@ -223,7 +223,7 @@ class BagOfBigrams:
 
 
 def _pieces(text: str) -> list[str]:
-    """Words in lower case and pairs of neighbouring ones, each once, in the order of their first place."""
+    """Words in lower case and pairs of neighboring ones, each once, in the order of their first place."""
     words = re.findall(r"\w+(?:'\w+)*|[^\w\s]", text.lower())
     return list(dict.fromkeys([*words, *(" ".join(pair) for pair in pairwise(words))]))
 

@@ -1,4 +1,4 @@
-"""Labels from a language model without training: a few labelled examples stand in its prompt (Brown et al. 2020).
+"""Labels from a language model without training: a few labeled examples stand in its prompt (Brown et al. 2020).
 
 score(c | text) = log p(word of c | examples, text), the sum over the word's tokens; the highest wins. A model likes
 some words whatever the text, the last example's above all; p(c | text) / mean over texts of p(c | .) is calibrated,
@@ -22,7 +22,7 @@ from weft.parts.masks import Padding
 from weft.tasks.support.metrics import accuracy, macro_f1
 from weft.tasks.text import TextTask
 
-Labelled = Sequence[tuple[str, str]]
+Labeled = Sequence[tuple[str, str]]
 PATTERN = "Text: {text}\nLabel: {label}"
 READ_AT_ONCE = 4096  # tokens a batch, those of the examples counted for each row
 
@@ -51,7 +51,7 @@ class Question:
         return self.pattern.removesuffix(" {label}").replace("{text}", text.strip())
 
 
-def name_labels(rows: Labelled, words: Sequence[str] | None = None) -> dict[str, str]:
+def name_labels(rows: Labeled, words: Sequence[str] | None = None) -> dict[str, str]:
     """Each label, in order, with the word that stands for it in a prompt; itself if no words are given."""
     labels = sorted({label for _, label in rows}, key=lambda label: (not label.isdigit(), len(label), label))
     if words is None:
@@ -63,7 +63,7 @@ def name_labels(rows: Labelled, words: Sequence[str] | None = None) -> dict[str,
     return dict(zip(labels, words, strict=True))
 
 
-def draw_examples(rows: Labelled, count: int, seed: int = 0) -> list[int]:
+def draw_examples(rows: Labeled, count: int, seed: int = 0) -> list[int]:
     """Which rows are shown: labels in turn, as many of each as can be."""
     if count < 0 or count > len(rows):
         raise WeftError(f"{count} examples of {len(rows)} rows: give --shots from 0 to what is there")
@@ -75,7 +75,7 @@ def draw_examples(rows: Labelled, count: int, seed: int = 0) -> list[int]:
     return [place for _, _, place in sorted(turns)[:count]]
 
 
-def judge_shots(module: nn.Module, task: TextTask, rows: Labelled, question: Question) -> dict[str, Any]:
+def judge_shots(module: nn.Module, task: TextTask, rows: Labeled, question: Question) -> dict[str, Any]:
     """Accuracy, macro F1 and loss in nats over the labels, plain and calibrated, beside the most frequent label's."""
     if not rows:
         raise DataError("all rows are shown as examples, none is left to judge on: give more data or fewer --shots")
@@ -148,12 +148,12 @@ def _word_ids(task: TextTask, question: Question, text: str, prompt: list[int]) 
     found = []
     for word in question.words.values():
         whole = task.prompt_ids(f"{question.prompt(text)} {word}")
-        ids = whole[len(prompt) :] if whole[: len(prompt)] == prompt else task.tokeniser.encode(word)
+        ids = whole[len(prompt) :] if whole[: len(prompt)] == prompt else task.tokenizer.encode(word)
         if not ids:
-            raise WeftError(f"the tokeniser has no token for the label {word!r}: give other words with --labels")
+            raise WeftError(f"the tokenizer has no token for the label {word!r}: give other words with --labels")
         found.append(ids)
     if len({tuple(ids) for ids in found}) < len(found):
-        raise WeftError("two labels have the same tokens: give words that the tokeniser knows with --labels")
+        raise WeftError("two labels have the same tokens: give words that the tokenizer knows with --labels")
     return found
 
 

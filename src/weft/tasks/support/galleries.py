@@ -16,7 +16,7 @@ from weft.data.readers.images import IN_MEMORY, PixelFiles, Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.augmentation import Change, change_images
 from weft.tasks.support.pairs import Ends, like_length
-from weft.tasks.task import Batch, Part
+from weft.tasks.task import Batch, Split
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def as_images(pixels: Pixels) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CaptionsPart(Part):
+class CaptionsSplit(Split):
     """An example is one caption with its image, which costs `patches` tokens; 0 patches: the image is not shown.
 
     Captions longer than `length` are cut and not taught to stop there. `described` bounds how many images are
@@ -92,7 +92,7 @@ class CaptionsPart(Part):
         """Patches and words."""
         return int(self._sizes().sum())
 
-    def cut(self, length: int) -> CaptionsPart:
+    def cut(self, length: int) -> CaptionsSplit:
         """The same for a model that writes `length` tokens."""
         return replace(self, length=length)
 

@@ -1,4 +1,4 @@
-"""The nodes of graphs as tokens: each sees its neighbours alone (the graph is the mask), and each has an answer."""
+"""The nodes of graphs as tokens: each sees its neighbors alone (the graph is the mask), and each has an answer."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from weft.data.readers.graphs import parse_graph, read_graphs
 from weft.data.samples import Graph
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, TokensSpec
-from weft.models.part_specs import AttentionSpec, InitialisationSpec
+from weft.models.part_specs import AttentionSpec, InitializationSpec
 from weft.models.position_specs import NoPositionsSpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.input_encoders import Reading
+from weft.tasks.support.input_encoders import InputEncoder
 from weft.tasks.support.sentences import Hiding, Numbers, probabilities
-from weft.tasks.task import Answer, Batch, Decoding, Part, Recipe, Size
+from weft.tasks.task import Answer, Batch, GenerationOptions, Recipe, Size, Split
 
 UNKNOWN_NODE = "<unknown>"
 LARGEST_GRAPH = 1024
 
 
 @dataclass(frozen=True)
-class Nodes(Part):
-    """Graphs: numbers of their nodes' names, who neighbours whom, a label a node."""
+class Nodes(Split):
+    """Graphs: numbers of their nodes' names, who neighbors whom, a label a node."""
 
     rows: tuple[Numbers, ...]
     edges: tuple[NDArray[np.bool_], ...]
@@ -78,14 +78,14 @@ class Nodes(Part):
 
 
 @dataclass(frozen=True)
-class NodeReading(Reading):
+class NodeEncoder(InputEncoder):
     """Names of nodes, numbered; a name that training never saw is the unknown one."""
 
     names: tuple[str, ...]
     kind: ClassVar[str] = "nodes"
 
     @classmethod
-    def learn(cls, graphs: Sequence[Graph]) -> NodeReading:
+    def learn(cls, graphs: Sequence[Graph]) -> NodeEncoder:
         """All names of nodes, in order."""
         return cls(tuple(sorted({name for graph in graphs for name in graph.nodes})))
 
@@ -94,12 +94,12 @@ class NodeReading(Reading):
         return {"names": list(self.names)}
 
     def part(self, inputs: Sequence[Graph], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Nodes:
-        """Nothing is hidden: neighbours are few."""
+        """Nothing is hidden: neighbors are few."""
         numbers = {name: number for number, name in enumerate(self.names, 1)}
         rows = [np.array([numbers.get(name, 0) for name in graph.nodes], dtype=np.int64) for graph in inputs]
         return Nodes(tuple(rows), tuple(graph.adjacency for graph in inputs), tuple(labels))
 
-    def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
+    def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """Nodes in, an answer each; a class token would have no edge."""
         tokens = TokensSpec(vocabulary=len(self.names) + 1)
         return spec.replace(input=tokens, output=PerTokenSpec(classes=classes), class_token=False)
@@ -113,10 +113,10 @@ class NodeReading(Reading):
             mixer=AttentionSpec(heads=size.heads),
             positions=NoPositionsSpec(),
             dropout=size.dropout,
-            initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True, embedding=1.0),
+            initialization=InitializationSpec(scheme="fan-in", zero_residual=True, embedding=1.0),
         )
 
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Few layers: each sees one edge farther."""
         return Size(32, 2, LARGEST_GRAPH), Size(64, 2, LARGEST_GRAPH), Size(128, 3, LARGEST_GRAPH)
 
@@ -124,16 +124,18 @@ class NodeReading(Reading):
         """Plain."""
         return Recipe(dropout=0.0 if epochs < 10 else 0.1, training={"weight_decay": 0.01}, most_epochs=30)
 
-    def answer(self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: Decoding) -> list[Answer]:
+    def answer(
+        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: GenerationOptions
+    ) -> list[Answer]:
         """For each graph, from a .json file or as a tree, a label a node."""
         graphs: list[Graph] = []
         names: list[Any] = []
         for number, given in enumerate(inputs, 1):
             if isinstance(given, Mapping):
-                graphs.append(parse_graph(dict(given), f"graph {number}", labelled=False))
+                graphs.append(parse_graph(dict(given), f"graph {number}", labeled=False))
                 names.append(given)
                 continue
-            found = read_graphs([Path(str(given))], labelled=False)
+            found = read_graphs([Path(str(given))], labeled=False)
             graphs += found
             names += [str(given)] * len(found)
         part = self.part(graphs, [np.zeros(len(graph.nodes), dtype=np.int64) for graph in graphs])
@@ -153,7 +155,7 @@ class NodeReading(Reading):
             )
         return probabilities(module, part, rows * largest)
 
-    def glimpse(self, module: nn.Module, part: Part, classes: Sequence[str]) -> str:
+    def preview(self, module: nn.Module, part: Split, classes: Sequence[str]) -> str:
         """The first held-out graph: what is true of its nodes and what the model says."""
         assert isinstance(part, Nodes)
         (shares,) = probabilities(module, part.pick([0]), 1)

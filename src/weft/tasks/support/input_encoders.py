@@ -1,4 +1,4 @@
-"""How texts become what an encoder reads: words with their characters, or the tokens of a tokeniser."""
+"""How texts become what an encoder reads: words with their characters, or the tokens of a tokenizer."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import numpy as np
 from torch import nn
 
 from weft.data.tokenizers.lexicon import Lexicon, split_words
-from weft.data.tokenizers.tokenizer import KINDS, Tokeniser, load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, WordsSpec
-from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitialisationSpec
+from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_part
-from weft.tasks.task import Answer, Decoding, Part, Recipe, Size
+from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_split
+from weft.tasks.task import Answer, GenerationOptions, Recipe, Size, Split
 
 LONGEST_TEXT = 512
-GLIMPSES, SHOWN = 2, 60
+PREVIEWS, SHOWN = 2, 60
 READ_AT_ONCE = 8192  # tokens a batch in prediction
 
 
-class Reading(ABC):
+class InputEncoder(ABC):
     """What was learned about the inputs of a classifier, and the encoder that suits them."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def facts(self) -> Tree:
-        """What was learned, as plain JSON, but for a tokeniser."""
+        """What was learned, as plain JSON, but for a tokenizer."""
 
     @abstractmethod
-    def part(self, inputs: Sequence[Any], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
+    def part(self, inputs: Sequence[Any], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
         """Inputs with their labels as a part, and what of it is hidden in training."""
 
     @abstractmethod
-    def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
+    def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """The spec with this input and so many classes."""
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Reading(ABC):
         """The encoder that suits, before it is dressed."""
 
     @abstractmethod
-    def sizes(self, train: Part) -> Sequence[Size]:
+    def sizes(self, train: Split) -> Sequence[Size]:
         """Sizes that make sense."""
 
     @abstractmethod
@@ -55,15 +55,17 @@ class Reading(ABC):
         """How it is trained."""
 
     @abstractmethod
-    def answer(self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: Decoding) -> list[Answer]:
+    def answer(
+        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: GenerationOptions
+    ) -> list[Answer]:
         """Answers to inputs as the command line gives them."""
 
     @abstractmethod
-    def glimpse(self, module: nn.Module, part: Part, classes: Sequence[str]) -> str:
+    def preview(self, module: nn.Module, part: Split, classes: Sequence[str]) -> str:
         """Some held-out examples with what the model says."""
 
 
-class TextReading(Reading):
+class TextEncoder(InputEncoder):
     """What both ways to read a text share: the model, and how it is trained."""
 
     def model(self, size: Size) -> EncoderSpec:
@@ -77,11 +79,11 @@ class TextReading(Reading):
             positions=RotarySpec(),
             dropout=size.dropout,
             output=PooledSpec(pool="mean"),
-            initialisation=InitialisationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),
+            initialization=InitializationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),
         )
 
-    def sizes(self, train: Part) -> Sequence[Size]:
-        """One size: labelled texts are few."""
+    def sizes(self, train: Split) -> Sequence[Size]:
+        """One size: labeled texts are few."""
         return (Size(128, 2, LONGEST_TEXT),)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
@@ -90,7 +92,9 @@ class TextReading(Reading):
             dropout=0.3, training={"batch": 2048, "rate": 1e-3, "smoothing": 0.1, "ema": 0.99}, most_epochs=20
         )
 
-    def answer(self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: Decoding) -> list[Answer]:
+    def answer(
+        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: GenerationOptions
+    ) -> list[Answer]:
         """The likeliest class of each text, and the probabilities of all."""
         texts = [str(given) for given in inputs]
         if not texts:
@@ -103,12 +107,12 @@ class TextReading(Reading):
             found.append(Answer(text, best, {"probabilities": by_name}))
         return found
 
-    def glimpse(self, module: nn.Module, part: Part, classes: Sequence[str]) -> str:
+    def preview(self, module: nn.Module, part: Split, classes: Sequence[str]) -> str:
         """The first texts that are held out."""
         assert isinstance(part, Sentences)
-        answers = self.answer(module, part.texts[:GLIMPSES], classes, Decoding())
+        answers = self.answer(module, part.texts[:PREVIEWS], classes, GenerationOptions())
         lines = []
-        for answer, labels in zip(answers, part.labels[:GLIMPSES], strict=True):
+        for answer, labels in zip(answers, part.labels[:PREVIEWS], strict=True):
             share = answer.more["probabilities"][answer.output]
             text = answer.input if len(answer.input) <= SHOWN else answer.input[:SHOWN] + "..."
             lines.append(f"{text!r} -> {answer.output} {share:.0%} (it is {classes[labels[0]]})")
@@ -116,7 +120,7 @@ class TextReading(Reading):
 
 
 @dataclass(frozen=True)
-class WordReading(TextReading):
+class WordEncoder(TextEncoder):
     """Texts as words with their characters."""
 
     lexicon: Lexicon
@@ -126,12 +130,12 @@ class WordReading(TextReading):
         """The lexicon."""
         return {"lexicon": self.lexicon.to_tree()}
 
-    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
+    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
         """A text without a word is one unknown word."""
         words = [split_words(text) or [""] for text in inputs]
-        return words_part(self.lexicon, words, labels, inputs, tagged=False, hiding=hiding)
+        return words_split(self.lexicon, words, labels, inputs, tagged=False, hiding=hiding)
 
-    def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
+    def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """Words in, one answer out."""
         lexicon = self.lexicon
         words = WordsSpec(vocabulary=lexicon.vocabulary, characters=lexicon.alphabet, longest=lexicon.longest)
@@ -141,30 +145,30 @@ class WordReading(TextReading):
 
 
 @dataclass(frozen=True)
-class TokenReading(TextReading):
-    """Texts as the tokens of a tokeniser."""
+class TokenEncoder(TextEncoder):
+    """Texts as the tokens of a tokenizer."""
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
     frame: Frame = field(default_factory=Frame)
     kind: ClassVar[str] = "tokens"
 
     def facts(self) -> Tree:
-        """Besides the tokeniser, the ids around each text where there are any."""
+        """Besides the tokenizer, the ids around each text where there are any."""
         return self.frame.to_tree()
 
-    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Part:
+    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
         """A text without a token is one unknown token."""
-        unknown = self.tokeniser.role("unknown") or 0
-        framed = [self.frame.put(ids) or [unknown] for ids in self.tokeniser.encode_many(inputs)]
+        unknown = self.tokenizer.role("unknown") or 0
+        framed = [self.frame.put(ids) or [unknown] for ids in self.tokenizer.encode_many(inputs)]
         rows = [np.array(ids, dtype=np.int64) for ids in framed]
-        counts = np.bincount(np.concatenate(rows), minlength=self.tokeniser.vocabulary)
+        counts = np.bincount(np.concatenate(rows), minlength=self.tokenizer.vocabulary)
         forms = Forms(np.arange(len(counts)), (hiding or Hiding()).chances(counts.astype(np.float64)), unknown)
         return Sentences(forms, tuple(rows), tuple(labels), tuple(inputs), tagged=False, tail=len(self.frame.after))
 
-    def dress(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
+    def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """Tokens in, one answer out."""
         segments = spec.input.segments if isinstance(spec.input, TokensSpec) else None
-        tokens = TokensSpec(vocabulary=self.tokeniser.vocabulary, segments=segments)
+        tokens = TokensSpec(vocabulary=self.tokenizer.vocabulary, segments=segments)
         return spec.replace(input=tokens, output=pooled_answer(spec, classes))
 
 
@@ -174,10 +178,10 @@ def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:
     return pooled.replace(classes=classes)
 
 
-def learn_reading(kind: str, texts: Sequence[str], vocabulary: int) -> TextReading:
+def learn_encoder(kind: str, texts: Sequence[str], vocabulary: int) -> TextEncoder:
     """The reading asked for, learned from texts: `auto` takes words with their characters."""
     if kind == "auto":
-        return WordReading(Lexicon.learn((split_words(text) for text in texts), vocabulary))
+        return WordEncoder(Lexicon.learn((split_words(text) for text in texts), vocabulary))
     if kind in KINDS:
-        return TokenReading(train_tokeniser(kind, texts, vocabulary))
-    return TokenReading(load_tokeniser(kind))
+        return TokenEncoder(train_tokenizer(kind, texts, vocabulary))
+    return TokenEncoder(load_tokenizer(kind))

@@ -16,11 +16,11 @@ from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, macro_f1
-from weft.tasks.task import Answer, Part
+from weft.tasks.task import Answer, Split
 
 Labels = NDArray[np.int64]
 SHOWN = 10  # classes whose probability is told
-COMPARED, ASKED = 4000, 1000  # examples that the nearest neighbour is looked for among, and those that ask
+COMPARED, ASKED = 4000, 1000  # examples that the nearest neighbor is looked for among, and those that ask
 
 
 def hold_out(labels: Labels, share: float, seed: int) -> tuple[Labels, Labels]:
@@ -72,7 +72,7 @@ def class_probabilities(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
     return found
 
 
-def measure_classes(module: nn.Module, part: Part, size: int) -> dict[str, Any]:
+def measure_classes(module: nn.Module, part: Split, size: int) -> dict[str, Any]:
     """Accuracy, macro F1 and loss in nats an example."""
     device = next(module.parameters()).device
     training = module.training
@@ -106,7 +106,7 @@ def class_answers(names: Sequence[str], probabilities: Tensor, classes: Sequence
     return answers
 
 
-def class_glimpse(module: nn.Module, part: Part, classes: Sequence[str], count: int = 6) -> str:
+def class_preview(module: nn.Module, part: Split, classes: Sequence[str], count: int = 6) -> str:
     """A few held-out examples: what is true, and what the model says."""
     device = next(module.parameters()).device
     spread = [place * len(part) // count for place in range(count)] if len(part) >= count else list(range(len(part)))
@@ -119,7 +119,7 @@ def class_glimpse(module: nn.Module, part: Part, classes: Sequence[str], count: 
     return "true, said: " + ", ".join(words)
 
 
-def nearest_neighbour(train: NDArray[np.float32], labels: Labels, asked: NDArray[np.float32]) -> Labels:
+def nearest_neighbor(train: NDArray[np.float32], labels: Labels, asked: NDArray[np.float32]) -> Labels:
     """The label of the nearest training example (Euclidean), for features [n, F] and [m, F]."""
     left, right = torch.from_numpy(train).float(), torch.from_numpy(asked).float()
     found: Labels = labels[torch.cdist(right, left).argmin(1).numpy()]

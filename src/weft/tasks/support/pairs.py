@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from weft.data.batching import order_of, pad_rows
 from weft.data.readers.files import DataError
-from weft.data.tokenizers.tokenizer import KINDS, Tokeniser, load_tokeniser, train_tokeniser
+from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.parts.masks import Real
-from weft.tasks.task import Batch, Part
+from weft.tasks.task import Batch, Split
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -46,12 +46,12 @@ class Ends:
     forbidden: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, tokeniser: Tokeniser) -> Ends:
-        """A tokeniser's own; one without them cannot say where an answer ends."""
-        if tokeniser.stop is None:
-            raise WeftError("this tokeniser has no stop token, so answers would never end: use auto, words or bpe")
-        start = tokeniser.start if tokeniser.start is not None else tokeniser.stop
-        return cls(start, tokeniser.stop, tokeniser.pad)
+    def of(cls, tokenizer: Tokenizer) -> Ends:
+        """A tokenizer's own; one without them cannot say where an answer ends."""
+        if tokenizer.stop is None:
+            raise WeftError("this tokenizer has no stop token, so answers would never end: use auto, words or bpe")
+        start = tokenizer.start if tokenizer.start is not None else tokenizer.stop
+        return cls(start, tokenizer.stop, tokenizer.pad)
 
     @classmethod
     def from_tree(cls, facts: Tree) -> Ends | None:
@@ -71,7 +71,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class PairsPart(Part):
+class PairsSplit(Split):
     """Pairs in tokens; sources end with the stop token, targets are told from the start token to the stop token.
 
     What is longer than `length` is cut: a source loses its end, a target that was cut is not taught to stop there.
@@ -107,7 +107,7 @@ class PairsPart(Part):
             return 0
         return sum(max(len(s), len(t)) + 1 > self.length for s, t in zip(self.sources, self.targets, strict=True))
 
-    def cut(self, length: int) -> PairsPart:
+    def cut(self, length: int) -> PairsSplit:
         """The same for a model of `length` tokens a side."""
         return replace(self, length=length)
 
@@ -188,16 +188,16 @@ def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[Pairs, Pairs]:
     )
 
 
-def learn_tokeniser(kind: str, texts: Sequence[str], vocabulary: int | None) -> Tokeniser:
+def learn_tokenizer(kind: str, texts: Sequence[str], vocabulary: int | None) -> Tokenizer:
     """The one asked for, learned from sources and targets together; `auto` chooses what suits them."""
     if kind == "auto":
         kind = _suitable(texts)
     if kind not in KINDS:
-        return load_tokeniser(kind)
+        return load_tokenizer(kind)
     if vocabulary is None:
         pieces = sum(map(len, texts)) // LETTERS_A_PIECE // 128 * 128
         vocabulary = min(MOST_PIECES, max(LEAST_PIECES, pieces)) if kind == "bpe" else MOST_PIECES
-    return train_tokeniser(kind, texts, vocabulary)
+    return train_tokenizer(kind, texts, vocabulary)
 
 
 def _suitable(texts: Sequence[str]) -> Literal["characters", "bpe"]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.data.readers.texts import CHAT_TOKENS, ROLES
 from weft.data.stores.prompt_protocol import Messages, Written
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 
@@ -130,7 +130,7 @@ def _now(pattern: str) -> str:
 
 
 @dataclass(frozen=True)
-class Habits:
+class PromptFormat:
     """What a language model was taught: how texts begin, where they stop, and how chats are written."""
 
     before: tuple[int, ...] = ()
@@ -138,24 +138,24 @@ class Habits:
     chat: ChatTemplate | None = None
 
     @classmethod
-    def of(cls, facts: Tree) -> Habits:
+    def of(cls, facts: Tree) -> PromptFormat:
         """From a run's facts."""
         chat: Any = facts.get("chat")
         template = None if chat is None else ChatTemplate(str(chat["template"]), dict(chat.get("names", {})))
         return cls(tuple(facts.get("before", ())), tuple(facts.get("stops", ())), template)
 
-    def stopping(self, tokeniser: Tokeniser) -> tuple[int, ...]:
-        """The ids at which a text stops: those that were taught, else the tokeniser's own."""
-        return self.stops or (() if tokeniser.stop is None else (tokeniser.stop,))
+    def stopping(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The ids at which a text stops: those that were taught, else the tokenizer's own."""
+        return self.stops or (() if tokenizer.stop is None else (tokenizer.stop,))
 
-    def chat_ids(self, messages: Messages, tokeniser: Tokeniser) -> list[int]:
+    def chat_ids(self, messages: Messages, tokenizer: Tokenizer) -> list[int]:
         """A chat as the model reads it, up to where the assistant answers; messages have a role and a content.
 
         A model trained here on chats has a token for each role in place of a template.
         """
         if self.chat is not None:
-            return tokeniser.encode(self.chat.render(messages))
-        marks = {role: tokeniser.id_of(name) for role, name in zip(ROLES, CHAT_TOKENS, strict=True)}
+            return tokenizer.encode(self.chat.render(messages))
+        marks = {role: tokenizer.id_of(name) for role, name in zip(ROLES, CHAT_TOKENS, strict=True)}
         answer = marks[ROLES[-1]]
         if answer is None:
             raise WeftError("this model was not taught to chat: leave --chat out, or import or train one that was")
@@ -164,8 +164,8 @@ class Habits:
             mark = marks.get(message["role"])
             if mark is None:
                 raise WeftError(f"a message has the role {message['role']!r:.40}: use one of {', '.join(ROLES)}")
-            end = self.stopping(tokeniser)[:1] if message["role"] == ROLES[-1] else ()
-            ids += [mark, *tokeniser.encode(message["content"]), *end]
+            end = self.stopping(tokenizer)[:1] if message["role"] == ROLES[-1] else ()
+            ids += [mark, *tokenizer.encode(message["content"]), *end]
         return [*ids, answer]
 
     def to_tree(self) -> Tree:

@@ -19,7 +19,7 @@ from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Graph, Mask, Real
 from weft.tasks.support.losses import class_loss
-from weft.tasks.task import Batch, Part
+from weft.tasks.task import Batch, Split
 
 Numbers = NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class Forms:
 
 
 @dataclass(frozen=True)
-class Sentences(Part):
+class Sentences(Split):
     """Rows of places in `forms`; a row's labels are one number for the whole, or where `tagged` one a token.
 
     `texts` is what the rows were made from: texts, or the words of each sentence. The last `tail` tokens of a row stay
@@ -149,7 +149,7 @@ def _shortened(row: Numbers, length: int, tail: int) -> Numbers:
     return np.concatenate((row[: length - tail], row[len(row) - tail :]))
 
 
-def words_part(
+def words_split(
     lexicon: Lexicon,
     sentences: Sequence[Sequence[str]],
     labels: Sequence[Numbers],
@@ -185,7 +185,7 @@ def _by_word(forms: Sequence[str], counts: Sequence[int]) -> NDArray[np.float64]
 
 
 def ask(module: nn.Module, batch: Batch) -> Output:
-    """The model's answer to a batch; padding is hidden, and a graph's nodes see their neighbours alone."""
+    """The model's answer to a batch; padding is hidden, and a graph's nodes see their neighbors alone."""
     inputs = batch.inputs
     mask: Mask = Real(inputs["mask"])
     if "edges" in inputs:
@@ -206,7 +206,7 @@ class Judged:
         return np.concatenate(self.said), np.concatenate(self.truth)
 
 
-def judge(module: nn.Module, part: Part, size: int) -> Judged:
+def judge(module: nn.Module, part: Split, size: int) -> Judged:
     """Ask a model on all of a part, in evaluation mode."""
     device = next(module.parameters()).device
     training = module.training
@@ -227,7 +227,7 @@ def judge(module: nn.Module, part: Part, size: int) -> Judged:
     return Judged(tuple(said for said, _ in ordered), tuple(truth for _, truth in ordered), total / max(1, count))
 
 
-def probabilities(module: nn.Module, part: Part, size: int) -> list[Tensor]:
+def probabilities(module: nn.Module, part: Split, size: int) -> list[Tensor]:
     """softmax of the logits of each example [C], or [T, C] with one answer a token; in evaluation mode, on the CPU."""
     device = next(module.parameters()).device
     training = module.training

@@ -1,4 +1,4 @@
-"""How sentences become what a tagger reads: words with their characters, or the pieces of a trained model's tokeniser.
+"""How sentences become what a tagger reads: words with their characters, or the pieces of a trained model's tokenizer.
 
 Of a word in pieces the first one's state gives the tag: p(tag | word) = softmax(W h_first + b) (Devlin et al. 2019).
 """
@@ -14,32 +14,32 @@ from itertools import accumulate
 import numpy as np
 
 from weft.data.tokenizers.lexicon import Lexicon, split_tokens
-from weft.data.tokenizers.tokenizer import Tokeniser
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, TokensSpec, WordsSpec
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, words_part
+from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, words_split
 
 Words = Sequence[str]
 
 
-class TagReading(ABC):
+class TagEncoder(ABC):
     """What was learned about words, and the input of an encoder that takes them."""
 
-    tokeniser: Tokeniser | None = None
+    tokenizer: Tokenizer | None = None
 
     @abstractmethod
     def facts(self) -> Tree:
-        """What was learned, as plain JSON, but for a tokeniser."""
+        """What was learned, as plain JSON, but for a tokenizer."""
 
     @abstractmethod
     def part(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
         """Sentences with a label a word; those of rare words are hidden in training as `Hiding` says."""
 
     @abstractmethod
-    def dress(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
+    def fit_spec(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
         """The spec with this input and so many tags."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class TagReading(ABC):
 
 
 @dataclass(frozen=True)
-class WordTags(TagReading):
+class WordTagEncoder(TagEncoder):
     """Words with their characters."""
 
     lexicon: Lexicon
@@ -59,9 +59,9 @@ class WordTags(TagReading):
 
     def part(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
         """A token a word."""
-        return words_part(self.lexicon, sentences, labels, sentences, tagged=True, hiding=Hiding(rarity=rarity))
+        return words_split(self.lexicon, sentences, labels, sentences, tagged=True, hiding=Hiding(rarity=rarity))
 
-    def dress(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
+    def fit_spec(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
         """Words in, a tag each out."""
         lexicon = self.lexicon
         words = WordsSpec(vocabulary=lexicon.vocabulary, characters=lexicon.alphabet, longest=lexicon.longest)
@@ -75,10 +75,10 @@ class WordTags(TagReading):
 
 
 @dataclass(frozen=True)
-class PieceTags(TagReading):
-    """The pieces of a tokeniser, in the frame that its model expects around each sentence."""
+class PieceTagEncoder(TagEncoder):
+    """The pieces of a tokenizer, in the frame that its model expects around each sentence."""
 
-    tokeniser: Tokeniser
+    tokenizer: Tokenizer
     frame: Frame = field(default_factory=Frame)
 
     def facts(self) -> Tree:
@@ -87,7 +87,7 @@ class PieceTags(TagReading):
 
     def part(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
         """The label of a word stands at its first piece; its other pieces and the frame have none."""
-        unknown = self.tokeniser.role("unknown") or 0
+        unknown = self.tokenizer.role("unknown") or 0
         rows, marks = [], []
         for pieces, numbers in zip(self._pieces(sentences), labels, strict=True):
             pieces = [ids or [unknown] for ids in pieces]
@@ -95,13 +95,13 @@ class PieceTags(TagReading):
             mark = np.full(len(rows[-1]), IGNORED, dtype=np.int64)
             mark[len(self.frame.before) + np.cumsum([0, *map(len, pieces[:-1])])] = numbers
             marks.append(mark)
-        forms = Forms(np.arange(self.tokeniser.vocabulary), np.zeros(self.tokeniser.vocabulary, np.float32), unknown)
+        forms = Forms(np.arange(self.tokenizer.vocabulary), np.zeros(self.tokenizer.vocabulary, np.float32), unknown)
         return Pieces(forms, tuple(rows), tuple(marks), tuple(sentences), tagged=True, frame=self.frame)
 
     def _pieces(self, sentences: Sequence[Words]) -> Iterator[list[list[int]]]:
         """The ids of each word of each sentence, as it stands there between blanks."""
         texts = [" ".join(words) for words in sentences]
-        for words, found in zip(sentences, self.tokeniser.engine.encode_batch(texts, False, False), strict=True):
+        for words, found in zip(sentences, self.tokenizer.engine.encode_batch(texts, False, False), strict=True):
             starts = [0, *accumulate(len(word) + 1 for word in words)][:-1]
             pieces: list[list[int]] = [[] for _ in words]
             for number, (first, last) in zip(found.ids, found.offsets, strict=True):
@@ -109,10 +109,10 @@ class PieceTags(TagReading):
                 pieces[bisect.bisect_right(starts, max(first, last - 1)) - 1].append(number)
             yield pieces
 
-    def dress(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
+    def fit_spec(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
         """Tokens in, a tag each out."""
         segments = spec.input.segments if isinstance(spec.input, TokensSpec) else None
-        tokens = TokensSpec(vocabulary=self.tokeniser.vocabulary, segments=segments)
+        tokens = TokensSpec(vocabulary=self.tokenizer.vocabulary, segments=segments)
         return spec.replace(input=tokens, output=PerTokenSpec(classes=tags))
 
     def split(self, text: str) -> list[str]:

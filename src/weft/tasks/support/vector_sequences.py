@@ -1,4 +1,4 @@
-"""Sequences of vectors as a model takes them: strided, centred, with differences, scaled, padded into batches.
+"""Sequences of vectors as a model takes them: strided, centered, with differences, scaled, padded into batches.
 
 Axes: T steps (each sequence has its own number), C channels. Joints of a body are x, y, z in turn.
 """
@@ -18,7 +18,7 @@ from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Spec
 from weft.tasks.support.augmentation import Axis, Floats, own_random, shake, turn_joints, warp_time
-from weft.tasks.task import Batch, Part
+from weft.tasks.task import Batch, Split
 
 Change = Literal["warp", "noise", "turn"]
 CHANGES: tuple[Change, ...] = get_args(Change)
@@ -33,7 +33,7 @@ class Preparation(Spec):
     """How values become what the model sees, learned from training data; stored with the run.
 
     `stride` steps become their mean; `vertical` says that channels are joints, and which of x, y, z points up: they
-    are centred on the middle of the body over the sequence and divided by `axes`; `differences` of neighbouring steps
+    are centered on the middle of the body over the sequence and divided by `axes`; `differences` of neighboring steps
     join as more channels; last, channels have `mean` taken away and are divided by `deviation`.
     """
 
@@ -63,7 +63,7 @@ class Preparation(Spec):
         return plain.replace(mean=_rounded(steps.mean(0)), deviation=_rounded(spread))
 
     def begin(self, values: Floats) -> Floats:
-        """What comes before augmentation: gaps filled, strides averaged, joints centred."""
+        """What comes before augmentation: gaps filled, strides averaged, joints centered."""
         if self.vertical is not None:
             values = fill_gaps(values)
         if self.stride > 1:
@@ -71,8 +71,8 @@ class Preparation(Spec):
         if self.vertical is None:
             return values
         points = values.reshape(len(values), -1, 3)
-        centred = (points - points.mean((0, 1))) / np.array(self.axes, dtype=np.float32)
-        return centred.reshape(values.shape).astype(np.float32)
+        centered = (points - points.mean((0, 1))) / np.array(self.axes, dtype=np.float32)
+        return centered.reshape(values.shape).astype(np.float32)
 
     def end(self, values: Floats) -> Floats:
         """What comes after: differences, scaling."""
@@ -104,7 +104,7 @@ def averaged(values: Floats, stride: int) -> Floats:
 
 
 def fill_gaps(values: Floats) -> Floats:
-    """Steps where all channels are 0 (no body was seen) as a line between their neighbours."""
+    """Steps where all channels are 0 (no body was seen) as a line between their neighbors."""
     seen = np.flatnonzero(values.any(axis=1))
     if len(seen) in (0, len(values)):
         return values
@@ -125,7 +125,7 @@ def step_changes(names: tuple[str, ...], vertical: Axis | None) -> tuple[Change,
 
 
 @dataclass(frozen=True)
-class StepsPart(Part):
+class VectorSequencesSplit(Split):
     """Sequences that have begun their preparation, with labels; longer ones than `length` keep their middle."""
 
     values: Sequence[Floats]
@@ -146,7 +146,7 @@ class StepsPart(Part):
         """Steps of all sequences."""
         return sum(self._steps(example) for example in range(len(self)))
 
-    def cut(self, length: int) -> StepsPart:
+    def cut(self, length: int) -> VectorSequencesSplit:
         """The same for a model that takes at most `length` steps."""
         return replace(self, length=length)
 

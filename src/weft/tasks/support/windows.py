@@ -22,7 +22,7 @@ from weft.data.readers.series import Series
 from weft.data.samples import Sample
 from weft.foundation.spec import Spec
 from weft.tasks.support.baselines import RidgeForecast, naive_forecast
-from weft.tasks.task import Batch, Part
+from weft.tasks.task import Batch, Split
 
 Array = NDArray[np.float64]
 Channels = Literal["independent", "joint"]
@@ -40,7 +40,7 @@ def _as_rows(value: Any) -> Any:
     return value
 
 
-Split = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_rows)]
+SplitRows = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_rows)]
 
 
 class SeriesFacts(Spec):
@@ -96,12 +96,12 @@ def deviations(rows: Array) -> Array:
 
 
 def window_scale(history: Tensor) -> tuple[Tensor, Tensor]:
-    """(last value, deviation of the history), each [B, 1, C]: what a window is centred on and divided by."""
+    """(last value, deviation of the history), each [B, 1, C]: what a window is centered on and divided by."""
     return history[:, -1:], (history.var(1, keepdim=True, unbiased=False) + LEAST_SPREAD**2).sqrt()
 
 
 @dataclass(frozen=True)
-class WindowPart(Part):
+class WindowSplit(Split):
     """All windows whose `horizon` targets lie in rows first .. end of `values` [N, C]; histories may begin before.
 
     Channels that are independent make each column of a window an example of its own. `known`: rows that a simple
@@ -135,7 +135,7 @@ class WindowPart(Part):
         """Patches of all histories."""
         return len(self) * (self.context // self.patch)
 
-    def cut(self, length: int) -> WindowPart:
+    def cut(self, length: int) -> WindowSplit:
         """Histories of at most `length` patches."""
         return replace(self, context=min(self.context, length * self.patch))
 
@@ -163,7 +163,7 @@ class WindowPart(Part):
         inputs["history"], labels = rows[:, : self.context], rows[:, self.context :]
         return Batch(inputs, labels, labels.numel(), len(chosen) * (self.context // self.patch))
 
-    def expect_windows(self, what: str) -> WindowPart:
+    def expect_windows(self, what: str) -> WindowSplit:
         """Itself, if there is at least one window."""
         if self.windows < 1 or self.first < self.context:
             raise DataError(
@@ -183,7 +183,7 @@ def borders_of(rows: int, horizon: int, split: Sequence[int] | None, held_out: f
     return rows - max(horizon, round(rows * held_out)), rows
 
 
-def simple_errors(part: WindowPart, known: int = 0, train: WindowPart | None = None) -> dict[str, float]:
+def simple_errors(part: WindowSplit, known: int = 0, train: WindowSplit | None = None) -> dict[str, float]:
     """MSE over all windows: of the last value (naive), and of ridge regression where `known` rows teach it."""
     values = part.values.double().numpy()
     rows = (values if train is None else train.values.double().numpy())[:known]

@@ -1,4 +1,4 @@
-// Attention: the text coloured by what a token looks at, lines, the matrix, and all heads in small.
+// Attention: the text colored by what a token looks at, lines, the matrix, and all heads in small.
 
 // Weights from a page's arrays: whole maps, or the largest weights of each row.
 function mapsOf(tree, rows, columns) {
@@ -81,15 +81,15 @@ KINDS.attention = (panel, body, frame) => {
     direction = option ? "to" : "from";
     light();
   });
-  const colouring = chooser("colours", ["of the whole map", "of each row"], columns.length > 64 ? 1 : 0, () => light());
-  frame.bar.append(ways.node, colouring.node);
+  const coloring = chooser("colors", ["of the whole map", "of each row"], columns.length > 64 ? 1 : 0, () => light());
+  frame.bar.append(ways.node, coloring.node);
 
   const flow = flowView(itself ? [rows] : [rows, columns], state);
   const lines = linesView(panel, maps, state);
   const matrix = matrixView({
     rows, columns, label: "the matrix: who looks (down) at whom (across)",
     value: (row) => maps.row(state.layer(), state.head(), row),
-    top: () => (colouring.list.value === "1" ? null : mapTop()),
+    top: () => (coloring.list.value === "1" ? null : mapTop()),
     focus: () => (direction === "from" ? state.focus() : null),
     column: () => (direction === "to" ? state.focus() : null),
     pick: (row) => state.pin(row, "from"),
@@ -186,7 +186,7 @@ function flowView(texts, state) {
           const share = weights && group === shaded ? Math.round((255 * weights[place]) / top) / 255 : 0;
           if (Math.abs(share - text.shown[place]) < 1e-6) return;
           text.shown[place] = share;
-          span.style.background = share > 0.004 ? colourOf(share) : "";
+          span.style.background = share > 0.004 ? colorOf(share) : "";
           span.style.color = share > 0.004 ? inkOn(share) : "";
         });
         if (text.focus !== null) text.spans[text.focus].classList.remove("focus");
@@ -281,10 +281,10 @@ function tile(picture) {
   const canvas = document.createElement("canvas");
   canvas.width = picture.width;
   canvas.height = picture.height;
-  const to = canvas.getContext("2d"), image = to.createImageData(picture.width, picture.height), colours = ladder("share");
+  const to = canvas.getContext("2d"), image = to.createImageData(picture.width, picture.height), colors = ladder("share");
   picture.values.forEach((value, place) => {
     const share = picture.width > 48 ? Math.sqrt(value) : value;
-    const [r, g, b] = colours[Math.max(0, Math.min(255, Math.round(share * 255)))];
+    const [r, g, b] = colors[Math.max(0, Math.min(255, Math.round(share * 255)))];
     image.data.set([r, g, b, 255], 4 * place);
   });
   to.putImageData(image, 0, 0);

@@ -19,7 +19,7 @@ KINDS.bars = (panel, body, frame) => {
   };
 };
 
-function barStrip(name, colour) {
+function barStrip(name, color) {
   const canvas = canvasOf(name), node = make("div", {}, make("h3", {}, name), canvas);
   let values = [];
   hover(canvas, (x) => {
@@ -42,7 +42,7 @@ function barStrip(name, colour) {
       to.moveTo(40, 48);
       to.lineTo(wide, 48);
       to.stroke();
-      to.fillStyle = ink(colour);
+      to.fillStyle = ink(color);
       numbers.forEach((x, place) => {
         const height = (x / top) * 42;
         to.fillRect(40 + place * step + 0.1 * step, 48 - Math.max(0, height), Math.max(1, 0.8 * step), Math.abs(height));

@@ -1,4 +1,4 @@
-// Arrays, colours, numbers in words, and the few things of the DOM that all panels share.
+// Arrays, colors, numbers in words, and the few things of the DOM that all panels share.
 
 const PAGE = JSON.parse(document.getElementById("data").textContent);
 
@@ -72,17 +72,17 @@ function make(tag, attributes = {}, ...children) {
   return found;
 }
 
-// --- colours -------------------------------------------------------------------------------------------------------
+// --- colors -------------------------------------------------------------------------------------------------------
 
 const theme = () => (document.documentElement.classList.contains("dark") ? "dark" : "light");
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const ladders = {};
 
-// 256 colours from the lowest to the highest value of a scale, [r, g, b] each.
+// 256 colors from the lowest to the highest value of a scale, [r, g, b] each.
 function ladder(scale) {
   const key = scale + theme();
   if (ladders[key]) return ladders[key];
-  const stops = PAGE.colours[scale][theme()].map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
+  const stops = PAGE.colors[scale][theme()].map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
   ladders[key] = Array.from({ length: 256 }, (_, step) => {
     const place = (step / 255) * (stops.length - 1), low = Math.min(stops.length - 2, Math.floor(place));
     return stops[low].map((from, i) => Math.round(from + (stops[low + 1][i] - from) * (place - low)));
@@ -90,7 +90,7 @@ function ladder(scale) {
   return ladders[key];
 }
 
-function colourOf(share, scale = "share") {
+function colorOf(share, scale = "share") {
   if (!Number.isFinite(share)) return ink("line");
   return `rgb(${ladder(scale)[Math.max(0, Math.min(255, Math.round(share * 255)))].join(",")})`;
 }

@@ -40,8 +40,8 @@ KINDS.motion = (panel, body, frame) => {
     return [wide() / 2 + across * scale, 190 - (z + 0.12 * deep) * scale];
   }
 
-  function body_(to, place, colour, width) {
-    to.strokeStyle = to.fillStyle = colour;
+  function body_(to, place, color, width) {
+    to.strokeStyle = to.fillStyle = color;
     to.lineWidth = width;
     to.lineCap = "round";
     for (const [one, other] of panel.bones) {
@@ -65,12 +65,12 @@ KINDS.motion = (panel, body, frame) => {
     to.globalAlpha = 0.18;
     if (step >= 3) body_(to, step - 3, ink("dull"), 1.5);
     to.globalAlpha = 1;
-    body_(to, step, colourOf(0.4 + (0.6 * weightAt(step)) / top), 3.2);
+    body_(to, step, colorOf(0.4 + (0.6 * weightAt(step)) / top), 3.2);
     slide.value = String(step);
     shown.textContent = `step ${step} of ${T}, looked at by ${number(weightAt(step))}`;
     const over = pen(strip, wide(), 40);
     weights.forEach((weight, place) => {
-      over.fillStyle = colourOf(weight / top);
+      over.fillStyle = colorOf(weight / top);
       over.fillRect((place * wide()) / weights.length, 0, wide() / weights.length + 0.5, 34);
     });
     over.strokeStyle = ink("strong");

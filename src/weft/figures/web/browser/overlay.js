@@ -27,10 +27,10 @@ function heatOf(values, height, width, top, scale) {
   const canvas = document.createElement("canvas");
   canvas.width = width;
   canvas.height = height;
-  const to = canvas.getContext("2d"), image = to.createImageData(width, height), colours = ladder(scale);
+  const to = canvas.getContext("2d"), image = to.createImageData(width, height), colors = ladder(scale);
   for (let place = 0; place < values.length; place++) {
     const share = Math.max(0, Math.min(1, shareOf(values[place], top, scale)));
-    image.data.set([...colours[Math.round(share * 255)], 255], 4 * place);
+    image.data.set([...colors[Math.round(share * 255)], 255], 4 * place);
   }
   to.putImageData(image, 0, 0);
   return canvas;
@@ -108,7 +108,7 @@ KINDS.overlay = (panel, body, frame) => {
 };
 
 KINDS.tiles = (panel, body) => {
-  const colours = unpack(panel.colours), values = unpack(panel.values), source = colours || values;
+  const colors = unpack(panel.colors), values = unpack(panel.values), source = colors || values;
   const [count, height, width] = source.shape, canvas = canvasOf(panel.title);
   let side = 80, gap = 20;
   const under = (x, y) => {
@@ -134,7 +134,7 @@ KINDS.tiles = (panel, body) => {
     to.font = "11px system-ui, sans-serif";
     for (let number = 0; number < count; number++) {
       const x = (number % panel.across) * (side + 6), y = Math.floor(number / panel.across) * (side + gap) + gap - 4;
-      const picture = colours ? pictureOf(at(colours, number), null, height, width) : heatOf(at(values, number), height, width, top, panel.scale);
+      const picture = colors ? pictureOf(at(colors, number), null, height, width) : heatOf(at(values, number), height, width, top, panel.scale);
       to.drawImage(picture, x, y, side, side);
       to.fillStyle = ink("dull");
       if (gap > 10) to.fillText(cut(panel.names[number], 16), x + side / 2, y - 8, side);

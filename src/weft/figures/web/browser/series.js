@@ -27,7 +27,7 @@ function chart(label) {
         to.fill();
       }
       for (const curve of given.curves) {
-        to.strokeStyle = curve.colour;
+        to.strokeStyle = curve.color;
         to.lineWidth = curve.width || 1.6;
         to.beginPath();
         let on = false;
@@ -73,7 +73,7 @@ function chart(label) {
     const most = largest(given.values) || 1;
     given.values.forEach((value, place) => {
       const from = x(given.edges[place]), until = x(given.edges[place + 1]);
-      to.fillStyle = colourOf(value / most);
+      to.fillStyle = colorOf(value / most);
       to.fillRect(from, top, Math.max(0.5, until - from - (until - from > 4 ? 1 : 0)), 24);
     });
     to.strokeStyle = ink("line");
@@ -87,8 +87,8 @@ function chart(label) {
 
 function legend(entries) {
   const node = make("div", { class: "choices" });
-  for (const [name, colour] of entries) {
-    node.append(make("span", { class: "dull" }, make("span", { style: `color: ${colour}` }, "■ "), name));
+  for (const [name, color] of entries) {
+    node.append(make("span", { class: "dull" }, make("span", { style: `color: ${color}` }, "■ "), name));
   }
   return node;
 }
@@ -108,11 +108,11 @@ KINDS.forecast = (panel, body, frame) => {
     const weights = at(attention, Math.min(place, attention.shape[0] - 1), ...choice), n = weights.length;
     const edges = counting(0, n + 1).map((i) => (i - n) * panel.patch + 0.5);
     const ends = low && high ? [column(low, place), column(high, place)] : null;
-    const colours = palette();
-    key.replaceChildren(legend([["history", ink("dull")], ["forecast", colours[0]], ...(ends ? [[panel.band, ink("band")]] : [])]));
+    const colors = palette();
+    key.replaceChildren(legend([["history", ink("dull")], ["forecast", colors[0]], ...(ends ? [[panel.band, ink("band")]] : [])]));
     view.draw(Math.min(1100, body.clientWidth || 900), 260, {
       range: [1 - past.length, next.length], x_label: "steps from now",
-      curves: [{ x: before, y: past, colour: ink("dull") }, { x: after, y: [now, ...next], colour: colours[0], width: 2.2 }],
+      curves: [{ x: before, y: past, color: ink("dull") }, { x: after, y: [now, ...next], color: colors[0], width: 2.2 }],
       band: ends && { x: after, low: [now, ...ends[0]], high: [now, ...ends[1]] },
       strip: { values: weights, edges },
       tell(at_) {
@@ -143,13 +143,13 @@ KINDS.channels = (panel, body, frame) => {
   }
   body.append(view.node);
   return () => {
-    const weights = at(attention, ...frame.chosen), n = weights.length, colours = palette();
+    const weights = at(attention, ...frame.chosen), n = weights.length, colors = palette();
     const wide = Math.min(1100, body.clientWidth || 900);
     const edges = counting(0, n + 1).map((i) => (i * T) / n - 0.5);
     const curves = few ? panel.names.map((name, place) => ({
-      x: counting(0, T), y: counting(0, T).map((row) => values.array[row * C + place]), colour: colours[place % 8],
-    })) : [{ x: counting(0, n).map((i) => ((i + 0.5) * T) / n - 0.5), y: weights, colour: colours[0] }];
-    if (few) key.replaceChildren(legend(panel.names.map((name, place) => [name, colours[place % 8]])));
+      x: counting(0, T), y: counting(0, T).map((row) => values.array[row * C + place]), color: colors[place % 8],
+    })) : [{ x: counting(0, n).map((i) => ((i + 0.5) * T) / n - 0.5), y: weights, color: colors[0] }];
+    if (few) key.replaceChildren(legend(panel.names.map((name, place) => [name, colors[place % 8]])));
     else {
       const to = pen(heat, wide, 240);
       to.imageSmoothingEnabled = false;
@@ -182,11 +182,11 @@ KINDS.plot = (panel, body) => {
   body.append(key, view.node);
   const xs = Array.from(places.array);
   return () => {
-    const colours = palette(), many = panel.names.length > 8;
-    if (!many) key.replaceChildren(legend(panel.names.map((name, i) => [name, colours[i]])));
+    const colors = palette(), many = panel.names.length > 8;
+    if (!many) key.replaceChildren(legend(panel.names.map((name, i) => [name, colors[i]])));
     view.draw(Math.min(1000, body.clientWidth || 900), 260, {
       range: [Math.min(...xs), Math.max(...xs)], x_label: panel.x_label,
-      curves: panel.names.map((name, i) => ({ x: xs, y: at(values, i), colour: colours[i % 8], width: many ? 0.9 : 1.8 })),
+      curves: panel.names.map((name, i) => ({ x: xs, y: at(values, i), color: colors[i % 8], width: many ? 0.9 : 1.8 })),
       tell(place) {
         let best = 0;
         xs.forEach((x, i) => { if (Math.abs(x - place) < Math.abs(xs[best] - place)) best = i; });

@@ -48,7 +48,7 @@ function matrixView(of) {
       for (let column = firstColumn; column <= lastColumn; column++) {
         const share = shareOf(values[column], top, scale), px = left + column * side - x, py = above + row * high - y;
         if (!gap && share <= 0 && scale === "share") continue;
-        to.fillStyle = colourOf(share, scale);
+        to.fillStyle = colorOf(share, scale);
         to.fillRect(px, py, side - gap, high - gap);
         if (flat) {
           to.fillStyle = inkOn(share, scale);

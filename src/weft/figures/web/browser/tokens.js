@@ -1,4 +1,4 @@
-// Tokens coloured by how much is looked at them, with what the model says of each below.
+// Tokens colored by how much is looked at them, with what the model says of each below.
 
 KINDS.tokens = (panel, body, frame) => {
   const weights = unpack(panel.weights), said = panel.below.length > 0;
@@ -18,7 +18,7 @@ KINDS.tokens = (panel, body, frame) => {
     const now = at(weights, ...frame.chosen), top = panel.scale === "signed" ? farthest(now) : largest(now);
     spans.forEach((span, place) => {
       const share = shareOf(now[place], top || 1, panel.scale);
-      span.style.background = colourOf(share, panel.scale);
+      span.style.background = colorOf(share, panel.scale);
       span.style.color = inkOn(share, panel.scale);
     });
   };

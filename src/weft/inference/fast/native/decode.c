@@ -45,13 +45,13 @@ typedef struct {
 typedef struct {
     float *data; /* [row, head, slot, width] by these steps; width is contiguous */
     int64_t row, head, slot;
-} Store;
+} CacheStore;
 
 typedef struct {
     Norm mixer_norm, cross_norm, feedforward_norm, query_norm, key_norm, cross_query_norm;
     Matrix qkv, output, cross_query, cross_output, up, down;
-    Store keys, values, memory_keys, memory_values;
-    int64_t window, capacity, track; /* window 0: all; keys stand in slot (order mod capacity) */
+    CacheStore keys, values, memory_keys, memory_values;
+    int64_t window, capacity, slots; /* window 0: all; keys stand in slot (order mod capacity) */
 } Layer;
 
 typedef struct {
@@ -60,17 +60,17 @@ typedef struct {
     int64_t activation, gated, post, rotary; /* rotary: how many coordinates turn */
     double scale, cross_scale;
     Norm last;
-} Shape;
+} StackShape;
 
 typedef struct {
     int64_t batch, tokens, source; /* tokens: new ones a row */
-    const int64_t *orders;      /* [tracks, batch]: how many keys a row has before them */
+    const int64_t *orders;      /* [cache_slots, batch]: how many keys a row has before them */
     const int64_t *positions;   /* [batch, tokens]: where they stand */
     const float *cosines, *sines; /* [positions, rotary], the sine with its sign */
     const uint8_t *source_real; /* [batch, source] or none */
     float *scratch;
     int64_t scratch_row, longest;
-} Call;
+} StepCall;
 
 /* ---- vectors ---- */
 
@@ -206,7 +206,7 @@ static void multiply(const Matrix *m, const float *x, int64_t x_row, float *y, i
 
 /* ---- steps within a token ---- */
 
-static void normalise(const Norm *norm, const float *x, float *y, int64_t D) {
+static void normalize(const Norm *norm, const float *x, float *y, int64_t D) {
     if (norm->kind == NO_NORM) { if (x != y) memcpy(y, x, D * sizeof(float)); return; }
     double mean = 0, square = 0;
     if (norm->kind == LAYER) {
@@ -298,16 +298,16 @@ static void attend(const float *q, const float *keys, int64_t key_slot, const fl
 }
 
 /* Token t of row b: its key and value into their slot of key head g, then the query heads that share it. */
-static void self_attend(const Shape *s, const Layer *l, const Call *c, int64_t b, int64_t t, int64_t g, float *heads,
+static void self_attend(const StackShape *s, const Layer *l, const StepCall *c, int64_t b, int64_t t, int64_t g, float *heads,
                         float *mixed, float *weights) {
     int64_t K = s->head_width, V = s->value_width, H = s->heads, G = s->key_heads, group = H / G;
-    int64_t order = c->orders[l->track * c->batch + b] + t, slot = order % l->capacity;
+    int64_t order = c->orders[l->slots * c->batch + b] + t, slot = order % l->capacity;
     int64_t at = c->positions[b * c->tokens + t];
     float *key = heads + H * K + g * K, *value = heads + (H + G) * K + g * V;
     const float *cosine = c->cosines + at * s->rotary, *sine = c->sines + at * s->rotary;
     float *keys = l->keys.data + b * l->keys.row + g * l->keys.head;
     float *values = l->values.data + b * l->values.row + g * l->values.head;
-    if (l->key_norm.kind != NO_NORM) normalise(&l->key_norm, key, key, K);
+    if (l->key_norm.kind != NO_NORM) normalize(&l->key_norm, key, key, K);
     if (s->rotary) turn(key, cosine, sine, s->rotary);
     memcpy(keys + slot * l->keys.slot, key, K * sizeof(float));
     memcpy(values + slot * l->values.slot, value, V * sizeof(float));
@@ -315,17 +315,17 @@ static void self_attend(const Shape *s, const Layer *l, const Call *c, int64_t b
     Seen seen = {from, order + 1, l->capacity, 0};
     for (int64_t h = g * group; h < (g + 1) * group; h++) {
         float *query = heads + h * K;
-        if (l->query_norm.kind != NO_NORM) normalise(&l->query_norm, query, query, K);
+        if (l->query_norm.kind != NO_NORM) normalize(&l->query_norm, query, query, K);
         if (s->rotary) turn(query, cosine, sine, s->rotary);
         attend(query, keys, l->keys.slot, values, l->values.slot, seen, (float)s->scale, K, V, weights, mixed + h * V);
     }
 }
 
-static void cross_attend(const Shape *s, const Layer *l, const Call *c, int64_t b, int64_t h, float *heads,
+static void cross_attend(const StackShape *s, const Layer *l, const StepCall *c, int64_t b, int64_t h, float *heads,
                          float *mixed, float *weights) {
     int64_t K = s->cross_width, V = s->cross_value_width, g = h / (s->cross_heads / s->cross_key_heads);
     float *query = heads + h * K;
-    if (l->cross_query_norm.kind != NO_NORM) normalise(&l->cross_query_norm, query, query, K);
+    if (l->cross_query_norm.kind != NO_NORM) normalize(&l->cross_query_norm, query, query, K);
     const float *keys = l->memory_keys.data + b * l->memory_keys.row + g * l->memory_keys.head;
     const float *values = l->memory_values.data + b * l->memory_values.row + g * l->memory_values.head;
     Seen seen = {0, c->source, c->source, c->source_real ? c->source_real + b * c->source : 0};
@@ -368,21 +368,21 @@ static void product(Team *team, const Matrix *m, const float *x, int64_t x_row, 
 }
 
 /* x + branch, or norm(x + branch) where norms come after; every thread has its own copy of the residual stream. */
-static void add(const Shape *s, const Norm *norm, float *x, const float *branch, int64_t row, int64_t B) {
+static void add(const StackShape *s, const Norm *norm, float *x, const float *branch, int64_t row, int64_t B) {
     for (int64_t b = 0; b < B; b++) {
         float *z = x + b * s->width;
         for (int64_t i = 0; i < s->width; i++) z[i] += branch[b * row + i];
-        if (s->post) normalise(norm, z, z, s->width);
+        if (s->post) normalize(norm, z, z, s->width);
     }
 }
 
-static const float *before(const Shape *s, const Norm *norm, const float *x, float *normed, int64_t B) {
+static const float *before(const StackShape *s, const Norm *norm, const float *x, float *normed, int64_t B) {
     if (s->post) return x;
-    for (int64_t b = 0; b < B; b++) normalise(norm, x + b * s->width, normed + b * s->width, s->width);
+    for (int64_t b = 0; b < B; b++) normalize(norm, x + b * s->width, normed + b * s->width, s->width);
     return normed;
 }
 
-static void run(Team *team, const Shape *s, const Layer *layers, const Call *c, const float *input, float *hidden) {
+static void run(Team *team, const StackShape *s, const Layer *layers, const StepCall *c, const float *input, float *hidden) {
     int64_t T = c->tokens, B = c->batch * T, D = s->width, row = c->scratch_row;
     float *heads = c->scratch, *mixed = heads + B * row, *branch = mixed + B * row, *wide = branch + B * row;
     float *own = wide + B * row + team->id * (2 * B * D + c->longest + 16);
@@ -435,11 +435,11 @@ static void run(Team *team, const Shape *s, const Layer *layers, const Call *c, 
         }
     }
     if (team->id == 0)
-        for (int64_t b = 0; b < B; b++) normalise(&s->last, x + b * D, hidden + b * D, D);
+        for (int64_t b = 0; b < B; b++) normalize(&s->last, x + b * D, hidden + b * D, D);
 }
 
 /* hidden [batch, tokens, width] from input [batch, tokens, width]; new keys and values go into the stores. */
-void weft_step(const Shape *s, const Layer *layers, const Call *c, const float *input, float *hidden, int64_t threads) {
+void weft_step(const StackShape *s, const Layer *layers, const StepCall *c, const float *input, float *hidden, int64_t threads) {
     int64_t arrived = 0;
 #ifdef _OPENMP
 #pragma omp parallel num_threads((int)threads) if (threads > 1)

@@ -30,7 +30,7 @@ class NormTerms(Structure):
     _fields_ = [("gamma", c_void_p), ("beta", c_void_p), ("epsilon", c_double), ("kind", c_int64)]
 
 
-class Store(Structure):
+class CacheStore(Structure):
     """Keys or values [row, head, slot, width] with the steps from one to the next, in numbers."""
 
     _fields_ = [("data", c_void_p), ("row", c_int64), ("head", c_int64), ("slot", c_int64)]
@@ -47,10 +47,10 @@ class Layer(Structure):
     _fields_ = [
         *((name, NormTerms) for name in _NORMS),
         *((name, Matrix) for name in _MATRICES),
-        *((name, Store) for name in _STORES),
+        *((name, CacheStore) for name in _STORES),
         ("window", c_int64),
         ("capacity", c_int64),
-        ("track", c_int64),
+        ("slot_group", c_int64),
     ]
 
 
@@ -59,7 +59,7 @@ _CROSS = ("cross_heads", "cross_key_heads", "cross_width", "cross_value_width")
 _WAYS = ("activation", "gated", "post", "rotary")
 
 
-class Shape(Structure):
+class StackShape(Structure):
     """What all layers share."""
 
     _fields_ = [
@@ -70,7 +70,7 @@ class Shape(Structure):
     ]
 
 
-class Call(Structure):
+class StepCall(Structure):
     """What changes from step to step."""
 
     _fields_ = [
@@ -100,9 +100,19 @@ def matrix_of(weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) 
     )
 
 
-def store_of(x: Tensor) -> Store:
+def store_of(x: Tensor) -> CacheStore:
     """[B, G, S, width], the width contiguous."""
-    return Store(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
+    return CacheStore(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
 
 
-__all__ = ["ACTIVATIONS", "Call", "Layer", "Matrix", "NormTerms", "Shape", "Store", "matrix_of", "store_of"]
+__all__ = [
+    "ACTIVATIONS",
+    "CacheStore",
+    "Layer",
+    "Matrix",
+    "NormTerms",
+    "StackShape",
+    "StepCall",
+    "matrix_of",
+    "store_of",
+]

@@ -19,18 +19,18 @@ from weft.inference.fast.native.layout import (
     LAYER,
     NO_NORM,
     RMS,
-    Call,
     Layer,
     Matrix,
     NormTerms,
-    Shape,
+    StackShape,
+    StepCall,
     matrix_of,
     store_of,
 )
 from weft.inference.fast.native.library import library
-from weft.inference.fast.single_token import LeanStack
+from weft.inference.fast.single_token import SingleTokenStack
 from weft.parts.attention import CrossAttention, SelfAttention
-from weft.parts.auxiliary import Notes
+from weft.parts.auxiliary import Auxiliary
 from weft.parts.block import Block, PostNorm, PreNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Causal, Mask, Prefix, Window
@@ -40,7 +40,7 @@ from weft.parts.relative import Rotary
 from weft.parts.scores import ScaledDot
 from weft.parts.stack import Stack
 from weft.parts.state import RING_SLACK, KeyValueState, State
-from weft.parts.token_positions import Places
+from weft.parts.token_positions import TokenPositions
 
 FEW = 32  # rows of a product up to which reading weights is most of the work
 KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
@@ -51,7 +51,7 @@ class Unfit(Exception):
     """A part that the native step does not know."""
 
 
-def native_stack(stack: Stack) -> LeanStack:
+def native_stack(stack: Stack) -> SingleTokenStack:
     """The stack by native steps where it fits, else the lean one."""
     found = library()
     if found is not None:
@@ -59,10 +59,10 @@ def native_stack(stack: Stack) -> LeanStack:
             return NativeStack(stack, found)
         except Unfit:
             pass
-    return LeanStack(stack)
+    return SingleTokenStack(stack)
 
 
-class NativeStack(LeanStack):
+class NativeStack(SingleTokenStack):
     """See the head of this file; several threads may write by it, one step at a time."""
 
     def __init__(self, stack: Stack, found: ctypes.CDLL) -> None:
@@ -77,12 +77,12 @@ class NativeStack(LeanStack):
             raise Unfit
         # Tokens of an image see each other both ways, so several at once are not read one after the other.
         self._several = {Prefix} not in kinds
-        self._tracks = list(dict.fromkeys(self._band(mask) for mask in self.masks))
+        self._slot_groups = list(dict.fromkeys(self._band(mask) for mask in self.masks))
         self._shape = self._describe(blocks)
         self._layers = (Layer * len(blocks))(
             *(self._layer(block, mask) for block, mask in zip(blocks, self.masks, strict=True))
         )
-        self._call = Call()
+        self._call = StepCall()
         self._bound: list[Any] = []
         self._lock = threading.Lock()
         self._scratch = torch.empty(0)
@@ -95,32 +95,34 @@ class NativeStack(LeanStack):
     def forward(
         self,
         x: Tensor,
-        places: Places,
+        token_positions: TokenPositions,
         mask: Mask | None = None,
         state: State | None = None,
-        memory: tuple[Tensor, Places] | None = None,
-        notes: Notes | None = None,
+        memory: tuple[Tensor, TokenPositions] | None = None,
+        auxiliary: Auxiliary | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]: native for a few tokens a row with a state."""
         if not self._fits(x, mask, state, memory):
-            return super().forward(x, places, mask, state, memory, notes)
+            return super().forward(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
-        if not state.clock.begun:
+        if not state.counter.begun:
             self._expect(x, mask, state, memory)
         with self._lock:
-            return self._write(x, places, state, memory)
+            return self._write(x, token_positions, state, memory)
 
-    def _write(self, x: Tensor, places: Places, state: State, memory: tuple[Tensor, Places] | None) -> Tensor:
-        orders, longest, capacities = self._admit(places, state)
+    def _write(
+        self, x: Tensor, token_positions: TokenPositions, state: State, memory: tuple[Tensor, TokenPositions] | None
+    ) -> Tensor:
+        orders, longest, capacities = self._plan_writes(token_positions, state)
         if memory is not None:
             longest = max(longest, memory[0].shape[1])
         self._bind(state, capacities, memory)
         B, T, _ = x.shape
-        positions = places.positions.expand(B, T).contiguous()
+        positions = token_positions.positions.expand(B, T).contiguous()
         call = self._call
         call.batch, call.tokens = B, T
         call.orders, call.positions = orders.data_ptr(), positions.data_ptr()
-        tables = self._angles(places, positions)
+        tables = self._angles(token_positions, positions)
         if tables is not None:
             call.cosines, call.sines = tables[0].data_ptr(), tables[1].data_ptr()
         threads = 1 if self._alone else torch.get_num_threads()
@@ -130,16 +132,18 @@ class NativeStack(LeanStack):
             ctypes.addressof(self._shape), ctypes.addressof(self._layers), ctypes.addressof(call),
             x.data_ptr(), hidden.data_ptr(), threads,
         )  # fmt: skip
-        state.clock.advance(places)
+        state.counter.advance(token_positions)
         return hidden
 
-    def _fits(self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, Places] | None) -> bool:
+    def _fits(
+        self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, TokenPositions] | None
+    ) -> bool:
         return (
             x.shape[0] * x.shape[1] <= FEW
             and x.shape[1] <= (RING_SLACK if self._several else 1)
             and mask is None
             and state is not None
-            and state.clock.number is None
+            and state.counter.number is None
             and x.dtype == torch.float32
             and x.device.type == "cpu"
             and not torch.is_grad_enabled()
@@ -148,27 +152,27 @@ class NativeStack(LeanStack):
             and not any("gather" in attention.__dict__ for attention in self._attentions)
         )
 
-    def _admit(self, places: Places, state: State) -> tuple[Tensor, int, list[int]]:
-        """How many keys each row has, by track, [tracks, B]; the most of them; the tracks' capacities."""
-        for track in state.tracks.values():
-            track.expect_room(places)
+    def _plan_writes(self, token_positions: TokenPositions, state: State) -> tuple[Tensor, int, list[int]]:
+        """How many keys each row has in each group of slots, [groups, B]; the most of them; the groups' capacities."""
+        for slots in state.cache_slots.values():
+            slots.expect_room(token_positions)
         rows, capacities, longest = [], [], 0
-        for window in self._tracks:
-            track = state.tracks[window]
-            before: Tensor | int = track.used if track.filled is None else track.filled
-            longest = max(longest, track.used)
-            admission = track.admit(places)
+        for window in self._slot_groups:
+            slots = state.cache_slots[window]
+            before: Tensor | int = slots.used if slots.filled is None else slots.filled
+            longest = max(longest, slots.used)
+            cache_write = slots.plan_write(token_positions)
             rows.append(torch.full((state.batch,), before) if isinstance(before, int) else before)
-            capacities.append(admission.capacity)
+            capacities.append(cache_write.capacity)
         return torch.stack(rows), longest, capacities
 
-    def _bind(self, state: State, capacities: list[int], memory: tuple[Tensor, Places] | None) -> None:
+    def _bind(self, state: State, capacities: list[int], memory: tuple[Tensor, TokenPositions] | None) -> None:
         """Where keys and values are: looked up again only when they have moved."""
         s = self._shape
         like = [torch.empty(state.batch, s.key_heads, 0, width) for width in (s.head_width, s.value_width)]
         for own, layer in zip(state.layers, self._layers, strict=True):
             assert isinstance(own, KeyValueState)
-            own.room(like[0], like[1], capacities[layer.track])
+            own.room(like[0], like[1], capacities[layer.slot_group])
         source = None if memory is None else memory[0]
         tensors = [getattr(state.layers[0], "keys", None), state.crosses[0].tensors, source, capacities]
         if (
@@ -182,7 +186,7 @@ class NativeStack(LeanStack):
             if isinstance(own, KeyValueState) and own.keys is not None and own.values is not None:
                 layer.keys, layer.values = store_of(own.keys), store_of(own.values)
             # A ring's slots come round at its capacity; others never reach it.
-            layer.capacity = capacities[layer.track]
+            layer.capacity = capacities[layer.slot_group]
             if memory is not None:
                 kept = state.crosses[n].tensors
                 assert kept is not None
@@ -191,17 +195,21 @@ class NativeStack(LeanStack):
             self._bind_source(memory)
         self._bound = tensors
 
-    def _bind_source(self, memory: tuple[Tensor, Places]) -> None:
+    def _bind_source(self, memory: tuple[Tensor, TokenPositions]) -> None:
         real = memory[1].real
         self._real = None if real is None else real.expand(memory[0].shape[:2]).to(torch.uint8).contiguous()
         self._call.source = memory[0].shape[1]
         self._call.source_real = None if self._real is None else self._real.data_ptr()
 
-    def _angles(self, places: Places, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _angles(self, token_positions: TokenPositions, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """(cos, sin) of all positions so far, [positions, R]."""
         if not isinstance(self.position, Rotary):
             return None
-        last = int(positions.max()) if places.start is None else places.start + places.length - 1
+        last = (
+            int(positions.max())
+            if token_positions.start is None
+            else token_positions.start + token_positions.length - 1
+        )
         return self.position.table(last + 1, positions.device, torch.float32)
 
     def _make_room(self, rows: int, longest: int, threads: int) -> None:
@@ -216,14 +224,14 @@ class NativeStack(LeanStack):
             self._scratch = torch.empty(size)
         self._call.scratch, self._call.scratch_row, self._call.longest = self._scratch.data_ptr(), row, longest
 
-    def _describe(self, blocks: list[Any]) -> Shape:
+    def _describe(self, blocks: list[Any]) -> StackShape:
         """What all layers share, refused where they do not."""
         if self.position is not None and type(self.position) is not Rotary:
             raise Unfit
         shapes = {_sizes(block) for block in blocks}
         if len(shapes) > 1:
             raise Unfit
-        shape = Shape(len(blocks), *shapes.pop())
+        shape = StackShape(len(blocks), *shapes.pop())
         shape.post = int(type(blocks[0]) is PostNorm)
         shape.rotary = self.position.width if isinstance(self.position, Rotary) else 0
         shape.last = self._norm(self.norm)
@@ -246,7 +254,7 @@ class NativeStack(LeanStack):
         if feedforward is not None:
             up = feedforward.gate_up if isinstance(feedforward, GatedFeedForward) else feedforward.up
             layer.up, layer.down = self._matrix(up), self._matrix(feedforward.down)
-        layer.window, layer.track = self._band(mask) or 0, self._tracks.index(self._band(mask))
+        layer.window, layer.slot_group = self._band(mask) or 0, self._slot_groups.index(self._band(mask))
         return layer
 
     def _matrix(self, linear: nn.Module) -> Matrix:
@@ -271,7 +279,7 @@ def _ready(own: KeyValueState) -> bool:
 
 
 def _sizes(block: Block) -> tuple[int, ...]:
-    """(D, H, G, K, V, F, those of cross-attention, activation, gated) of one block, in the order of `Shape`."""
+    """(D, H, G, K, V, F, those of cross-attention, activation, gated) of one block, in the order of `StackShape`."""
     mixer, cross, feedforward = block.mixer, block.cross, block.feedforward
     for part, kinds in (
         (mixer, (SelfAttention,)),
