@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.foreign.subject import Call, Subject
+from weft.foreign.subject import Subject, SubjectCall
 from weft.models.output import Declaration
 
 V, D, H, N = 41, 24, 3, 64
@@ -102,14 +102,14 @@ class TextbookSubject(Subject):
     def of(module: nn.Module) -> TextbookSubject:
         return TextbookSubject(module, Declaration("textbook", True, True, "absolute", length=N, vocabulary=V))
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         call.takes("real")
         return self.module(call.content, call.real)[0]
 
     def begin(self, batch: int) -> Any:
         return None
 
-    def feed(self, call: Call, cache: Any) -> tuple[Tensor, Any]:
+    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         return self.module(call.content, past=cache)
 
     def fresh(self, seed: int) -> nn.Module:

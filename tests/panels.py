@@ -15,7 +15,7 @@ from weft.figures.panels.plots import Plot
 from weft.figures.panels.series import Channels, Forecast
 from weft.figures.panels.tables import Table
 from weft.figures.panels.tokens import Tokens
-from weft.figures.panels.unfolding import Step, Unfolding
+from weft.figures.panels.unfolding import Unfolding, UnfoldingStep
 
 L, H, T = 2, 3, 7
 TOKENS = ("the", "animal", "</script>", "🙂", "שלום", "it", "<b>&amp;")
@@ -48,7 +48,9 @@ def attention(tokens: tuple[str, ...] = TOKENS, columns: tuple[str, ...] | None 
 def every_panel() -> dict[str, Panel]:
     words = tuple(tuple(f"w{row}{column}" for column in range(T)) for row in range(3))
     steps = tuple(
-        Step(name, "e_j = q · k_j", "stack.blocks.0.mixer", numbers(2, 3), ("a", "b"), ("x", "y", "z"), "words")
+        UnfoldingStep(
+            name, "e_j = q · k_j", "stack.blocks.0.mixer", numbers(2, 3), ("a", "b"), ("x", "y", "z"), "words"
+        )
         for name in ("scores", "weights")
     )
     body = numbers(11, 5, 3)

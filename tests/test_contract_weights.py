@@ -14,12 +14,12 @@ import torch
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.sampling import GREEDY, Sampling
-from weft.inference.decoding.sessions import Plan
+from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.fast.quantize import quantize_model
 from writers import PROMPTS, WRITERS, full_logits, given, writer
 
 SAMPLED = Sampling(temperature=0.9, top_k=17, top_p=0.95)
-PLANS = [Plan(side="left"), Plan(chunk=2), Plan(cached=False)]
+PLANS = [PrefillOptions(side="left"), PrefillOptions(chunk=2), PrefillOptions(cached=False)]
 
 
 @cache
@@ -49,8 +49,10 @@ def test_company_padding_cache_and_chunks_change_no_text(name, weights):
             generate(model, [PROMPTS[row]], sampling, seeds=[row], **given(model, [row]), **call)[0].tokens
             for row in range(4)
         ]
-        for plan in PLANS:
-            together = generate(model, PROMPTS, sampling, seeds=0, plan=plan, **given(model, [0, 1, 2, 3]), **call)
+        for prefill in PLANS:
+            together = generate(
+                model, PROMPTS, sampling, seeds=0, prefill=prefill, **given(model, [0, 1, 2, 3]), **call
+            )
             for row, found in enumerate(together):
                 same_text(model, row, alone[row], found.tokens, sampling is SAMPLED)
 

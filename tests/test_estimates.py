@@ -27,7 +27,7 @@ from weft.models.part_specs import (
     RecurrenceSpec,
 )
 from weft.models.position_specs import NoPositionsSpec, RelativeVectorsSpec
-from weft.models.products import Product, View, products
+from weft.models.products import MatrixProduct, ProductView, products
 from weft.parts.attention import set_backend
 from weft.parts.state import KeyValueState, TensorState
 
@@ -194,7 +194,7 @@ def test_flops_are_those_that_torch_counts(name):
 def test_a_bilinear_score_maps_the_query_first():
     spec = TINY.replace(**{"mixer.score": "bilinear"})
     plain, mapped = (estimate(s).groups[0].products for s in (TINY, spec))
-    assert set(mapped) - set(plain) == {Product("Q W", "Q W", 17, 4, 4, 3)}
+    assert set(mapped) - set(plain) == {MatrixProduct("Q W", "Q W", 17, 4, 4, 3)}
 
 
 def test_flops_per_token_and_of_training():
@@ -295,4 +295,4 @@ def test_estimates_are_frozen_and_unknown_parts_say_so():
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.parameters = 1
     with pytest.raises(TypeError, match="ReLU"):
-        products(torch.nn.ReLU(), View.full(3))
+        products(torch.nn.ReLU(), ProductView.full(3))

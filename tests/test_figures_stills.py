@@ -15,7 +15,7 @@ from weft.figures.panels.maps import MEAN
 from weft.figures.panels.motion import Motion, flatten, nearest_bones
 from weft.figures.panels.overlays import lit, tint
 from weft.figures.panels.panel import Axis
-from weft.figures.panels.unfolding import Step, as_text
+from weft.figures.panels.unfolding import UnfoldingStep, as_text
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
 
@@ -136,10 +136,10 @@ def test_bones_of_an_unknown_skeleton():
 
 
 def test_unfolded_steps_as_text():
-    step = Step("scale", "e / sqrt(D_K)", "ScaledDot", np.array([[58.9, 57.2]]), ("it",), ("animal", "street"))
+    step = UnfoldingStep("scale", "e / sqrt(D_K)", "ScaledDot", np.array([[58.9, 57.2]]), ("it",), ("animal", "street"))
     text = as_text([step])
     assert "1. scale" in text and "e / sqrt(D_K)" in text and "58.9" in text and "computed by ScaledDot" in text
-    wide = as_text([Step("v", "v", "p", numbers(20, 30))])
+    wide = as_text([UnfoldingStep("v", "v", "p", numbers(20, 30))])
     assert "… 22 more" in wide and "… 8 more rows" in wide
 
 

@@ -31,7 +31,7 @@ from foreign_models import (
     x_transformers,
 )
 from weft.foreign.recognize import subject_of
-from weft.foreign.subject import Call, Subject
+from weft.foreign.subject import Subject, SubjectCall
 from weft.laws import Report, check
 
 transformers = pytest.importorskip("transformers")
@@ -631,7 +631,7 @@ def test_own_model_that_subtracts_its_mean_over_time():
 class Backwards(Subject):
     """A model of another kind: it takes a dict and reads time from the end."""
 
-    def run(self, call: Call) -> Tensor:
+    def run(self, call: SubjectCall) -> Tensor:
         call.takes()
         return self.module({"ids": call.content.flip(1)}).flip(1)
 

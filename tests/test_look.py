@@ -66,7 +66,7 @@ CASES = {
         "sample:shapes/2",
         ["overlay", "overlay", "bars", "tiles", "tiles"],
     ),
-    "captions": ("captions", "observations", {"width": 20, "layers": 2, **HEADS}, "sample:observations/1", ["overlay"]),
+    "captions": ("captions", "scenes", {"width": 20, "layers": 2, **HEADS}, "sample:scenes/1", ["overlay"]),
     "forecast": (
         "forecast",
         "seasonal",
@@ -84,7 +84,7 @@ CASES = {
     "tones": ("sequences", "tones", {"width": 20, "layers": 1, **ATTENTION}, "sample:tones/2", ["channels", "bars"]),
 }
 PRESETS = {"recurrent": "nano-gru-additive"}
-SIZES = {"markov": 600, "dates": 40, "sentiment": 40, "nodes": 30, "pronouns": 40, "shapes": 24, "observations": 24}
+SIZES = {"markov": 600, "dates": 40, "sentiment": 40, "nodes": 30, "pronouns": 40, "shapes": 24, "scenes": 24}
 SIZES |= {"seasonal": 200, "skeletons": 12, "tones": 12}
 
 
@@ -288,7 +288,7 @@ def test_recurrent_alignment_is_its_own(runs):
 
 def test_words_of_a_caption_look_at_patches(runs):
     run = runs("captions")
-    observation = observe(run, "sample:observations/1")
+    observation = observe(run, "sample:scenes/1")
     panel = picture_of(observation).panels[0]
     assert isinstance(panel, Overlay)
     cells = observation.grid[0] * observation.grid[1]

@@ -12,7 +12,7 @@ import torch
 import weft
 from weft.inference.decoding.generate import generate
 from weft.inference.fast.native import NativeStack, library
-from weft.inference.fast.optimized import prepared
+from weft.inference.fast.optimized import optimized
 from weft.inference.fast.packed_weights import product
 from weft.inference.fast.quantize import quantize_model
 from weft.inference.fast.single_token import SingleTokenStack
@@ -64,7 +64,7 @@ def written(model, prompt, pieces, mask=None, **more):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_it_computes_what_the_modules_compute(name):
     model = model_of(name)
-    twin = prepared(model)
+    twin = optimized(model)
     assert isinstance(twin.stack, NativeStack)
     prompt, text = tokens_of(3, 11), tokens_of(3, 83, seed=4)
     real = torch.arange(11) < torch.tensor([[11], [4], [7]])
@@ -80,7 +80,7 @@ def test_a_row_is_bit_for_bit_the_same_in_any_company_and_chunk(weights):
     model = model_of("grouped")
     if weights == "int8":
         quantize_model(model)
-    twin = prepared(model)
+    twin = optimized(model)
     assert isinstance(twin.stack, NativeStack)
     start, text = tokens_of(5, 1), tokens_of(5, 12, seed=5)
     together = written(twin, start, text.split(1, 1))
@@ -92,7 +92,7 @@ def test_a_row_is_bit_for_bit_the_same_in_any_company_and_chunk(weights):
 @needs_compiler
 def test_threads_change_no_bit(monkeypatch):
     monkeypatch.setattr("weft.inference.fast.native.stack.ALONE", 0)
-    twin, text = prepared(model_of()), tokens_of(2, 9)
+    twin, text = optimized(model_of()), tokens_of(2, 9)
     found = []
     before = torch.get_num_threads()
     for threads in (1, 2, 3):
@@ -106,7 +106,7 @@ def test_threads_change_no_bit(monkeypatch):
 def test_an_encoder_decoder_looks_at_real_sources_only():
     changes = {"width": 30, "layers": 2, "vocabulary": 53, "mixer": ATTENTION}
     model = model_of("plain", "nano-seq2seq", **changes)
-    assert isinstance(prepared(model).decoder, NativeStack)
+    assert isinstance(optimized(model).decoder, NativeStack)
     sources = [[3, 41, 5], [7, 8, 9, 10, 11], [1]]
     call = {"max_tokens": 17, "source": sources}
     found = generate(model, [[1]] * 3, **call)
@@ -129,7 +129,7 @@ def test_an_encoder_decoder_looks_at_real_sources_only():
 )
 def test_what_it_does_not_know_stays_with_torch(changes):
     model = model_of("plain", **changes)
-    twin = prepared(model)
+    twin = optimized(model)
     assert isinstance(twin.stack, SingleTokenStack) and not isinstance(twin.stack, NativeStack)
     prompt, pieces = tokens_of(2, 3), tokens_of(2, 7, seed=6).split(1, 1)
     expected = written(model, prompt, pieces)
@@ -139,7 +139,7 @@ def test_what_it_does_not_know_stays_with_torch(changes):
 def test_a_lean_stack_computes_the_same_in_double():
     for name in VARIANTS:
         model = model_of(name).double()
-        twin, prompt = prepared(model), tokens_of(3, 5)
+        twin, prompt = optimized(model), tokens_of(3, 5)
         real = torch.arange(5) < torch.tensor([[5], [2], [3]])
         pieces = tokens_of(3, 9, seed=8).split(1, 1)
         assert torch.allclose(written(twin, prompt, pieces, real), written(model, prompt, pieces, real), atol=1e-10)
@@ -148,7 +148,7 @@ def test_a_lean_stack_computes_the_same_in_double():
 def test_new_weights_are_seen():
     model = model_of()
     first = generate(model, [[5, 7]], max_tokens=9)[0].tokens
-    assert prepared(model) is prepared(model)
+    assert optimized(model) is optimized(model)
     with torch.no_grad():
         for weight in model.stack.parameters():
             weight.mul_(-1.7)

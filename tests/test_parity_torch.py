@@ -13,7 +13,7 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec
 from weft.models.position_specs import NoPositionsSpec
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
-from weft.parts.block import PostNorm, PreNorm, Source
+from weft.parts.block import CrossAttentionSource, PostNorm, PreNorm
 from weft.parts.embeddings import PatchEmbedding
 from weft.parts.feedforward import FeedForward
 from weft.parts.kernels import BLOCK
@@ -232,7 +232,9 @@ def test_decoder_layer(dtype, activation, norm_first):
     x, memory = random(B, T, D, dtype=dtype), random(B, S, D, dtype=dtype, seed=2)
     lengths = torch.tensor([3, 8])
     padding = torch.arange(S) >= lengths[:, None]
-    seen = Source(memory, AttentionContext(TokenPositions.run(0, T, x.device), TokenPositions.of_lengths(lengths, S)))
+    seen = CrossAttentionSource(
+        memory, AttentionContext(TokenPositions.run(0, T, x.device), TokenPositions.of_lengths(lengths, S))
+    )
     out = ours(x, AttentionContext.of(x, Causal()), source=seen)
     agree(out, theirs(x, memory, tgt_mask=distances(T) < 0, memory_key_padding_mask=padding))
 

@@ -17,7 +17,7 @@ from weft.parts.relative import (
     Rotary,
     alibi_slopes,
     rotary_frequencies,
-    rotate,
+    rotate_pairs,
     t5_buckets,
 )
 from weft.parts.token_positions import TokenPositions, first_real, last_real, real_counts
@@ -66,7 +66,7 @@ def test_positions_may_be_concatenated():
 def test_rotary_scores_depend_on_distance_only(scaling):
     rotary = Rotary(8, base=100.0, scaling=scaling)
     q, k = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
-    turned = lambda x, t: rotate(x, *rotary.angles(torch.tensor([[t]]), x.dtype))  # noqa: E731
+    turned = lambda x, t: rotate_pairs(x, *rotary.angles(torch.tensor([[t]]), x.dtype))  # noqa: E731
     score = lambda i, j: float((turned(q, i) * turned(k, j)).sum())  # noqa: E731
     assert score(5, 2) == pytest.approx(score(105, 102))
     assert score(5, 2) != pytest.approx(score(5, 3))
@@ -77,7 +77,7 @@ def test_rotary_scores_depend_on_distance_only(scaling):
 def test_rotary_turns_pairs_by_the_formula_and_may_be_partial():
     x = torch.randn(1, 1, 1, 6)
     cos, sin = Rotary(6, fraction=0.67).angles(torch.tensor([[3]]), x.dtype)
-    y = rotate(x, cos, sin)
+    y = rotate_pairs(x, cos, sin)
     assert cos.shape[-1] == 4 and torch.equal(y[..., 4:], x[..., 4:])
     for i in range(2):
         angle = 3 * 10_000.0 ** (-2 * i / 4)

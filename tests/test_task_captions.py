@@ -171,10 +171,10 @@ def test_padding_and_company_change_nothing(lines, cache):
 def test_measure_at_the_end_of_a_timed_training_takes_fewer_images(cache):
     found = prepared(["sample:scenes"], cache)
     module, part = small(found), found.task._part(found.validation.gallery.only(range(40))).cut(20)
-    few = found.task.judged(module, part, 1e-9)
+    few = found.task.evaluation_subset(module, part, 1e-9)
     metrics = found.task.measure(module, few, 2000)
     assert metrics["images"] == 16 and metrics["loss"] == mean_loss(found.task, module, part, 2000)
-    assert found.task.judged(module, part, 1e9) is part
+    assert found.task.evaluation_subset(module, part, 1e9) is part
     assert found.best is not None and found.best.metric in metrics and found.best.value == 1.0
     assert found.task.default_model(Size()).prefix == 36
 

@@ -189,11 +189,11 @@ def test_measure_at_the_end_of_a_timed_training_takes_fewer_sentences(table, cac
     found = prepared([table], cache, tokenizer="words")
     spec = found.task.default_model(Size(16, 1))
     module, part = weft.build(spec), found.train.cut(spec.length)
-    few = found.task.judged(module, part, 1e-9)
+    few = found.task.evaluation_subset(module, part, 1e-9)
     metrics = found.task.measure(module, few, 512)
     assert metrics["sentences"] == 32 < len(part)
     assert metrics["loss"] == mean_loss(found.task, module, part, 512)
-    assert found.task.judged(module, part, 1e9) is part
+    assert found.task.evaluation_subset(module, part, 1e9) is part
 
 
 def test_sample_has_its_known_best(cache):

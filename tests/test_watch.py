@@ -280,7 +280,7 @@ def test_tokens_taken_back_leave_no_rows():
     draft = DraftModel(model("nano-gpt", layers=1), ahead=3)
     with watch(module) as seen:
         written = speculate(module, [3, 1, 4, 1, 5], draft, max_tokens=11)
-    assert written.guessed > 0
+    assert written.proposed > 0
     expected = whole(module, seen.inputs()["embedding"].tolist())
     assert seen.inputs()["embedding"].tolist()[:5] == [3, 1, 4, 1, 5]
     assert torch.allclose(seen.attention(1), expected.attention(1), atol=1e-10)

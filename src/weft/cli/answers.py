@@ -89,7 +89,7 @@ def _note(run: Run) -> None:
 
 def _flows(task: str, given: list[str], how: dict[str, Any]) -> bool:
     """Whether somebody sits there and waits for one text, token by token."""
-    alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how and not how.get("guess")
+    alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how and not how.get("speculative")
     return task == "text" and alone and sys.stdout.isatty()
 
 

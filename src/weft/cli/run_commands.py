@@ -72,7 +72,9 @@ def predict(
     samples: Annotated[int, typer.Option(help="So many answers to each input.")] = 1,
     repetition: Annotated[float, typer.Option(help="Above 1 makes tokens seen before less likely.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="A text ends before this; may be given again.")] = None,
-    guess: Annotated[bool, typer.Option(help="Guess tokens from the text so far: faster where texts repeat.")] = False,
+    speculative: Annotated[
+        bool, typer.Option(help="Speculative decoding by prompt look-up: faster where texts repeat.")
+    ] = False,
     chat: Annotated[bool, typer.Option("--chat", help="The input is what a user says to a chat model.")] = False,
     overflow: Annotated[
         str, typer.Option(help="Texts longer than trained for: slide (forget the oldest), refuse, extend.")
@@ -94,7 +96,7 @@ def predict(
 
     how: dict[str, object] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "beam": beam}
     how |= {"max_tokens": max_tokens, "seed": seed, "samples": samples}
-    how |= {"repetition": repetition, "stop": stop, "guess": guess, "chat": chat, "overflow": overflow}
+    how |= {"repetition": repetition, "stop": stop, "speculative": speculative, "chat": chat, "overflow": overflow}
     run_predict(run, inputs or [], how, device, quantize, as_json)
 
 
