@@ -24,7 +24,7 @@ import torch
 import weft
 from timing import Call, begin, interleave, limit, report, table
 from weft.inference.decoding.generate import generate
-from weft.inference.engine.engine import Engine, Request
+from weft.inference.engine.engine import Engine, EngineRequest
 
 SLOTS = 16
 SIZES = {"small": (4, 128, 4), "medium": (6, 384, 6), "gpt2": (12, 768, 12)}
@@ -64,12 +64,12 @@ def contestants(model: Any, load: Load, tokens: int, running: Engine) -> dict[st
 
     def moved() -> None:
         for prompt, new in load:
-            engine.submit(Request(prompt, max_tokens=new))
+            engine.submit(EngineRequest(prompt, max_tokens=new))
         engine.run()
 
     def in_a_thread() -> None:
-        for ticket in [running.submit(Request(prompt, max_tokens=new)) for prompt, new in load]:
-            ticket.result()
+        for handle in [running.submit(EngineRequest(prompt, max_tokens=new)) for prompt, new in load]:
+            handle.result()
 
     return {"generate": in_batches, "engine": moved, "engine in a thread": in_a_thread}
 

@@ -9,7 +9,7 @@ import torch
 
 import weft
 from test_inference import PLANS, STOP, same
-from weft.inference.decoding.beam import Beam, Hypotheses, Node, Open, beam_search
+from weft.inference.decoding.beam import BackPointer, Beam, OpenHypothesis, PromptSearch, beam_search
 from weft.inference.decoding.generate import generate
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
@@ -83,7 +83,7 @@ def test_ending_early_misses_nothing(name, penalty, monkeypatch):
     beam, call = Beam(4, penalty, best=3), {"max_tokens": 8, "stop": STOP}
     early = beam_search(model, PROMPTS, beam, **call)
     steps = []
-    monkeypatch.setattr(Hypotheses, "done", lambda self, beam, length, most: steps.append(length) or not self.open)
+    monkeypatch.setattr(PromptSearch, "done", lambda self, beam, length, most: steps.append(length) or not self.open)
     for a, b in zip(early, beam_search(model, PROMPTS, beam, **call), strict=True):
         for one, other in zip(a, b, strict=True):
             same(one, other)
@@ -92,13 +92,13 @@ def test_ending_early_misses_nothing(name, penalty, monkeypatch):
 
 def test_an_open_hypothesis_may_win_at_a_later_length():
     """-1.2 / lp(2) is worse than the pool's -1, but -1.2 / lp(20) is better; a negative penalty favors short ones."""
-    node = Node(None, 1, -1.0, None)
-    one = Hypotheses(0, [Open(0, -1.2, node)], [(-1.0, "stop", node)])
+    node = BackPointer(None, 1, -1.0, None)
+    one = PromptSearch(0, [OpenHypothesis(0, -1.2, node)], [(-1.0, "stop", node)])
     assert not one.done(Beam(2, 1.0), 1, 20) and one.done(Beam(2, 1.0), 1, 2)
     assert not one.done(Beam(2, 1.0, best=2), 1, 2)
     assert one.done(Beam(2, 0.0), 1, 20)
-    late = Hypotheses(0, [Open(0, -0.9, node)], [(-1.0, "stop", node)])
-    assert not late.done(Beam(2, -0.2), 1, 20) and Hypotheses(0, []).done(Beam(), 1, 20)
+    late = PromptSearch(0, [OpenHypothesis(0, -0.9, node)], [(-1.0, "stop", node)])
+    assert not late.done(Beam(2, -0.2), 1, 20) and PromptSearch(0, []).done(Beam(), 1, 20)
 
 
 def test_scores_are_those_of_the_model():
@@ -107,7 +107,7 @@ def test_scores_are_those_of_the_model():
         beam_search(model, PROMPTS, Beam(5, 0.7, best=4), max_tokens=9, stop=STOP, **given(model, [0, 1, 2, 3]))
     ):
         assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
-        assert len({(*one.tokens, one.ended) for one in found}) == 4
+        assert len({(*one.tokens, one.finish_reason) for one in found}) == 4
         for one in found:
             chances = full_logits(model, [*PROMPTS[row], *one.tokens], given(model, [row])).log_softmax(-1)
             begin = len(PROMPTS[row]) - 1

@@ -27,7 +27,7 @@ PLANS = [
 
 
 def same(a, b) -> None:
-    assert a.tokens == b.tokens and a.ended == b.ended
+    assert a.tokens == b.tokens and a.finish_reason == b.finish_reason
     assert a.log_probabilities == pytest.approx(b.log_probabilities, abs=1e-9)
     assert a.score == pytest.approx(b.score, abs=1e-9)
     assert (a.alignment is None) == (b.alignment is None)
@@ -62,7 +62,7 @@ def test_greedy_is_the_best_token_of_the_full_forward(name):
         chances = full_logits(model, text, conditions)[-1].log_softmax(-1)
         assert token == chances.argmax() and chance == pytest.approx(chances.max().item(), abs=1e-9)
         text.append(token)
-    assert found.ended == "length" and len(found.tokens) == 11
+    assert found.finish_reason == "length" and len(found.tokens) == 11
 
 
 @pytest.mark.parametrize("name", ["window", "window-alibi", "hybrid", "nano-rnn"])
@@ -85,8 +85,8 @@ def test_a_stream_gives_the_same_as_the_whole():
     for row, found in enumerate(whole):
         own = [step for step in steps if step.row == row]
         assert [s.token for s in own if s.token not in STOP] == found.tokens
-        assert [s.ended for s in own] == [None] * (len(own) - 1) + [found.ended]
-    assert [s.row for s in steps[:4]] == [0, 1, 2, 3] and {f.ended for f in whole} == {"stop", "length"}
+        assert [s.finish_reason for s in own] == [None] * (len(own) - 1) + [found.finish_reason]
+    assert [s.row for s in steps[:4]] == [0, 1, 2, 3] and {f.finish_reason for f in whole} == {"stop", "length"}
 
 
 def test_a_consumer_of_a_stream_is_not_in_inference_mode():

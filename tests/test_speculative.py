@@ -41,11 +41,11 @@ def test_greedy_text_is_the_very_same(name):
         drafts += [DraftModel(writer("nano-rnn"), 3), DraftModel(writer("window"), 4)]
     for draft in drafts:
         found = speculate(model, PROMPT, draft, max_tokens=34, stop=STOP, **conditions)
-        assert (found.tokens, found.ended) == (plain.tokens, plain.ended)
+        assert (found.tokens, found.finish_reason) == (plain.tokens, plain.finish_reason)
         assert found.log_probabilities == pytest.approx(plain.log_probabilities, abs=1e-9)
         assert found.score == pytest.approx(plain.score, abs=1e-9)
-        assert 0 <= found.kept <= found.proposed
-    assert len(plain.tokens) < 6 or speculate(model, PROMPT, drafts[1], max_tokens=34, **conditions).kept > 3
+        assert 0 <= found.accepted <= found.proposed
+    assert len(plain.tokens) < 6 or speculate(model, PROMPT, drafts[1], max_tokens=34, **conditions).accepted > 3
 
 
 @pytest.mark.parametrize("name", ["window", "window-alibi", "hybrid"])
@@ -60,7 +60,7 @@ def test_rings_that_have_wrapped_take_guesses_back(name):
 def test_a_good_draft_saves_calls():
     model = writer("nano-gpt")
     found = speculate(model, PROMPT, DraftModel(model, 4), max_tokens=31)
-    assert found.kept == found.proposed and found.calls <= 1 + 30 / 5 + 1
+    assert found.accepted == found.proposed and found.calls <= 1 + 30 / 5 + 1
     repeat = speculate(writer("alibi"), PROMPT, PromptLookup(8, 1), max_tokens=34)
     assert repeat.calls < 25
 
@@ -104,7 +104,7 @@ def test_sampled_text_has_the_models_distribution(kind):
 
 
 def test_prompt_lookup():
-    lookup = PromptLookup(ahead=4, match=2)
+    lookup = PromptLookup(ahead=4, ngram=2)
     assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2], 9).tokens == [3, 4, 5, 6]
     assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2], 3).tokens == [3, 4, 5]
     assert lookup.propose([7, 2, 9, 1, 2, 8, 1, 2], 2).tokens == [8, 1]
@@ -153,7 +153,7 @@ def test_what_cannot_be_forgotten_is_refused():
     ("make", "message"),
     [
         (lambda: PromptLookup(64), "use 1 to 63"),
-        (lambda: PromptLookup(match=0), "use at least 1"),
+        (lambda: PromptLookup(ngram=0), "use at least 1"),
         (lambda: DraftModel(writer("nano-seq2seq")), "a draft model is a decoder"),
         (
             lambda: speculate(writer("nano-gpt"), PROMPT, DraftModel(tiny("nano-gpt")), max_tokens=3),

@@ -178,13 +178,13 @@ def test_steps_of_a_generation_are_one_map(name, changes, prefill):
     assert [one.tokens for one in written] == [one.tokens for one in plain]
     assert len({len(one.tokens) for one in written}) > 1, "texts shall end at different times"
     if not prefill.cached:
-        assert len(seen.calls) == max(len(one.tokens) + (one.ended == "stop") for one in written)
+        assert len(seen.calls) == max(len(one.tokens) + (one.finish_reason == "stop") for one in written)
         return
     assert len(seen.calls) == 1
     assert seen.sizes()[0] == 3
     for text, (prompt, one) in enumerate(zip(PROMPTS, written, strict=True)):
         read = prompt + one.tokens
-        read = read if one.ended == "stop" else read[:-1]
+        read = read if one.finish_reason == "stop" else read[:-1]
         assert seen.inputs(text)["embedding"].tolist() == read
         expected = whole(module, read)
         for layer in seen.layers:
@@ -255,7 +255,7 @@ def test_the_texts_of_a_beam_are_all_there(precise):
         best = beam_search(module, [[1]], Beam(3), max_tokens=6, stop=[0], source=[[5, 6, 7, 8]])[0][0]
     texts = [seen.inputs(text)["embedding"].tolist() for text in range(seen.sizes()[0])]
     read = [1, *best.tokens]
-    read = read if best.ended == "stop" else read[:-1]
+    read = read if best.finish_reason == "stop" else read[:-1]
     assert read in texts
     with watch(module) as full:
         module(torch.tensor([[5, 6, 7, 8]]), torch.tensor([read]))
@@ -295,7 +295,7 @@ def test_an_encoder_decoder_generation_is_one_call_of_three_kinds():
     assert seen.kinds == ["self", "cross", "encoder"]
     for text, one in enumerate(written):
         read = [1, *one.tokens]
-        read = read if one.ended == "stop" else read[:-1]
+        read = read if one.finish_reason == "stop" else read[:-1]
         with watch(module) as full:
             module(torch.tensor([sources[text]]), torch.tensor([read]))
         S = len(sources[text])

@@ -26,7 +26,7 @@ from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, tra
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.inference.decoding.beam import Beam, beam_search
-from weft.inference.decoding.generate import Generated, generate
+from weft.inference.decoding.generate import GeneratedText, generate
 from weft.models.build import AnySpec
 from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
@@ -248,7 +248,7 @@ class CaptionsTask(Task):
 
     def _write(
         self, module: nn.Module, images: Tensor, how: GenerationOptions, first: int = 0
-    ) -> list[list[Generated]]:
+    ) -> list[list[GeneratedText]]:
         prompts = [[self.ends.start]] * len(images)
         seen = None if self.options.blind else images
         spec: Any = module.spec

@@ -26,9 +26,9 @@ from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.inference.decoding.beam import Beam, beam_search
-from weft.inference.decoding.generate import Generated, generate, next_distribution, stream
+from weft.inference.decoding.detokenizer import Detokenizer
+from weft.inference.decoding.generate import GeneratedText, generate, next_distribution, stream
 from weft.inference.decoding.speculative import speculate
-from weft.inference.decoding.text_stream import TextReader
 from weft.models.build import AnySpec
 from weft.models.decoder import DecoderSpec
 from weft.models.part_specs import LayerNormSpec
@@ -236,7 +236,7 @@ class TextTask(Task):
         return spec.replace(vocabulary=self.tokenizer.vocabulary)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """TextReader that is read many times is held back by dropout."""
+        """Text that is read many times is held back by dropout."""
         return Recipe(dropout=0.0 if epochs < 4 else 0.1 if epochs < 12 else 0.2)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -269,17 +269,17 @@ class TextTask(Task):
                 "tokens": self.tokenizer.pieces(written.tokens),
                 "log_probabilities": [round(chance, 6) for chance in written.log_probabilities],
                 "probabilities": self._next(module, row),
-                "ended": written.ended,
+                "finish_reason": written.finish_reason,
             }
             if how.overflow == "slide" and len(row) + len(written.tokens) > self._longest(module):
                 more["slid"] = True
             answers.append(Answer(text, written.text, more))
         return answers
 
-    def _write(self, module: nn.Module, rows: list[list[int]], how: GenerationOptions) -> list[Generated]:
+    def _write(self, module: nn.Module, rows: list[list[int]], how: GenerationOptions) -> list[GeneratedText]:
         """What follows each row; `how.samples` of one prompt stand together."""
         seeds = [how.seed + number % how.samples for number in range(len(rows))]
-        text, most = TextReader(self.tokenizer, tuple(how.stop)), how.max_tokens or CONTINUATION
+        text, most = Detokenizer(self.tokenizer, tuple(how.stop)), how.max_tokens or CONTINUATION
         sampling, stop = how.sampling(TEMPERATURE), self._stops()
         if how.beam is not None and not how.temperature:
             beam = Beam(max(how.beam, how.samples), best=how.samples)
@@ -304,7 +304,7 @@ class TextTask(Task):
             stop=self._stops(),
             seeds=how.seed,
             overflow=how.overflow,
-            text=TextReader(self.tokenizer, tuple(how.stop)),
+            text=Detokenizer(self.tokenizer, tuple(how.stop)),
         )
         return (step.text for step in steps if step.text)
 

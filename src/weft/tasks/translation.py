@@ -22,8 +22,8 @@ from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.spec import Tree
 from weft.inference.decoding.beam import Beam, beam_search
-from weft.inference.decoding.generate import Generated, generate, stream
-from weft.inference.decoding.text_stream import TextReader
+from weft.inference.decoding.detokenizer import Detokenizer
+from weft.inference.decoding.generate import GeneratedText, generate, stream
 from weft.models.build import AnySpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
@@ -276,9 +276,9 @@ class TranslationTask(Task):
 
     def _translate(
         self, module: nn.Module, rows: Sequence[Sequence[int]], how: GenerationOptions
-    ) -> list[list[Generated]]:
+    ) -> list[list[GeneratedText]]:
         """What is written for each source, `how.samples` each, in batches of like length."""
-        found: list[list[Generated]] = [[] for _ in rows]
+        found: list[list[GeneratedText]] = [[] for _ in rows]
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         module, most = self._to_write(module), how.max_tokens or self._most(module)
         for first in range(0, len(order), how.batch):
@@ -290,7 +290,7 @@ class TranslationTask(Task):
 
     def _write(
         self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, how: GenerationOptions
-    ) -> list[list[Generated]]:
+    ) -> list[list[GeneratedText]]:
         prompts = [[self.ends.start, *self.ends.first]] * len(batch)
         if how.beam is not None and not how.temperature:
             beam = Beam(max(how.beam, how.samples), self.options.penalty, how.samples)
@@ -318,7 +318,7 @@ class TranslationTask(Task):
             stop=(self.ends.stop,),
             seeds=how.seed,
             source=[row],
-            text=TextReader(self.tokenizer, tuple(how.stop)),
+            text=Detokenizer(self.tokenizer, tuple(how.stop)),
         )
         return (step.text for step in steps if step.text)
 

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import (
     MemoryConditioned,
-    SourceTexts,
+    SourceInput,
     condition,
     declared,
     device_of,
     eval_mode,
 )
-from weft.inference.decoding.generate import Ended, Generated, context_limit
+from weft.inference.decoding.generate import FinishReason, GeneratedText, context_limit
 from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
 
 NEVER = float("-inf")
@@ -49,34 +49,34 @@ class Beam:
         return float(((5 + length) / 6) ** self.penalty)
 
 
-class Node(NamedTuple):
+class BackPointer(NamedTuple):
     """The last token of a hypothesis and the way back to its first."""
 
-    before: Node | None
+    before: BackPointer | None
     token: int
     log_probability: float
     look: Tensor | None
 
 
-class Open(NamedTuple):
+class OpenHypothesis(NamedTuple):
     """A hypothesis that goes on: its row among the prompt's K, its log-probability, its last token."""
 
     row: int
     total: float
-    node: Node | None
+    node: BackPointer | None
 
 
 @dataclass
-class Hypotheses:
+class PromptSearch:
     """One prompt's search: the open hypotheses and the pool of finished ones, best first."""
 
     prompt: int
-    open: list[Open]
-    pool: list[tuple[float, Ended, Node]] = field(default_factory=list)
+    open: list[OpenHypothesis]
+    pool: list[tuple[float, FinishReason, BackPointer]] = field(default_factory=list)
 
-    def finish(self, beam: Beam, node: Node, total: float, length: int, ended: Ended) -> None:
+    def finish(self, beam: Beam, node: BackPointer, total: float, length: int, finish_reason: FinishReason) -> None:
         """Into the pool, which keeps the best; of equals the one that came first."""
-        self.pool.append((total / beam.divisor(length), ended, node))
+        self.pool.append((total / beam.divisor(length), finish_reason, node))
         self.pool.sort(key=lambda one: -one[0])
         del self.pool[beam.best :]
 
@@ -97,10 +97,10 @@ def beam_search(
     *,
     max_tokens: int = 64,
     stop: Sequence[int] = (),
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
     prefill: PrefillOptions = PrefillOptions(),
-) -> list[list[Generated]]:
+) -> list[list[GeneratedText]]:
     """For each prompt its best continuations, best first; those cut at `max_tokens` compete with those that stopped."""
     if max_tokens < 1:
         raise WeftError(f"max_tokens {max_tokens} writes nothing: use at least 1")
@@ -108,12 +108,12 @@ def beam_search(
     with eval_mode(model), torch.inference_mode():
         conditioned = condition(model, len(prompts), source, images, prefill.side)
         real = conditioned.memory.token_positions.real if isinstance(conditioned, MemoryConditioned) else None
-        search = Search(start_session(conditioned, prefill), beam, max_tokens, frozenset(stop), device_of(model))
+        search = BeamSearch(start_session(conditioned, prefill), beam, max_tokens, frozenset(stop), device_of(model))
         found = search.run(prompts)
     return [[_gather(*one, None if real is None else real[h.prompt]) for one in h.pool] for h in found]
 
 
-class Search:
+class BeamSearch:
     """All prompts' searches in step: prompts x K rows, prompts that are done leave."""
 
     def __init__(
@@ -121,9 +121,9 @@ class Search:
     ) -> None:
         self.session, self.beam, self.max_tokens, self.stop, self.device = session, beam, max_tokens, stop, device
 
-    def run(self, prompts: Sequence[Sequence[int]]) -> list[Hypotheses]:
+    def run(self, prompts: Sequence[Sequence[int]]) -> list[PromptSearch]:
         """One search a prompt; all prompts are read once, then each gets K rows."""
-        searches = [Hypotheses(n, [Open(0, 0.0, None)]) for n in range(len(prompts))]
+        searches = [PromptSearch(n, [OpenHypothesis(0, 0.0, None)]) for n in range(len(prompts))]
         live, width = searches, 1
         logits = self.session.begin(prompts)
         self.vocabulary = logits.shape[-1]
@@ -143,11 +143,11 @@ class Search:
             logits = self.session.advance(torch.tensor(tokens, device=self.device))
         return searches
 
-    def _filled(self, one: Hypotheses) -> list[Open]:
+    def _filled(self, one: PromptSearch) -> list[OpenHypothesis]:
         """Exactly K rows: the first stands in where fewer are open, and is never extended."""
         return one.open + [one.open[0]._replace(total=NEVER)] * (self.beam.width - len(one.open))
 
-    def _candidates(self, logits: Tensor, live: list[Hypotheses], width: int) -> tuple[Tensor, Tensor]:
+    def _candidates(self, logits: Tensor, live: list[PromptSearch], width: int) -> tuple[Tensor, Tensor]:
         """Totals and indices (row x C + token) of each prompt's best extensions, enough that K of them go on."""
         chances = logits.double().log_softmax(-1).unflatten(0, (len(live), width))
         before = [[one.total for one in (self._filled(s) if width > 1 else s.open)] for s in live]
@@ -157,17 +157,19 @@ class Search:
         return best.values, best.indices
 
     def _extend(
-        self, one: Hypotheses, totals: list[float], places: list[int], length: int, looks: Tensor | None
+        self, one: PromptSearch, totals: list[float], places: list[int], length: int, looks: Tensor | None
     ) -> None:
-        """Open hypotheses of one token more; those among the K best that stop, or reach the end, are finished."""
+        """OpenHypothesis hypotheses of one token more; those among the K best that stop, or reach the end, are finished."""
         before, one.open = one.open, []
         for rank, (total, place) in enumerate(zip(totals, places, strict=True)):
             if total == NEVER or len(one.open) == self.beam.width:
                 break
             row, token = divmod(place, self.vocabulary)
-            node = Node(before[row].node, token, total - before[row].total, None if looks is None else looks[row])
+            node = BackPointer(
+                before[row].node, token, total - before[row].total, None if looks is None else looks[row]
+            )
             if token not in self.stop:
-                one.open.append(Open(row, total, node))
+                one.open.append(OpenHypothesis(row, total, node))
             elif rank < self.beam.width:
                 one.finish(self.beam, node, total, length, "stop")
         if length == self.max_tokens:
@@ -176,15 +178,15 @@ class Search:
                 one.finish(self.beam, last.node, last.total, length, "length")
 
 
-def _gather(score: float, ended: Ended, node: Node | None, real: Tensor | None) -> Generated:
-    nodes: list[Node] = []
+def _gather(score: float, finish_reason: FinishReason, node: BackPointer | None, real: Tensor | None) -> GeneratedText:
+    nodes: list[BackPointer] = []
     while node is not None:
         nodes.append(node)
         node = node.before
     nodes.reverse()
-    kept = nodes[:-1] if ended == "stop" else nodes
+    kept = nodes[:-1] if finish_reason == "stop" else nodes
     looks = [n.look for n in nodes if n.look is not None]
     alignment = torch.stack(looks)[: len(kept)] if looks else None
     if alignment is not None and real is not None:
         alignment = alignment[:, real]
-    return Generated([n.token for n in kept], [n.log_probability for n in kept], ended, score, alignment)
+    return GeneratedText([n.token for n in kept], [n.log_probability for n in kept], finish_reason, score, alignment)

@@ -20,7 +20,7 @@ from weft.parts.masks import Real
 from weft.parts.state import State
 
 PaddingSide = Literal["left", "right"]
-SourceTexts = Sequence[Sequence[int]] | Memory
+SourceInput = Sequence[Sequence[int]] | Memory
 
 
 class ConditionedModel(Protocol):
@@ -106,7 +106,7 @@ def device_of(model: nn.Module) -> torch.device:
 def condition(
     model: nn.Module,
     rows: int,
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
     side: PaddingSide = "right",
 ) -> ConditionedModel:

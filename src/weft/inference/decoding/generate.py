@@ -17,22 +17,22 @@ from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.seeds import derive
 from weft.inference.decoding.conditioning import (
     MemoryConditioned,
-    SourceTexts,
+    SourceInput,
     condition,
     declared,
     device_of,
     eval_mode,
 )
-from weft.inference.decoding.sampling import GREEDY, Draws, Sampling, choose, distribution
+from weft.inference.decoding.detokenizer import Detokenizer
+from weft.inference.decoding.sampling import GREEDY, Sampling, UniformStreams, choose, distribution
 from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
-from weft.inference.decoding.text_stream import TextReader
 
-Ended = Literal["stop", "length"]
+FinishReason = Literal["stop", "length"]
 Overflow = Literal["refuse", "slide", "extend"]
 
 
 class GeneratedToken(NamedTuple):
-    """One token of one row; `ended` says why it was the last. A stop token is given too, as the last.
+    """One token of one row; `finish_reason` says why it was the last. A stop token is given too, as the last.
 
     `text`: what this token makes certain of the text, where `generate` was told how to read it.
     """
@@ -40,12 +40,12 @@ class GeneratedToken(NamedTuple):
     row: int
     token: int
     log_probability: float
-    ended: Ended | None = None
+    finish_reason: FinishReason | None = None
     text: str = ""
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedText:
     """What was written after a prompt, without the stop token; `text` ends before a stop string.
 
     `log_probabilities`: what the model itself gives each token. `score`: their sum, the stop token's included; a beam
@@ -54,7 +54,7 @@ class Generated:
 
     tokens: list[int]
     log_probabilities: list[float]
-    ended: Ended
+    finish_reason: FinishReason
     score: float
     alignment: Tensor | None = None
     text: str | None = None
@@ -69,12 +69,12 @@ def generate(
     stop: Sequence[int] = (),
     seeds: int | Sequence[int] = 0,
     samples: int = 1,
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
     overflow: Overflow = "refuse",
-    text: TextReader | None = None,
+    text: Detokenizer | None = None,
     prefill: PrefillOptions = PrefillOptions(),
-) -> list[Generated]:
+) -> list[GeneratedText]:
     """Continue each prompt `samples` times: prompt 0's first, then prompt 1's, ...
 
     `seeds`: one a prompt; a number s stands for s, s + 1, ... `overflow`: a text longer than the model was trained for
@@ -99,10 +99,10 @@ def stream(
     stop: Sequence[int] = (),
     seeds: int | Sequence[int] = 0,
     samples: int = 1,
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
     overflow: Overflow = "refuse",
-    text: TextReader | None = None,
+    text: Detokenizer | None = None,
     prefill: PrefillOptions = PrefillOptions(),
 ) -> Iterator[GeneratedToken]:
     """The same as `generate`, each token given as soon as it is chosen."""
@@ -125,10 +125,10 @@ class GenerationLoop:
         stop: Sequence[int],
         seeds: int | Sequence[int],
         samples: int,
-        source: SourceTexts | None,
+        source: SourceInput | None,
         images: Tensor | None,
         overflow: Overflow,
-        text: TextReader | None,
+        text: Detokenizer | None,
         prefill: PrefillOptions,
     ) -> None:
         declaration = declared(model)
@@ -159,7 +159,7 @@ class GenerationLoop:
         logits = self._begin(device)
         live = list(range(self.rows))
         contexts = [list(prompt) for prompt in self.prompts for _ in range(self.samples)]
-        draws = None if self.sampling.greedy else Draws(self.seeds, device)
+        draws = None if self.sampling.greedy else UniformStreams(self.seeds, device)
         seen = self._seen(contexts, device)
         for count in range(1, self.max_tokens + 1):
             tokens, chances = self._choose(logits, draws, seen)
@@ -168,7 +168,7 @@ class GenerationLoop:
             for place, (row, token, chance) in enumerate(zip(live, tokens.tolist(), chances.tolist(), strict=True)):
                 contexts[row].append(token)
                 step = self._step(row, token, chance, count == self.max_tokens)
-                if step.ended is None:
+                if step.finish_reason is None:
                     going_on.append(place)
                 yield step
             if not going_on:
@@ -204,7 +204,7 @@ class GenerationLoop:
         return logits[rows]
 
     @torch.inference_mode()
-    def _choose(self, logits: Tensor, draws: Draws | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _choose(self, logits: Tensor, draws: UniformStreams | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
         tokens, chances = choose(logits, self.sampling, None if draws is None else draws.next(), seen)
         if seen is not None:
             seen[torch.arange(len(tokens), device=tokens.device), tokens] = True
@@ -232,15 +232,15 @@ class GenerationLoop:
             for place, row in enumerate(live):
                 self.alignments[row].append(self.session.alignment[place])
 
-    def gather(self, row: int, steps: list[GeneratedToken]) -> Generated:
+    def gather(self, row: int, steps: list[GeneratedToken]) -> GeneratedText:
         """All steps of a row as one."""
-        ended = steps[-1].ended
-        assert ended is not None
+        finish_reason = steps[-1].finish_reason
+        assert finish_reason is not None
         kept = steps[:-1] if steps[-1].token in self.stop else steps
-        return Generated(
+        return GeneratedText(
             [step.token for step in kept],
             [step.log_probability for step in kept],
-            ended,
+            finish_reason,
             sum(step.log_probability for step in steps),
             self._alignment(row, len(kept)),
             None if self.texts is None else "".join(step.text for step in steps),
@@ -286,7 +286,7 @@ def next_distribution(
     top: int = 10,
     sampling: Sampling = Sampling(),
     *,
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
 ) -> list[tuple[int, float]]:
     """The likeliest next tokens and their probabilities, best first."""

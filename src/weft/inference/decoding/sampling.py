@@ -112,7 +112,7 @@ def choose(
     return tokens, chosen - wide.logsumexp(-1)
 
 
-class Draws:
+class UniformStreams:
     """One stream of uniform numbers a row, each from its own seed: what a row draws never depends on its company."""
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
@@ -136,35 +136,35 @@ class Draws:
             self.block = self.block[torch.tensor(rows, device=self.device)]
 
 
-class Chooser:
+class TokenSampler:
     """How one text's tokens are chosen: its own sampling, random numbers, and the tokens that it has seen."""
 
     def __init__(
         self, sampling: Sampling, seed: int, context: Sequence[int], vocabulary: int, device: torch.device
     ) -> None:
         self.sampling = sampling
-        self.draws = None if sampling.greedy else Draws([seed], device)
+        self.draws = None if sampling.greedy else UniformStreams([seed], device)
         self.seen: Tensor | None = None
         if sampling.repetition != 1.0:
             self.seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
             self.seen[list(context)] = True
 
 
-def choose_each(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
-    """Logits [B, C], each row by its own chooser -> tokens and log-probabilities; equal samplings are done at once."""
+def choose_each(logits: Tensor, samplers: Sequence[TokenSampler]) -> tuple[list[int], list[float]]:
+    """Logits [B, C], each row by its own sampler -> tokens and log-probabilities; equal samplings are done at once."""
     kinds: dict[Sampling, list[int]] = {}
-    for row, chooser in enumerate(choosers):
-        kinds.setdefault(chooser.sampling, []).append(row)
-    tokens, chances = [0] * len(choosers), [0.0] * len(choosers)
+    for row, sampler in enumerate(samplers):
+        kinds.setdefault(sampler.sampling, []).append(row)
+    tokens, chances = [0] * len(samplers), [0.0] * len(samplers)
     for sampling, rows in kinds.items():
-        own = [choosers[row] for row in rows]
+        own = [samplers[row] for row in rows]
         draws = [one.draws.next() for one in own if one.draws is not None]
         seen = [one.seen for one in own if one.seen is not None]
         part = logits if len(kinds) == 1 else logits[torch.tensor(rows, device=logits.device)]
         found = choose(part, sampling, torch.cat(draws) if draws else None, torch.stack(seen) if seen else None)
         for row, token, chance in zip(rows, *(each.tolist() for each in found), strict=True):
             tokens[row], chances[row] = token, chance
-    for chooser, token in zip(choosers, tokens, strict=True):
-        if chooser.seen is not None:
-            chooser.seen[token] = True
+    for sampler, token in zip(samplers, tokens, strict=True):
+        if sampler.seen is not None:
+            sampler.seen[token] = True
     return tokens, chances

@@ -18,14 +18,14 @@ from weft.foundation.errors import WeftError
 from weft.foundation.seeds import derive
 from weft.inference.decoding.conditioning import (
     ConditionedModel,
-    SourceTexts,
+    SourceInput,
     condition,
     declared,
     device_of,
     eval_mode,
 )
-from weft.inference.decoding.generate import Ended, Generated, context_limit
-from weft.inference.decoding.sampling import GREEDY, Draws, Sampling, distribution, draw
+from weft.inference.decoding.generate import FinishReason, GeneratedText, context_limit
+from weft.inference.decoding.sampling import GREEDY, Sampling, UniformStreams, distribution, draw
 from weft.parts.state import RING_SLACK, State
 
 
@@ -49,19 +49,19 @@ class Draft(Protocol):
 
 
 class PromptLookup:
-    """What followed the last time that the text's last tokens occurred: the longest match, up to `match` tokens."""
+    """What followed the last time that the text's last tokens occurred: the longest match, up to `ngram` tokens."""
 
-    def __init__(self, ahead: int = 8, match: int = 3) -> None:
-        if match < 1:
-            raise WeftError(f"a match of {match} tokens finds nothing: use at least 1")
-        self.ahead, self.match = expect_ahead(ahead), match
+    def __init__(self, ahead: int = 8, ngram: int = 3) -> None:
+        if ngram < 1:
+            raise WeftError(f"n-grams of {ngram} tokens match nothing: use at least 1")
+        self.ahead, self.ngram = expect_ahead(ahead), ngram
 
     def begin(self, sampling: Sampling, seed: int) -> None:
         """Nothing is kept between texts."""
 
     def propose(self, text: list[int], most: int) -> Proposal:
         """The tokens after the match that is nearest to the end; where the text ends, it is taken to go round."""
-        for size in range(min(self.match, len(text) - 1), 0, -1):
+        for size in range(min(self.ngram, len(text) - 1), 0, -1):
             tail = text[-size:]
             for at in range(len(text) - size - 1, -1, -1):
                 if text[at + size - 1] == tail[-1] and text[at : at + size] == tail:
@@ -86,9 +86,9 @@ class DraftModel:
 
     def begin(self, sampling: Sampling, seed: int) -> None:
         """A new reader, with random numbers of its own."""
-        self.reader = Reader(condition(self.model, 1))
+        self.reader = RewindableSession(condition(self.model, 1))
         self.sampling = sampling
-        self.draws = Draws([seed], device_of(self.model))
+        self.draws = UniformStreams([seed], device_of(self.model))
 
     def propose(self, text: list[int], most: int) -> Proposal:
         """Drawn one after the other; a text longer than the draft was trained for gets no proposal."""
@@ -110,7 +110,7 @@ class DraftModel:
         return Proposal(tokens, torch.stack(chances))
 
 
-class Reader:
+class RewindableSession:
     """Reads one text and can take back what it read since it last settled.
 
     Keys and values are simply forgotten; recurrences and convolutions go on from a copy and read again.
@@ -160,12 +160,12 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Speculated(Generated):
+class SpeculativeText(GeneratedText):
     """What was written, and what it took: calls of the model, proposes made and kept."""
 
     calls: int = 0
     proposed: int = 0
-    kept: int = 0
+    accepted: int = 0
 
 
 def speculate(
@@ -177,9 +177,9 @@ def speculate(
     max_tokens: int = 64,
     stop: Sequence[int] = (),
     seed: int = 0,
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
-) -> Speculated:
+) -> SpeculativeText:
     """Continue one prompt with a draft (prompt look-up if none is given)."""
     declaration = declared(model)
     if max_tokens < 1 or not prompt:
@@ -191,19 +191,19 @@ def speculate(
         raise WeftError(f"a draft of {theirs} tokens for a model of {declaration.vocabulary}: use the same tokenizer")
     with eval_mode(model), torch.inference_mode():
         draft.begin(sampling, derive(seed, "draft"))
-        judge = Verifier(Reader(condition(model, 1, source, images)), draft, sampling, seed)
+        judge = Verifier(RewindableSession(condition(model, 1, source, images)), draft, sampling, seed)
         return judge.run(list(prompt), max_tokens, frozenset(stop))
 
 
 class Verifier:
     """The model's side: reads proposes, keeps or refuses them."""
 
-    def __init__(self, reader: Reader, draft: Draft, sampling: Sampling, seed: int) -> None:
+    def __init__(self, reader: RewindableSession, draft: Draft, sampling: Sampling, seed: int) -> None:
         self.reader, self.draft, self.sampling = reader, draft, sampling
-        self.draws = Draws([seed], reader.device)
-        self.proposed = self.kept = 0
+        self.draws = UniformStreams([seed], reader.device)
+        self.proposed = self.accepted = 0
 
-    def run(self, text: list[int], max_tokens: int, stop: frozenset[int]) -> Speculated:
+    def run(self, text: list[int], max_tokens: int, stop: frozenset[int]) -> SpeculativeText:
         """Rounds of guessing and judging until a stop token or the last one."""
         written: list[tuple[int, float]] = []
         proposal = Proposal([])  # the prompt alone is read first, so that nothing of it is ever read twice
@@ -230,22 +230,22 @@ class Verifier:
             q = _surely(token, p[n]) if proposal.chances is None else proposal.chances[n]
             if bool(self.draws.next() * q[token] >= p[n, token]):
                 return [*proposal.tokens[:n], self._draw((p[n] - q).clamp(min=0))]
-            self.kept += 1
+            self.accepted += 1
         return [*proposal.tokens, self._draw(p[-1])]
 
     def _draw(self, p: Tensor) -> int:
         return int(draw(p[None], self.draws.next()))
 
-    def _done(self, written: list[tuple[int, float]], ended: Ended) -> Speculated:
-        shown = written[:-1] if ended == "stop" else written
-        return Speculated(
+    def _done(self, written: list[tuple[int, float]], finish_reason: FinishReason) -> SpeculativeText:
+        shown = written[:-1] if finish_reason == "stop" else written
+        return SpeculativeText(
             [token for token, _ in shown],
             [chance for _, chance in shown],
-            ended,
+            finish_reason,
             sum(chance for _, chance in written),
             calls=self.reader.calls,
             proposed=self.proposed,
-            kept=self.kept,
+            accepted=self.accepted,
         )
 
 

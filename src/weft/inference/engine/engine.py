@@ -1,8 +1,8 @@
 """The engine: continuous batching. Requests come and go at any time; all that are being written share each step.
 
     with Engine(model, slots=16) as engine:
-        ticket = engine.submit(Request(prompt, max_tokens=80))
-        for step in ticket: ...
+        handle = engine.submit(EngineRequest(prompt, max_tokens=80))
+        for step in handle: ...
 
 What a text becomes is what `generate` makes of it alone: not a matter of its company, its slot, the order of arrival or
 who was cancelled. First come, first served; a step reads at most `tokens` prompt tokens, so that a long prompt holds
@@ -24,11 +24,11 @@ from torch import nn
 
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import declared, eval_mode
+from weft.inference.engine.requests import Cancelled, EngineRequest, EngineStopped, GenerationHandle, QueueFull
 from weft.inference.engine.running_batch import EngineStatistics, RunningBatch
 from weft.inference.engine.slots import Slots
-from weft.inference.engine.tickets import Cancelled, EngineStopped, QueueFull, Request, Ticket
 
-__all__ = ["Cancelled", "Engine", "EngineStatistics", "EngineStopped", "QueueFull", "Request", "Ticket"]
+__all__ = ["Cancelled", "Engine", "EngineRequest", "EngineStatistics", "EngineStopped", "GenerationHandle", "QueueFull"]
 
 
 class Engine:
@@ -37,7 +37,7 @@ class Engine:
     `length`: how many tokens a text may have, prompt and new ones; as many as the model was trained for if not given,
     and more only where its positions go on. `source_length`: the same for sources. `prefixes`: so many beginnings are
     kept, so that prompts which share one read it once; each prompt is then read by itself. As a context it runs in a
-    thread of its own, and leaving it cancels what is open; without, `step()` moves it, or waiting for a ticket does.
+    thread of its own, and leaving it cancels what is open; without, `step()` moves it, or waiting for a handle does.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Engine:
         places = Slots(model, slots, self.length + (self.declaration.prefix or 0), source)
         self._batch = RunningBatch(model, places, tokens, prefixes)
         self._parts = list(model.modules())
-        self._queue: deque[Ticket] = deque()
-        self._taken: list[Ticket] = []  # out of the queue, as of the last step or since
+        self._queue: deque[GenerationHandle] = deque()
+        self._taken: list[GenerationHandle] = []  # out of the queue, as of the last step or since
         self._numbers = count()
         self._open = 0
         self._stopped: str | None = None
@@ -83,7 +83,7 @@ class Engine:
             raise WeftError(f"texts of {longest} tokens, but the model knows {known} positions: use at most that")
         return longest
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: EngineRequest) -> GenerationHandle:
         """Ask for a text, from any thread; refused if it can never be done, or if too many wait."""
         request.expect_fit(self.declaration, self.length, self.source_length)
         slots = self._batch.slots.count
@@ -96,11 +96,11 @@ class Engine:
                     f"{self._open} requests are open, but this engine writes {slots} at once and lets {self.waiting} "
                     "wait: try again later, or make an engine with a longer queue (waiting)"
                 )
-            ticket = Ticket(request, next(self._numbers), self)
-            self._queue.append(ticket)
+            handle = GenerationHandle(request, next(self._numbers), self)
+            self._queue.append(handle)
             self._open += 1
             self._changed.notify_all()
-        return ticket
+        return handle
 
     def step(self) -> bool:
         """Read some of the prompts, write one token of every text; False once nothing is left to do."""
@@ -125,8 +125,8 @@ class Engine:
         return replace(
             self._batch.counts,
             waiting=len(self._queue),
-            reading=0 if reading is None else len(reading.tickets),
-            writing=len(self._batch.writers),
+            reading=0 if reading is None else len(reading.handles),
+            writing=len(self._batch.sequences),
         )
 
     def advance(self) -> bool:
@@ -143,16 +143,16 @@ class Engine:
                 self._batch.counts.failed += self._abandon("failed", error)
                 raise
             with self._changed:
-                self._taken = self._batch.tickets
+                self._taken = self._batch.handles
                 self._open = len(self._queue) + len(self._taken)
                 return self._open > 0
 
-    def withdraw(self, ticket: Ticket) -> None:
-        """A cancelled ticket waits no longer; where it is being written, it leaves at the next step."""
+    def withdraw(self, handle: GenerationHandle) -> None:
+        """A cancelled handle waits no longer; where it is being written, it leaves at the next step."""
         with self._changed:
             self._batch.counts.cancelled += 1
-            if ticket in self._queue:
-                self._queue.remove(ticket)
+            if handle in self._queue:
+                self._queue.remove(handle)
                 self._open -= 1
 
     def __enter__(self) -> Self:
@@ -183,18 +183,18 @@ class Engine:
                     return
             try:
                 self.advance()
-            except BaseException:  # every ticket and the next submit() tell of it
+            except BaseException:  # every handle and the next submit() tell of it
                 return
 
-    def _take(self, fits: Callable[[Request], bool]) -> Ticket | None:
+    def _take(self, fits: Callable[[EngineRequest], bool]) -> GenerationHandle | None:
         """The first of the queue, if it fits."""
         with self._changed:
             if not self._queue or not fits(self._queue[0].request):
                 return None
-            ticket = self._queue.popleft()
-            self._taken.append(ticket)
-        ticket.begin()
-        return ticket
+            handle = self._queue.popleft()
+            self._taken.append(handle)
+        handle.begin()
+        return handle
 
     def _halt(self, reason: str) -> None:
         with self._changed:
@@ -204,9 +204,9 @@ class Engine:
     def _abandon(self, status: Literal["cancelled", "failed"], error: BaseException) -> int:
         """End all that is open; how many there were. Their memory is given back."""
         with self._changed:
-            tickets = [*self._taken, *self._queue]
+            handles = [*self._taken, *self._queue]
             self._queue.clear()
             self._taken.clear()
             self._open = 0
         self._batch.forget()
-        return sum(ticket.close(status, error) for ticket in tickets)
+        return sum(handle.close(status, error) for handle in handles)

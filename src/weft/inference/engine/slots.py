@@ -37,7 +37,7 @@ class SlotRow:
     padded: bool = False
 
 
-class Copied(NamedTuple):
+class SlotCopy(NamedTuple):
     """A row's own copy of its state, as long as it is filled. `cuts`: a shorter beginning can be taken from it."""
 
     row: SlotRow
@@ -157,7 +157,7 @@ class Slots:
         if self.memory is not None:
             self.memory.hidden[slot] = 0
 
-    def copy(self, state: State, index: int, slot: int, row: SlotRow) -> Copied:
+    def copy(self, state: State, index: int, slot: int, row: SlotRow) -> SlotCopy:
         """A copy of row `index` of a state whose keys lie in `slot`."""
         keys = {
             layer: (k[slot, :, : row.filled].clone(), v[slot, :, : row.filled].clone())
@@ -166,9 +166,9 @@ class Slots:
         small = _each(_small(state), lambda t: t[index : index + 1].clone())
         whole = all(row.filled < block.shape[2] for block in self._blocks())  # a ring that has gone round is not
         cuts = whole and all(each is None for each in small)
-        return Copied(SlotRow(row.filled, row.offset), keys, small, cuts)
+        return SlotCopy(SlotRow(row.filled, row.offset), keys, small, cuts)
 
-    def restore(self, copied: Copied, filled: int, slot: int) -> State:
+    def restore(self, copied: SlotCopy, filled: int, slot: int) -> State:
         """A state in `slot` that begins with the first `filled` tokens of a copy."""
         state = self.open(slot)
         for layer, pair in copied.keys.items():

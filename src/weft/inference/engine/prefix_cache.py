@@ -1,4 +1,4 @@
-"""Prefixes: the beginnings that texts share (an instruction, a chat so far) are computed once and kept for a while."""
+"""PrefixCache: the beginnings that texts share (an instruction, a chat so far) are computed once and kept for a while."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.inference.engine.slots import Copied
+from weft.inference.engine.slots import SlotCopy
 
 
-class KeptPrefix(NamedTuple):
+class CachedPrefix(NamedTuple):
     """A beginning and its state; an image before it is a part of it. `named`: a request said that it is shared."""
 
     tokens: Sequence[int]
     image: Tensor | None
-    copied: Copied
+    copied: SlotCopy
     named: bool = False
 
     def shares(self, prompt: Sequence[int], image: Tensor | None) -> int:
@@ -35,18 +35,18 @@ class KeptPrefix(NamedTuple):
         return fits and _same(self.image, image)
 
 
-class Prefixes:
+class PrefixCache:
     """The `most` beginnings that were used last; those that were named go last."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.kept: list[KeptPrefix] = []
+        self.kept: list[CachedPrefix] = []
 
     def spares(self, prompt: Sequence[int], image: Tensor | None) -> int:
         """How many tokens of a prompt need not be read."""
         return max((one.shares(prompt, image) for one in self.kept), default=0)
 
-    def find(self, prompt: Sequence[int], image: Tensor | None) -> tuple[KeptPrefix, int] | None:
+    def find(self, prompt: Sequence[int], image: Tensor | None) -> tuple[CachedPrefix, int] | None:
         """The one that spares most, and how many tokens it spares."""
         best = max(((one.shares(prompt, image), n) for n, one in enumerate(self.kept)), default=(0, 0))
         if best[0] == 0:
@@ -58,7 +58,7 @@ class Prefixes:
         """Whether these tokens are worth a copy."""
         return self.most > 0 and not any(one.covers(tokens, image) for one in self.kept)
 
-    def keep(self, new: KeptPrefix) -> None:
+    def keep(self, new: CachedPrefix) -> None:
         """Keep it, and leave out what it covers or what was not used for longest."""
         self.kept = [one for one in self.kept if not new.covers(one.tokens, one.image)]
         self.kept.append(new)

@@ -1,4 +1,4 @@
-"""TextReader from tokens as they come: only what is complete, and never a part of a stop string.
+"""Detokenizer from tokens as they come: only what is complete, and never a part of a stop string.
 
 A token may be a part of a character's UTF-8 bytes; a stop string may span tokens. Both are held back until decided, so
 what is given out is never taken back, and all of it together is the text that the tokens decode to.
@@ -17,7 +17,7 @@ REMEMBERED = 8  # tokens of what a text goes on from
 
 
 @dataclass(frozen=True)
-class TextReader:
+class Detokenizer:
     """How tokens read as text, and the strings at which a text stops; they are not a part of it."""
 
     tokenizer: Tokenizer

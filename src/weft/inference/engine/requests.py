@@ -1,4 +1,4 @@
-"""Requests and tickets: what is asked of the engine, and where its answer is read while it is being written."""
+"""Requests and handles: what is asked of the engine, and where its answer is read while it is being written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import LengthError, WeftError
-from weft.inference.decoding.generate import Generated, GeneratedToken
-from weft.inference.decoding.sampling import GREEDY, Chooser, Sampling
-from weft.inference.decoding.text_stream import TextReader, TextStream
+from weft.inference.decoding.detokenizer import Detokenizer, TextStream
+from weft.inference.decoding.generate import GeneratedText, GeneratedToken
+from weft.inference.decoding.sampling import GREEDY, Sampling, TokenSampler
 from weft.models.output import Declaration, Memory
 
 Status = Literal["waiting", "reading", "writing", "done", "cancelled", "failed"]
@@ -35,7 +35,7 @@ class EngineStopped(WeftError):
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class EngineRequest:
     """One text to be written; what it becomes is what `generate` makes of it alone.
 
     `source`: tokens, or one row of memory, for encoder-decoders; `image` [channels, height, width] for image-text
@@ -47,7 +47,7 @@ class Request:
     max_tokens: int = 64
     stop: Sequence[int] = ()
     seed: int = 0
-    text: TextReader | None = None
+    text: Detokenizer | None = None
     source: Sequence[int] | Memory | None = None
     image: Tensor | None = None
     shared: int = 0
@@ -103,8 +103,8 @@ class Request:
             )
 
 
-class Driver(Protocol):
-    """Who moves a ticket's text on: an engine."""
+class EngineDriver(Protocol):
+    """Who moves a handle's text on: an engine."""
 
     @property
     def running(self) -> bool:
@@ -115,12 +115,12 @@ class Driver(Protocol):
         """One step, in the thread of the caller."""
         ...
 
-    def withdraw(self, ticket: Ticket) -> None:
-        """A cancelled ticket waits no longer."""
+    def withdraw(self, handle: GenerationHandle) -> None:
+        """A cancelled handle waits no longer."""
         ...
 
 
-class Ticket:
+class GenerationHandle:
     """One request on its way; safe to use from any thread, and from several.
 
     Iterating gives each `GeneratedToken` as soon as it is there, from the first, as often as one likes. Without an
@@ -128,11 +128,11 @@ class Ticket:
     it cancels what is not finished.
     """
 
-    def __init__(self, request: Request, number: int, driver: Driver) -> None:
+    def __init__(self, request: EngineRequest, number: int, engine: EngineDriver) -> None:
         self.request, self.number = request, number
         self.status: Status = "waiting"
         self.error: BaseException | None = None
-        self._driver = driver
+        self._engine = engine
         self._steps: list[GeneratedToken] = []
         self._looks: list[Tensor] = []
         self._lock = threading.Lock()
@@ -159,19 +159,19 @@ class Ticket:
             raise WeftError("this request gives tokens only: give it `text` to read them as text")
         return (step.text for step in self if step.text)
 
-    def result(self, timeout: float | None = None) -> Generated:
+    def result(self, timeout: float | None = None) -> GeneratedText:
         """All of it, once it is finished; raises what made it fail, or TimeoutError after so many seconds."""
         if not self._wait(self._over, lambda: not self.open, timeout):
             raise TimeoutError(f"request {self.number} is not finished after {timeout} seconds")
         self._raise()
         steps = self._steps
-        ended = steps[-1].ended
-        assert ended is not None
+        finish_reason = steps[-1].finish_reason
+        assert finish_reason is not None
         kept = steps[:-1] if steps[-1].token in self.request.stop else steps
-        return Generated(
+        return GeneratedText(
             [step.token for step in kept],
             [step.log_probability for step in kept],
-            ended,
+            finish_reason,
             sum(step.log_probability for step in steps),
             torch.stack(self._looks)[: len(kept)] if self._looks else None,
             None if self.request.text is None else "".join(step.text for step in steps),
@@ -181,7 +181,7 @@ class Ticket:
         """Give it up, wherever it is; False if it was over already. What was written so far can still be iterated."""
         cancelled = self.close("cancelled", Cancelled(f"request {self.number} was cancelled"))
         if cancelled:
-            self._driver.withdraw(self)
+            self._engine.withdraw(self)
         return cancelled
 
     def __enter__(self) -> Self:
@@ -198,11 +198,11 @@ class Ticket:
             self._steps.append(step)
             if look is not None:
                 self._looks.append(look)
-            self.status = "writing" if step.ended is None else "done"
+            self.status = "writing" if step.finish_reason is None else "done"
             self._changed.notify_all()
-            if step.ended is not None:
+            if step.finish_reason is not None:
                 self._over.notify_all()
-        return step.ended is None
+        return step.finish_reason is None
 
     def close(self, status: Literal["cancelled", "failed"], error: BaseException) -> bool:
         """The engine's side: end without an answer; False if it was over already."""
@@ -233,20 +233,20 @@ class Ticket:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            if self._driver.running:
+            if self._engine.running:
                 with sign:
-                    sign.wait_for(lambda: ready() or not self._driver.running, left)
+                    sign.wait_for(lambda: ready() or not self._engine.running, left)
             else:
-                self._driver.advance()
+                self._engine.advance()
         return True
 
 
-class Writer:
-    """A ticket whose text is being written: how its tokens are chosen, read as text, and counted."""
+class RunningSequence:
+    """A handle whose text is being written: how its tokens are chosen, read as text, and counted."""
 
-    def __init__(self, ticket: Ticket, vocabulary: int, device: torch.device) -> None:
-        self.ticket, request = ticket, ticket.request
-        self.chooser = Chooser(request.sampling, request.seed, request.prompt, vocabulary, device)
+    def __init__(self, handle: GenerationHandle, vocabulary: int, device: torch.device) -> None:
+        self.handle, request = handle, handle.request
+        self.sampler = TokenSampler(request.sampling, request.seed, request.prompt, vocabulary, device)
         self.texts: TextStream | None = None
         self.stop = frozenset(request.stop)
         self.tokens: list[int] = []
@@ -256,18 +256,18 @@ class Writer:
         """One more token is given; whether the text goes on."""
         self.tokens.append(token)
         stop = token in self.stop
-        last = len(self.tokens) == self.ticket.request.max_tokens
+        last = len(self.tokens) == self.handle.request.max_tokens
         text = ""
-        if self.texts is None and self.ticket.request.text is not None:
-            self.texts = self.ticket.request.text.stream(self.ticket.request.prompt)
+        if self.texts is None and self.handle.request.text is not None:
+            self.texts = self.handle.request.text.stream(self.handle.request.prompt)
         if self.texts is not None:
             text = "" if stop else self.texts.feed(token)
             if stop or last:
                 text += self.texts.finish()
             stop = stop or self.texts.stopped
         if look is not None:
-            look = look[: self.ticket.request.source_length].clone()
+            look = look[: self.handle.request.source_length].clone()
             look = look if self.real is None else look[self.real[0]]
-        return self.ticket.give(
+        return self.handle.give(
             GeneratedToken(0, token, chance, "stop" if stop else "length" if last else None, text), look
         )
