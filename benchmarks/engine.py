@@ -24,6 +24,7 @@ import torch
 import weft
 from timing import Call, begin, interleave, limit, report, table
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.engine.engine import Engine, EngineRequest
 
 SLOTS = 16
@@ -58,9 +59,9 @@ def contestants(model: Any, load: Load, tokens: int, running: Engine) -> dict[st
     def in_batches() -> None:
         for first in range(0, len(load), SLOTS):
             part = load[first : first + SLOTS]
-            generate(model, [prompt for prompt, _ in part], max_tokens=max(new for _, new in part))
+            generate(model, GenerationRequest([prompt for prompt, _ in part], max_tokens=max(new for _, new in part)))
 
-    engine = Engine(model, slots=SLOTS, tokens=tokens)
+    engine = Engine(model, slots=SLOTS, prefill_tokens=tokens)
 
     def moved() -> None:
         for prompt, new in load:
@@ -79,7 +80,7 @@ def measure(size: str, new: int, tokens: int, seconds: float) -> list[dict[str, 
     model = build(size)
     results = []
     for name, load in loads(new).items():
-        with Engine(model, slots=SLOTS, tokens=tokens) as running:
+        with Engine(model, slots=SLOTS, prefill_tokens=tokens) as running:
             calls = contestants(model, load, tokens, running)
             rounds = interleave(calls, seconds)
         asked = sum(count for _, count in load)

@@ -16,6 +16,7 @@ from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.inference.decoding.conditioning import encode
 from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import generate, stream
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import GREEDY, Sampling, TokenSampler, choose, choose_each
 from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.engine.engine import Cancelled, Engine, EngineRequest, EngineStopped, QueueFull
@@ -38,11 +39,11 @@ def request(model, row, sampling=GREEDY, **more):
 def alone(name, row, sampling=GREEDY, length=41, max_tokens=13):
     model = writer(name, length=length) if length != 41 else writer(name)
     call = {"max_tokens": max_tokens, "stop": STOP, "seeds": [40 + row], **given(model, [row])}
-    return generate(model, [PROMPTS[row]], sampling, **call)[0]
+    return generate(model, GenerationRequest([PROMPTS[row]], sampling, **call))[0]
 
 
 def plainly(model, prompt, **more):
-    return generate(model, [prompt], **more)[0]
+    return generate(model, GenerationRequest([prompt], **more))[0]
 
 
 def same(a, b) -> None:
@@ -62,9 +63,9 @@ TRAFFIC = [(name, *SIZES[n % 2]) for n, name in enumerate(WRITERS)] + [
 
 @pytest.mark.parametrize(("name", "slots", "tokens"), TRAFFIC)
 def test_a_text_is_the_same_alone_and_in_any_traffic(name, slots, tokens):
-    """They come in any order at any time; others come, are cancelled while waiting, reading or writing, and leave."""
+    """They come in any order at any time; others come, are cancelled while waiting, prefilling or decoding, and leave."""
     model, draw = writer(name), random.Random(slots)
-    engine = Engine(model, slots=slots, tokens=tokens)
+    engine = Engine(model, slots=slots, prefill_tokens=tokens)
     asked = [(row, SAMPLINGS[n]) for row in range(4) for n in range(4)][:: 1 if slots > 3 else 2]
     draw.shuffle(asked)
     wanted, unwanted = [], []
@@ -82,14 +83,14 @@ def test_a_text_is_the_same_alone_and_in_any_traffic(name, slots, tokens):
         same(handle.result(), alone(name, row, sampling))
     engine.run()
     counts = engine.statistics
-    assert counts.waiting == counts.reading == counts.writing == counts.failed == 0 and 0 < counts.occupancy <= 1
+    assert counts.waiting == counts.prefilling == counts.decoding == counts.failed == 0 and 0 < counts.occupancy <= 1
     assert {row.filled for row in engine._batch.slots.rows} == set()
 
 
 @pytest.mark.parametrize("name", ["window", "window-alibi", "hybrid", "nano-rnn"])
 def test_rings_that_have_wrapped(name):
     model = writer(name, length=211)
-    engine = Engine(model, slots=2, tokens=5)
+    engine = Engine(model, slots=2, prefill_tokens=5)
     handles = [engine.submit(request(model, row, SAMPLED, max_tokens=100)) for row in (0, 1, 2, 3)]
     for row, handle in enumerate(handles):
         same(handle.result(), alone(name, row, SAMPLED, 211, 100))
@@ -101,7 +102,7 @@ def test_in_float32_and_int8_too(name, weights):
     """The native step and the packed matrices run here; tokens agree, since their logits are far apart."""
     model = copy.deepcopy(writer(name)).float()
     model = quantize_model(model) if weights == "int8" else model
-    engine = Engine(model, slots=3, tokens=4)
+    engine = Engine(model, slots=3, prefill_tokens=4)
     handles = [engine.submit(request(model, row)) for row in (0, 1, 2, 3)]
     for row, handle in enumerate(handles):
         found, expected = handle.result(), plainly(model, PROMPTS[row], max_tokens=13, stop=STOP, **given(model, [row]))
@@ -134,24 +135,24 @@ def test_images_and_text_alone_share_an_image_text_decoder():
 
 def test_a_long_prompt_is_read_in_parts_while_others_write():
     model = writer("learned")
-    engine = Engine(model, slots=3, tokens=4)
+    engine = Engine(model, slots=3, prefill_tokens=4)
     short = engine.submit(EngineRequest([5, 1], max_tokens=20))
     engine.step()
     long = engine.submit(EngineRequest(LONG, max_tokens=3))
     next_one = engine.submit(EngineRequest([9], max_tokens=3))
     for written in range(3, 3 + 7):
-        read = engine.statistics.read
+        read = engine.statistics.prompt_tokens
         engine.step()
-        assert len(short._steps) == written and engine.statistics.read - read <= 4
-        assert (long.status, next_one.status) == ("reading", "waiting")
+        assert len(short._steps) == written and engine.statistics.prompt_tokens - read <= 4
+        assert (long.status, next_one.status) == ("prefilling", "waiting")
     engine.step()
-    assert (long.status, next_one.status) == ("writing", "writing") and engine.statistics.read == 2 + 29 + 1
+    assert (long.status, next_one.status) == ("decoding", "decoding") and engine.statistics.prompt_tokens == 2 + 29 + 1
     same(long.result(), plainly(model, LONG, max_tokens=3, prefill=PrefillOptions(chunk=4)))
     same(short.result(), plainly(model, [5, 1], max_tokens=20))
 
 
 def test_first_come_first_served():
-    engine = Engine(writer("nano-gpt"), slots=2, tokens=3)
+    engine = Engine(writer("nano-gpt"), slots=2, prefill_tokens=3)
     handles = [engine.submit(EngineRequest(PROMPTS[n % 4], max_tokens=2 + n % 3)) for n in range(9)]
     begun = []
     while engine.step():
@@ -161,7 +162,7 @@ def test_first_come_first_served():
 
 def test_short_prompts_are_read_together_and_a_step_changes_no_state_without_need():
     model = writer("nano-gpt")
-    engine = Engine(model, slots=5, tokens=100)
+    engine = Engine(model, slots=5, prefill_tokens=100)
     calls = []
     counted = copy.copy(engine._batch)._call
     engine._batch._call = lambda reading, length: calls.append(len(reading.handles)) or counted(reading, length)
@@ -184,19 +185,19 @@ def test_short_prompts_are_read_together_and_a_step_changes_no_state_without_nee
 @pytest.mark.parametrize("name", ["nano-gpt", "learned", "window", "hybrid", "nano-rnn", "nano-conv", "linear"])
 def test_shared_beginnings_are_read_once(name):
     model, draw = writer(name), random.Random(1)
-    engine = Engine(model, slots=3, tokens=7, prefixes=3)
+    engine = Engine(model, slots=3, prefill_tokens=7, prefixes=3)
     head = LONG[:17]
     prompts = [[*head, *(draw.randrange(47) for _ in range(draw.randrange(1, 6)))] for _ in range(5)]
     handles = [engine.submit(EngineRequest(p, SAMPLED, 9, seed=n, shared=17)) for n, p in enumerate(prompts)]
     for n, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
         same(handle.result(), plainly(model, prompt, sampling=SAMPLED, max_tokens=9, seeds=n))
-    assert engine.statistics.shared >= 4 * 17
-    assert engine.statistics.read + engine.statistics.shared == sum(map(len, prompts))
-    assert len(engine._batch.prefixes.kept) <= 3
+    assert engine.statistics.reused_tokens >= 4 * 17
+    assert engine.statistics.prompt_tokens + engine.statistics.reused_tokens == sum(map(len, prompts))
+    assert len(engine._batch.prefix_cache.entries) <= 3
     engine = Engine(model, prefixes=2)
     chat = [*LONG[:13], *engine.submit(EngineRequest(LONG[:13], max_tokens=9)).result().tokens, 1, 2]
     same(engine.submit(EngineRequest(chat, max_tokens=5)).result(), plainly(model, chat, max_tokens=5))
-    assert engine.statistics.shared == len(chat) - 3  # the last token of the first answer was never read
+    assert engine.statistics.reused_tokens == len(chat) - 3  # the last token of the first answer was never read
 
 
 def test_any_common_beginning_is_shared_where_keys_can_be_cut():
@@ -205,17 +206,17 @@ def test_any_common_beginning_is_shared_where_keys_can_be_cut():
     engine.submit(EngineRequest(LONG, max_tokens=2)).result()
     for length in (5, 11, 29):
         prompt = [*LONG[:length], 50, 51][:29]
-        before = engine.statistics.shared
+        before = engine.statistics.reused_tokens
         same(engine.submit(EngineRequest(prompt, max_tokens=6)).result(), plainly(model, prompt, max_tokens=6))
-        assert engine.statistics.shared - before == min(length, 28)
+        assert engine.statistics.reused_tokens - before == min(length, 28)
 
 
 def test_prompts_that_are_mostly_known_begin_together():
-    engine = Engine(writer("nano-gpt"), slots=5, tokens=8, prefixes=1)
+    engine = Engine(writer("nano-gpt"), slots=5, prefill_tokens=8, prefixes=1)
     engine.submit(EngineRequest(LONG, max_tokens=2)).result()
     handles = [engine.submit(EngineRequest([*LONG[:26], n], max_tokens=3)) for n in range(4)]
     engine.step()
-    assert [handle.status for handle in handles] == ["writing"] * 4
+    assert [handle.status for handle in handles] == ["decoding"] * 4
 
 
 def test_rings_that_have_wrapped_are_shared_whole_only():
@@ -224,26 +225,26 @@ def test_rings_that_have_wrapped_are_shared_whole_only():
     head = [(5 * n + 1) % 47 for n in range(90)]
     engine.submit(EngineRequest(head, max_tokens=1)).result()
     for prompt, shared in (([*head, 3, 4], 90), ([*head[:80], 1, 2], 0)):
-        before = engine.statistics.shared
+        before = engine.statistics.reused_tokens
         same(engine.submit(EngineRequest(prompt, max_tokens=9)).result(), plainly(model, prompt, max_tokens=9))
-        assert engine.statistics.shared - before == shared
+        assert engine.statistics.reused_tokens - before == shared
 
 
 def test_a_beginning_is_shared_with_its_own_image_only():
     model = writer("nano-image-text")
     engine = Engine(model, slots=2, prefixes=4)
     for row, shared in ((0, 0), (1, 0), (0, 5), (1, 5)):
-        image, before = given(model, [row])["images"], engine.statistics.shared
+        image, before = given(model, [row])["images"], engine.statistics.reused_tokens
         handle = engine.submit(EngineRequest([*PROMPTS[2][:5], row], max_tokens=7, image=image[0]))
         same(handle.result(), plainly(model, [*PROMPTS[2][:5], row], max_tokens=7, images=image))
-        assert engine.statistics.shared - before == shared
+        assert engine.statistics.reused_tokens - before == shared
     same(engine.submit(EngineRequest(PROMPTS[2], max_tokens=7)).result(), plainly(model, PROMPTS[2], max_tokens=7))
 
 
 # Handles.
 
 
-def test_a_ticket_gives_the_steps_of_a_stream_and_the_text():
+def test_a_handle_gives_the_steps_of_a_stream_and_the_text():
     model, text = (
         writer("nano-gpt"),
         Detokenizer(train_tokenizer("characters", ["abcdefghijklmnopqrstuvwxyz .,!?-;:'\"()"])),
@@ -251,22 +252,22 @@ def test_a_ticket_gives_the_steps_of_a_stream_and_the_text():
     many = {
         "sampling": SAMPLED,
         "max_tokens": 30,
-        "text": text,
+        "detokenizer": text,
         "stop": [41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52],
     }
     engine = Engine(model, slots=2)
-    whole = generate(model, [PROMPTS[0]], seeds=[8], **many)[0]
+    whole = generate(model, GenerationRequest([PROMPTS[0]], seeds=[8], **many))[0]
     assert whole.text and len(whole.tokens) > 3
-    stopping = {**many, "text": Detokenizer(text.tokenizer, [whole.text[2:4]])}
+    stopping = {**many, "detokenizer": Detokenizer(text.tokenizer, [whole.text[2:4]])}
     for call in (many, stopping):
         handle = engine.submit(EngineRequest(PROMPTS[0], seed=8, **call))
-        expected = list(stream(model, [PROMPTS[0]], seeds=[8], **call))
+        expected = list(stream(model, GenerationRequest([PROMPTS[0]], seeds=[8], **call)))
         found = list(handle)
         assert [s[:2] + s[3:] for s in found] == [s[:2] + s[3:] for s in expected]
         assert list(handle) == found and "".join(handle.pieces()) == handle.result().text
-        same(handle.result(), generate(model, [PROMPTS[0]], seeds=[8], **call)[0])
+        same(handle.result(), generate(model, GenerationRequest([PROMPTS[0]], seeds=[8], **call))[0])
     assert handle.result().text == whole.text[:2] and handle.result().finish_reason == "stop"
-    with pytest.raises(weft.WeftError, match="give it `text`"):
+    with pytest.raises(weft.WeftError, match="give it a `detokenizer`"):
         engine.submit(request(model, 0)).pieces()
 
 
@@ -278,14 +279,14 @@ def test_waiting_has_an_end():
 @pytest.mark.parametrize("name", ["nano-gpt", "hybrid", "nano-seq2seq"])
 def test_cancelled_wherever_it_is(name):
     model = writer(name)
-    engine = Engine(model, slots=2, tokens=2)
+    engine = Engine(model, slots=2, prefill_tokens=2)
     handles = [engine.submit(request(model, row, stop=())) for row in (0, 1, 2, 3)]
     with handles[3] as waiting:
         assert waiting.status == "waiting" and engine.statistics.waiting == 4
     assert engine.statistics.waiting == 3 and waiting.status == "cancelled" and not waiting.cancel()
-    while handles[1].status != "writing":
+    while handles[1].status != "decoding":
         engine.step()
-    while handles[2].status != "reading":
+    while handles[2].status != "prefilling":
         handles[0].cancel()
         engine.step()
     handles[2].cancel()
@@ -304,9 +305,11 @@ def test_cancelled_wherever_it_is(name):
 
 def test_a_full_queue_refuses():
     model = writer("nano-gpt")
-    engine = Engine(model, slots=2, waiting=1)
+    engine = Engine(model, slots=2, queue_size=1)
     handles = [engine.submit(request(model, row)) for row in (0, 1, 2)]
-    with pytest.raises(QueueFull, match="3 requests are open, but this engine writes 2 at once and lets 1 wait: try"):
+    with pytest.raises(
+        QueueFull, match="3 requests are open, but this engine generates 2 at once and lets 1 wait: try"
+    ):
         engine.submit(request(model, 3))
     handles[1].cancel()
     last = engine.submit(request(model, 3))
@@ -322,12 +325,16 @@ def test_a_full_queue_refuses():
         ("nano-gpt", {"max_tokens": 0}, "max_tokens of at least 1"),
         ("nano-gpt", {"prompt": [3, 53]}, "token 53, but the vocabulary has 0 to 52"),
         ("nano-gpt", {"prompt": [-1, 5]}, "token -1"),
-        ("nano-gpt", {"prompt": LONG, "max_tokens": 14}, "29 tokens and 14 new ones, but this engine holds 41 a text"),
+        (
+            "nano-gpt",
+            {"prompt": LONG, "max_tokens": 14},
+            "29 tokens and 14 new ones, but this engine holds 41 per text",
+        ),
         ("nano-gpt", {"shared": 4}, "4 shared tokens of a prompt of 3"),
         ("nano-gpt", {"source": [1]}, "reads no source"),
         ("nano-gpt", {"image": torch.zeros(3, 12, 12)}, "sees no images"),
         ("nano-image-text", {"image": torch.zeros(1, 3, 12, 12)}, "an image is .channels, height, width."),
-        ("nano-seq2seq", {"source": None}, "writes about a source: give `source`"),
+        ("nano-seq2seq", {"source": None}, "generates from a source: give `source`"),
         ("nano-seq2seq", {"source": []}, "a source of 0 tokens"),
         ("nano-seq2seq", {"source": [1] * 42}, "a source of 42 tokens, but this engine takes 1 to 41"),
     ],
@@ -342,7 +349,7 @@ def test_what_can_never_be_done_is_refused_at_once(name, changes, message):
 
 
 def test_engines_that_make_no_sense_are_refused():
-    with pytest.raises(weft.WeftError, match="0 slots"):
+    with pytest.raises(weft.WeftError, match="slots=0"):
         Engine(writer("nano-gpt"), slots=0)
     with pytest.raises(weft.WeftError, match="a `length` of at least 1"):
         Engine(writer("nano-gpt"), length=0)
@@ -411,7 +418,7 @@ def test_numbers_that_are_none_end_their_own_text_and_leave_the_slot_clean():
     model.embedding.register_forward_hook(
         lambda _, given, out: out.masked_fill((given[0] == 50)[..., None], float("nan"))
     )
-    engine = Engine(model, slots=2, tokens=64)
+    engine = Engine(model, slots=2, prefill_tokens=64)
     bad, good = (
         engine.submit(EngineRequest([*LONG[:9], 50, *LONG[9:]], SAMPLED, 9)),
         engine.submit(request(model, 0, SAMPLED)),
@@ -439,8 +446,8 @@ def test_an_error_in_reading_text_concerns_that_text_only():
 
     model, tokenizer = writer("nano-gpt"), train_tokenizer("characters", ["ab"])
     engine = Engine(model, slots=4)
-    early = engine.submit(request(model, 0, text=Broken(tokenizer)))
-    late = engine.submit(request(model, 0, text=Late(tokenizer)))
+    early = engine.submit(request(model, 0, detokenizer=Broken(tokenizer)))
+    late = engine.submit(request(model, 0, detokenizer=Late(tokenizer)))
     good = engine.submit(request(model, 1))
     same(good.result(), alone("nano-gpt", 1))
     with pytest.raises(ZeroDivisionError):
@@ -456,7 +463,7 @@ def test_an_interruption_stops_the_engine_and_says_so():
     with pytest.raises(KeyboardInterrupt):
         engine.run()
     assert first.status == second.status == "failed" and engine.statistics.failed == 2
-    with pytest.raises(EngineStopped, match=r"this engine broke \(KeyboardInterrupt: \): make a new engine"):
+    with pytest.raises(EngineStopped, match=r"this engine failed \(KeyboardInterrupt: \): make a new engine"):
         engine.submit(request(model, 0))
     assert not engine.step()
 
@@ -478,13 +485,13 @@ def test_many_threads_at_once():
                 list(handle)
                 found[person, row] = (sampling, handle.result())
 
-    with Engine(model, slots=3, tokens=5) as engine:
+    with Engine(model, slots=3, prefill_tokens=5) as engine:
         people = [threading.Thread(target=ask, args=(engine, person)) for person in range(6)]
         for each in people:
             each.start()
         for each in people:
             each.join(60)
-        with pytest.raises(weft.WeftError, match="moves by itself"):
+        with pytest.raises(weft.WeftError, match="runs in its own thread"):
             engine.step()
     assert len(found) == 16
     for (_, row), (sampling, result) in found.items():
@@ -532,7 +539,7 @@ def test_an_engine_that_breaks_in_its_thread_tells_everyone():
         for handle in handles:
             with pytest.raises(TypeError):
                 handle.result(60)
-        with pytest.raises(EngineStopped, match=r"this engine broke \(TypeError"):
+        with pytest.raises(EngineStopped, match=r"this engine failed \(TypeError"):
             engine.submit(request(model, 0))
 
 
@@ -555,7 +562,7 @@ def test_choosing_each_row_by_its_own_sampling():
         for n, kind in enumerate(kinds):
             own = TokenSampler(kind, n, [1, n + 2], 17, logits.device)
             for _ in range(step + 1):
-                uniform = None if own.draws is None else own.draws.next()
+                uniform = None if own.uniform is None else own.uniform.next()
                 (token,), (chance,) = choose(
                     logits[n : n + 1], kind, uniform, None if own.seen is None else own.seen[None]
                 )

@@ -9,6 +9,7 @@ import torch
 
 import weft
 from weft.inference.decoding.generate import generate, next_distribution, stream
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import GREEDY, Sampling
 from weft.inference.decoding.sessions import PrefillOptions
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
@@ -41,13 +42,15 @@ def test_a_row_is_the_same_alone_and_in_any_company(name, sampling):
     model = writer(name)
     call = {"max_tokens": 13, "stop": STOP}
     alone = [
-        generate(model, [PROMPTS[row]], sampling, seeds=[40 + row], **given(model, [row]), **call)[0]
+        generate(model, GenerationRequest([PROMPTS[row]], sampling, seeds=[40 + row], **given(model, [row]), **call))[0]
         for row in range(len(PROMPTS))
     ]
     for n, prefill in enumerate(PLANS):
         rows = [[0, 1, 2, 3], [3, 2, 0], [2, 1]][n % 3]
         prompts, seeds = [PROMPTS[row] for row in rows], [40 + row for row in rows]
-        together = generate(model, prompts, sampling, seeds=seeds, prefill=prefill, **given(model, rows), **call)
+        together = generate(
+            model, GenerationRequest(prompts, sampling, seeds=seeds, prefill=prefill, **given(model, rows), **call)
+        )
         for row, found in zip(rows, together, strict=True):
             same(found, alone[row])
 
@@ -56,7 +59,7 @@ def test_a_row_is_the_same_alone_and_in_any_company(name, sampling):
 def test_greedy_is_the_best_token_of_the_full_forward(name):
     model = writer(name)
     conditions = given(model, [0])
-    (found,) = generate(model, [PROMPTS[0]], max_tokens=11, **conditions)
+    (found,) = generate(model, GenerationRequest([PROMPTS[0]], max_tokens=11, **conditions))
     text = list(PROMPTS[0])
     for token, chance in zip(found.tokens, found.log_probabilities, strict=True):
         chances = full_logits(model, text, conditions)[-1].log_softmax(-1)
@@ -69,19 +72,22 @@ def test_greedy_is_the_best_token_of_the_full_forward(name):
 def test_rings_that_have_wrapped(name):
     """100 tokens, a ring of 5 + 64: the oldest keys were overwritten."""
     model = writer(name, length=211)
-    together = generate(model, PROMPTS, max_tokens=100, stop=STOP[:1])
+    together = generate(model, GenerationRequest(PROMPTS, max_tokens=100, stop=STOP[:1]))
     for row, found in enumerate(together):
-        same(found, generate(model, [PROMPTS[row]], max_tokens=100, stop=STOP[:1])[0])
+        same(found, generate(model, GenerationRequest([PROMPTS[row]], max_tokens=100, stop=STOP[:1]))[0])
         same(
             found,
-            generate(model, [PROMPTS[row]], max_tokens=100, stop=STOP[:1], prefill=PrefillOptions(cached=False))[0],
+            generate(
+                model,
+                GenerationRequest([PROMPTS[row]], max_tokens=100, stop=STOP[:1], prefill=PrefillOptions(cached=False)),
+            )[0],
         )
 
 
 def test_a_stream_gives_the_same_as_the_whole():
     model = writer("nano-gpt")
-    whole = generate(model, PROMPTS, SAMPLED, max_tokens=13, stop=STOP, seeds=3)
-    steps = list(stream(model, PROMPTS, SAMPLED, max_tokens=13, stop=STOP, seeds=3))
+    whole = generate(model, GenerationRequest(PROMPTS, SAMPLED, max_tokens=13, stop=STOP, seeds=3))
+    steps = list(stream(model, GenerationRequest(PROMPTS, SAMPLED, max_tokens=13, stop=STOP, seeds=3)))
     for row, found in enumerate(whole):
         own = [step for step in steps if step.row == row]
         assert [s.token for s in own if s.token not in STOP] == found.tokens
@@ -90,7 +96,7 @@ def test_a_stream_gives_the_same_as_the_whole():
 
 
 def test_a_consumer_of_a_stream_is_not_in_inference_mode():
-    for _ in stream(writer("nano-gpt"), PROMPTS, max_tokens=2):
+    for _ in stream(writer("nano-gpt"), GenerationRequest(PROMPTS, max_tokens=2)):
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
@@ -98,12 +104,16 @@ def test_a_consumer_of_a_stream_is_not_in_inference_mode():
 def test_samples_share_the_prompt_and_differ(name):
     model = writer(name)
     call = {"max_tokens": 7, "stop": STOP}
-    many = generate(model, PROMPTS, SAMPLED, samples=3, seeds=9, **given(model, [0, 1, 2, 3]), **call)
-    first = generate(model, PROMPTS, SAMPLED, seeds=9, **given(model, [0, 1, 2, 3]), **call)
+    many = generate(
+        model, GenerationRequest(PROMPTS, SAMPLED, samples=3, seeds=9, **given(model, [0, 1, 2, 3]), **call)
+    )
+    first = generate(model, GenerationRequest(PROMPTS, SAMPLED, seeds=9, **given(model, [0, 1, 2, 3]), **call))
     for row in range(4):
         same(many[3 * row], first[row])
     assert len({tuple(found.tokens) for found in many}) > 6
-    for sample in generate(model, PROMPTS, GREEDY, samples=2, **given(model, [0, 1, 2, 3]), **call)[::2]:
+    for sample in generate(model, GenerationRequest(PROMPTS, GREEDY, samples=2, **given(model, [0, 1, 2, 3]), **call))[
+        ::2
+    ]:
         assert len(sample.tokens) <= 7
 
 
@@ -114,7 +124,7 @@ def test_a_text_that_is_full_slides(prefill):
     """Length 41: a full text goes on from its newer half, each row at its own time."""
     model = writer("learned")
     prompts = [list(range(3, 33)), [4], [n % 53 for n in range(60)]]
-    found = generate(model, prompts, max_tokens=50, overflow="slide", prefill=prefill)
+    found = generate(model, GenerationRequest(prompts, max_tokens=50, overflow="slide", prefill=prefill))
     for prompt, one in zip(prompts, found, strict=True):
         text = prompt[-41:]
         for token in one.tokens:
@@ -126,19 +136,21 @@ def test_a_text_that_is_full_slides(prefill):
 def test_a_text_that_is_too_long_is_refused_or_extends():
     model = writer("alibi")
     with pytest.raises(weft.WeftError, match="a prompt of 7 tokens and 36 new ones, but the model was trained for 41"):
-        generate(model, PROMPTS, max_tokens=36)
-    assert len(generate(model, PROMPTS, max_tokens=35)[2].tokens) == 35
-    long = generate(model, [PROMPTS[2]], max_tokens=50, overflow="extend")[0]
+        generate(model, GenerationRequest(PROMPTS, max_tokens=36))
+    assert len(generate(model, GenerationRequest(PROMPTS, max_tokens=35))[2].tokens) == 35
+    long = generate(model, GenerationRequest([PROMPTS[2]], max_tokens=50, overflow="extend"))[0]
     chances = full_logits(model, [*PROMPTS[2], *long.tokens[:-1]], {})
     assert chances[6:].argmax(-1).tolist() == long.tokens
     with pytest.raises(weft.WeftError, match="positions hold 41"):
-        generate(writer("learned"), [PROMPTS[2]], max_tokens=50, overflow="extend")
+        generate(writer("learned"), GenerationRequest([PROMPTS[2]], max_tokens=50, overflow="extend"))
 
 
 @pytest.mark.parametrize("name", ["nano-gru-additive", "nano-gru-bilinear", "nano-gru-dot"])
 def test_alignments_are_those_of_teacher_forcing(name):
     model = writer(name)
-    for row, found in enumerate(generate(model, PROMPTS, max_tokens=9, stop=STOP, **given(model, [0, 1, 2, 3]))):
+    for row, found in enumerate(
+        generate(model, GenerationRequest(PROMPTS, max_tokens=9, stop=STOP, **given(model, [0, 1, 2, 3])))
+    ):
         source = torch.tensor(given(model, [row])["source"])
         with torch.no_grad():
             out = model(source, torch.tensor([[*PROMPTS[row], *found.tokens]]))
@@ -153,7 +165,7 @@ def test_sampled_frequencies_are_the_exact_probabilities():
     sampling = Sampling(temperature=1.5)
     N = 5000
     prompt = [1, 3, 0]
-    found = generate(model, [prompt], sampling, max_tokens=2, samples=N, seeds=11)
+    found = generate(model, GenerationRequest([prompt], sampling, max_tokens=2, samples=N, seeds=11))
     first = (full_logits(model, prompt, {})[-1] / 1.5).softmax(-1)
     chi = 0.0
     for a in range(5):
@@ -178,7 +190,7 @@ def test_dropout_rests_while_writing_and_comes_back():
     model = weft.build(weft.preset("nano-gpt").replace(dropout=0.5, layers=2, width=32, vocabulary=53), seed=1)
     model.train()
     model.stack.norm.eval()
-    one, two = (generate(model, [[1, 2, 3]], max_tokens=9)[0].tokens for _ in range(2))
+    one, two = (generate(model, GenerationRequest([[1, 2, 3]], max_tokens=9))[0].tokens for _ in range(2))
     assert one == two
     assert model.training and model.stack.blocks[0].training and not model.stack.norm.training
 
@@ -193,19 +205,19 @@ def test_dropout_rests_while_writing_and_comes_back():
         ("nano-gpt", {"prompts": [[1]], "overflow": "wrap"}, "choose refuse, slide or extend"),
         ("nano-gpt", {"prompts": [[1]], "source": [[1]]}, "reads no source"),
         ("nano-gpt", {"prompts": [[1]], "images": torch.zeros(1, 3, 12, 12)}, "sees no images"),
-        ("nano-seq2seq", {"prompts": [[1]]}, "writes about a source: give `source`"),
+        ("nano-seq2seq", {"prompts": [[1]]}, "generates from a source: give `source`"),
         ("nano-seq2seq", {"prompts": [[1]], "source": [[1], [2]]}, "2 sources for 1 prompts"),
     ],
 )
 def test_errors_say_what_to_do(name, call, message):
     with pytest.raises(weft.WeftError, match=message):
-        generate(writer(name), **{"max_tokens": 5, **call})
+        generate(writer(name), GenerationRequest(**{"max_tokens": 5, **call}))
 
 
 def test_models_that_cannot_write_are_refused():
-    with pytest.raises(weft.WeftError, match="family 'encoder' writes no text"):
-        generate(weft.build("nano-encoder", device="meta"), [[1]])
+    with pytest.raises(weft.WeftError, match="family 'encoder' generates no text"):
+        generate(weft.build("nano-encoder", device="meta"), GenerationRequest([[1]]))
     with pytest.raises(weft.WeftError, match="a Linear declares nothing"):
-        generate(torch.nn.Linear(2, 2), [[1]])
+        generate(torch.nn.Linear(2, 2), GenerationRequest([[1]]))
     with pytest.raises(weft.WeftError, match="chunks of 0 tokens"):
         PrefillOptions(chunk=0)

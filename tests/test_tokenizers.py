@@ -129,8 +129,8 @@ def test_what_goes_on_after_a_text_keeps_its_space():
     letters = [("<unk>", 0.0, UNKNOWN), *((sign, 0.0, NORMAL) for sign in "▁abc"), ("▁a", -1.0, NORMAL)]
     tokenizer = Tokenizer(from_sentencepiece(SentencePiece(letters, BPE, True)))
     before, after = tokenizer.encode("ab"), tokenizer.encode("a cab")[1:]
-    assert tokenizer.decode(after) == "cab" and Detokenizer(tokenizer).read(after, before) == " cab"
+    assert tokenizer.decode(after) == "cab" and Detokenizer(tokenizer).decode(after, before) == " cab"
     stream = Detokenizer(tokenizer).stream(before)
     assert "".join([*map(stream.feed, after), stream.finish()]) == " cab"
-    assert Detokenizer(tokenizer).read(tokenizer.encode("a cab")) == "a cab"
+    assert Detokenizer(tokenizer).decode(tokenizer.encode("a cab")) == "a cab"
     assert tokenizer.pieces(tokenizer.encode("ab a")) == [" a", "b", " a"]
