@@ -12,6 +12,7 @@ from test_inference import PLANS, STOP, same
 from weft.inference.decoding.beam import BackPointer, Beam, OpenHypothesis, PromptSearch, beam_search
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
+from weft.inference.decoding.sampling import Sampling
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
 TINY = ["nano-gpt", "nano-rnn", "nano-seq2seq", "nano-gru-additive", "nano-gru-plain", "nano-image-text"]
@@ -144,5 +145,10 @@ def test_nonsense_is_refused():
     for fields, message in (({"width": 0}, "use at least 1"), ({"width": 2, "best": 3}, "widen it")):
         with pytest.raises(weft.WeftError, match=message):
             Beam(**fields)
+    for fields in ({"samples": 2}, {"sampling": Sampling()}):
+        with pytest.raises(weft.WeftError, match="beam search draws nothing"):
+            beam_search(writer("nano-gpt"), GenerationRequest(PROMPTS, **fields))
+    with pytest.raises(weft.WeftError, match=r"trained for 41: give fewer$"):
+        beam_search(writer("nano-gpt"), GenerationRequest(PROMPTS, max_tokens=36, overflow="slide"))
     with pytest.raises(weft.WeftError, match="trained for 41"):
         beam_search(writer("nano-gpt"), GenerationRequest(PROMPTS, max_tokens=36))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import FrozenInstanceError
+from itertools import chain
 
 import pytest
 import torch
 
 import weft
+from weft.inference.decoding.beam import Beam, beam_search
+from weft.inference.decoding.conditioning import ImageConditioned, MemoryConditioned, Unconditioned
 from weft.inference.decoding.generate import generate, next_distribution, stream
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import GREEDY, Sampling
 from weft.inference.decoding.sessions import PrefillOptions
+from weft.inference.decoding.speculative import speculate
 from writers import PROMPTS, WRITERS, full_logits, given, tiny, writer
 
 STOP = [2, 11, 23, 29, 37, 43]
@@ -186,6 +191,66 @@ def test_the_next_distribution():
     assert math.isclose(sum(p for _, p in next_distribution(model, [1], sampling=Sampling(top_k=2))), 1.0)
 
 
+@pytest.mark.parametrize("name", ["nano-gpt", "nano-rnn", "nano-seq2seq", "nano-image-text"])
+def test_first_probabilities_come_from_the_only_prefill(name, monkeypatch):
+    model, P = writer(name), len(PROMPTS)
+    conditions = given(model, list(range(P)))
+    expected = [next_distribution(model, prompt, 3, **given(model, [row])) for row, prompt in enumerate(PROMPTS)]
+    calls = []
+    for kind in (Unconditioned, ImageConditioned, MemoryConditioned):
+        original = kind.call
+
+        def counted(self, tokens, real, state, first, original=original):
+            calls.append((tuple(tokens.shape), first))
+            return original(self, tokens, real, state, first)
+
+        monkeypatch.setattr(kind, "call", counted)
+    request = GenerationRequest(PROMPTS, SAMPLED, max_tokens=5, samples=3, top=3, **conditions)
+    searched = GenerationRequest(PROMPTS, max_tokens=5, top=3, **conditions)
+    longest = max(map(len, PROMPTS))
+    for texts, prefills in (
+        (lambda: generate(model, request), [(P, longest)]),
+        (lambda: list(chain(*beam_search(model, searched, Beam(3, best=3)))), [(P, longest)]),
+        (lambda: speculate(model, request), [(1, len(prompt)) for prompt in PROMPTS]),
+    ):
+        calls.clear()
+        found = texts()
+        assert [shape for shape, first in calls if first] == prefills
+        assert len(found) == 3 * P
+        for n, one in enumerate(found):
+            assert [token for token, _ in one.first_probabilities] == [token for token, _ in expected[n // 3]]
+            shares = [share for _, share in expected[n // 3]]
+            assert [share for _, share in one.first_probabilities] == pytest.approx(shares, abs=1e-10)
+    unasked = GenerationRequest(PROMPTS, max_tokens=2, **conditions)
+    assert all(one.first_probabilities is None for one in generate(model, unasked) + speculate(model, unasked))
+
+
+def test_one_seed_per_text():
+    model = writer("nano-gpt")
+    each = GenerationRequest([[5, 3], [7]], SAMPLED, max_tokens=7, samples=3, seeds=[4, 5, 6, 1, 2, 3])
+    found = [one.tokens for one in generate(model, each)]
+    alone = [
+        generate(model, GenerationRequest([prompt], SAMPLED, max_tokens=7, seeds=[seed]))[0].tokens
+        for prompt, seeds in (([5, 3], (4, 5, 6)), ([7], (1, 2, 3)))
+        for seed in seeds
+    ]
+    assert found == alone
+    assert [one.tokens for one in speculate(model, each)] == [
+        speculate(model, GenerationRequest([prompt], SAMPLED, max_tokens=7, seeds=[seed]))[0].tokens
+        for prompt, seeds in (([5, 3], (4, 5, 6)), ([7], (1, 2, 3)))
+        for seed in seeds
+    ]
+
+
+def test_a_request_is_frozen_and_does_not_follow_its_lists():
+    prompt = [5, 17]
+    request = GenerationRequest([prompt], max_tokens=3)
+    prompt.append(3)
+    assert request.prompts == ((5, 17),)
+    with pytest.raises(FrozenInstanceError):
+        request.max_tokens = 5
+
+
 def test_dropout_rests_while_writing_and_comes_back():
     model = weft.build(weft.preset("nano-gpt").replace(dropout=0.5, layers=2, width=32, vocabulary=53), seed=1)
     model.train()
@@ -202,6 +267,8 @@ def test_dropout_rests_while_writing_and_comes_back():
         ("nano-gpt", {"prompts": []}, "no prompts: give at least one"),
         ("nano-gpt", {"prompts": [[1]], "max_tokens": 0}, "use at least 1 of each"),
         ("nano-gpt", {"prompts": [[1]], "seeds": [1, 2]}, "2 seeds for 1 prompts"),
+        ("nano-gpt", {"prompts": [[1]], "samples": 3, "seeds": [1, 2]}, "2 seeds for 1 prompts"),
+        ("nano-gpt", {"prompts": [[1]], "top": -1}, "use 0"),
         ("nano-gpt", {"prompts": [[1]], "overflow": "wrap"}, "choose refuse, slide or extend"),
         ("nano-gpt", {"prompts": [[1]], "source": [[1]]}, "reads no source"),
         ("nano-gpt", {"prompts": [[1]], "images": torch.zeros(1, 3, 12, 12)}, "sees no images"),

@@ -170,7 +170,7 @@ class RunningBatch:
         return image + max(one.source_length for one in requests)
 
     def _read_on(self, handles: list[GenerationHandle], left: int) -> int:
-        """One call on prompts; the number of tokens computed. An error ends them, one by one where they were several."""
+        """One call on prompts; the number of tokens computed. An error ends them, one by one if they were several."""
         first = self.prefill.first if self.prefill else len(self.sequences)
         try:
             cost = 0

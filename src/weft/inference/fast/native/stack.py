@@ -2,7 +2,7 @@
 
 It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or
 int8, with layer or RMS norms and rotary or no positions inside attention. For anything else, for many tokens at once
-and while somebody looks, the lean stack runs.
+and while the model is watched, the single-token stack runs.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ ALONE = 1 << 20  # weights below which one thread is faster than two that wait f
 
 
 class Unsupported(Exception):
-    """A part that the native step does not know."""
+    """A part that the native step does not support."""
 
 
 def native_stack(stack: Stack) -> SingleTokenStack:
-    """The stack by native steps where it fits, else the lean one."""
+    """The stack by native steps where they support it, else the single-token one."""
     found = library()
     if found is not None:
         try:
@@ -63,7 +63,7 @@ def native_stack(stack: Stack) -> SingleTokenStack:
 
 
 class NativeStack(SingleTokenStack):
-    """See the head of this file; several threads may write by it, one step at a time."""
+    """See the head of this file; several threads may use it, one step at a time."""
 
     def __init__(self, stack: Stack, found: ctypes.CDLL) -> None:
         super().__init__(stack)
@@ -101,7 +101,7 @@ class NativeStack(SingleTokenStack):
         memory: tuple[Tensor, TokenPositions] | None = None,
         auxiliary: Auxiliary | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]: native for a few tokens a row with a state."""
+        """[B, T, D] -> [B, T, D]: native for a few tokens per row with a state."""
         if not self._fits(x, mask, state, memory):
             return super().forward(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
@@ -167,7 +167,7 @@ class NativeStack(SingleTokenStack):
         return torch.stack(rows), longest, capacities
 
     def _bind(self, state: State, capacities: list[int], memory: tuple[Tensor, TokenPositions] | None) -> None:
-        """Where keys and values are: looked up again only when they have moved."""
+        """Pointers to keys and values, updated only when these have moved."""
         s = self._shape
         like = [torch.empty(state.batch, s.key_heads, 0, width) for width in (s.head_width, s.value_width)]
         for own, layer in zip(state.layers, self._layers, strict=True):
