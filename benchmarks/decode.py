@@ -25,6 +25,7 @@ import torch
 import weft
 from timing import begin, interleave, limit, report, table
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.speculative import PromptLookup, speculate
 from weft.inference.fast.quantize import quantize_model
 from weft.models.presets import preset
@@ -65,7 +66,7 @@ def by_transformers(model: Any, prompts: torch.Tensor, tokens: int) -> Writer:
 
 def by_weft(model: Any, prompts: torch.Tensor, tokens: int) -> Writer:
     rows = prompts.tolist()
-    return lambda: generate(model, rows, max_tokens=tokens)
+    return lambda: generate(model, GenerationRequest(rows, max_tokens=tokens))
 
 
 def as_llama(model: Any, folder: Path, kind: str) -> Any:
@@ -206,7 +207,7 @@ def curve() -> tuple[list[Any], list[Any]]:
     last = time.perf_counter()
     from weft.inference.decoding.generate import stream
 
-    for _ in stream(model, [[5, 7]], max_tokens=4094):
+    for _ in stream(model, GenerationRequest([[5, 7]], max_tokens=4094)):
         now = time.perf_counter()
         times.append(now - last)
         last = now
@@ -229,12 +230,14 @@ def lookup(run: str, tokens: int, seconds: float) -> tuple[list[Any], list[Any]]
     tokenizer = opened.tokenizer
     assert tokenizer is not None
     prompt = tokenizer.encode(REPEATING * 3)[-512:]
-    plain = generate(opened.module, [prompt], max_tokens=tokens)[0].tokens
-    guessed = speculate(opened.module, prompt, PromptLookup(), max_tokens=tokens)
+    plain = generate(opened.module, GenerationRequest([prompt], max_tokens=tokens))[0].tokens
+    guessed = speculate(opened.module, GenerationRequest([prompt], max_tokens=tokens), PromptLookup())[0]
     same = plain == guessed.tokens
     contestants: dict[str, Writer] = {
-        "weft, one by one": lambda: generate(opened.module, [prompt], max_tokens=tokens),
-        "weft, prompt look-up": lambda: speculate(opened.module, prompt, PromptLookup(), max_tokens=tokens),
+        "weft, one by one": lambda: generate(opened.module, GenerationRequest([prompt], max_tokens=tokens)),
+        "weft, prompt look-up": lambda: speculate(
+            opened.module, GenerationRequest([prompt], max_tokens=tokens), PromptLookup()
+        )[0],
     }
     rounds = interleave(contestants, seconds)
     first = "weft, one by one"

@@ -24,7 +24,8 @@ import torch
 import weft
 from timing import Call, begin, interleave, limit, report, table
 from weft.inference.decoding.generate import generate
-from weft.inference.engine.engine import Engine, Request
+from weft.inference.decoding.request import GenerationRequest
+from weft.inference.engine.engine import Engine, EngineRequest
 
 SLOTS = 16
 SIZES = {"small": (4, 128, 4), "medium": (6, 384, 6), "gpt2": (12, 768, 12)}
@@ -58,18 +59,18 @@ def contestants(model: Any, load: Load, tokens: int, running: Engine) -> dict[st
     def in_batches() -> None:
         for first in range(0, len(load), SLOTS):
             part = load[first : first + SLOTS]
-            generate(model, [prompt for prompt, _ in part], max_tokens=max(new for _, new in part))
+            generate(model, GenerationRequest([prompt for prompt, _ in part], max_tokens=max(new for _, new in part)))
 
-    engine = Engine(model, slots=SLOTS, tokens=tokens)
+    engine = Engine(model, slots=SLOTS, prefill_tokens=tokens)
 
     def moved() -> None:
         for prompt, new in load:
-            engine.submit(Request(prompt, max_tokens=new))
+            engine.submit(EngineRequest(prompt, max_tokens=new))
         engine.run()
 
     def in_a_thread() -> None:
-        for ticket in [running.submit(Request(prompt, max_tokens=new)) for prompt, new in load]:
-            ticket.result()
+        for handle in [running.submit(EngineRequest(prompt, max_tokens=new)) for prompt, new in load]:
+            handle.result()
 
     return {"generate": in_batches, "engine": moved, "engine in a thread": in_a_thread}
 
@@ -79,7 +80,7 @@ def measure(size: str, new: int, tokens: int, seconds: float) -> list[dict[str, 
     model = build(size)
     results = []
     for name, load in loads(new).items():
-        with Engine(model, slots=SLOTS, tokens=tokens) as running:
+        with Engine(model, slots=SLOTS, prefill_tokens=tokens) as running:
             calls = contestants(model, load, tokens, running)
             rounds = interleave(calls, seconds)
         asked = sum(count for _, count in load)

@@ -19,6 +19,7 @@ import torch
 import weft
 from timing import Call, begin, extra_memory, interleave, limit, report, table
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 
 WRITTEN = 256
 
@@ -38,7 +39,7 @@ def contestants(length: int) -> tuple[dict[str, Call], dict[str, Call]]:
         return seen
 
     def write() -> None:
-        generate(model, [[1, 2, 3]], max_tokens=WRITTEN)
+        generate(model, GenerationRequest([[1, 2, 3]], max_tokens=WRITTEN))
 
     def write_watched() -> None:
         with weft.watch(model):

@@ -13,6 +13,7 @@ import torch
 
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import GREEDY, Sampling
 from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.fast.quantize import quantize_model
@@ -46,12 +47,15 @@ def test_company_padding_cache_and_chunks_change_no_text(name, weights):
     for sampling in (GREEDY, SAMPLED):
         call = {"max_tokens": 11, "stop": [2, 11]}
         alone = [
-            generate(model, [PROMPTS[row]], sampling, seeds=[row], **given(model, [row]), **call)[0].tokens
+            generate(model, GenerationRequest([PROMPTS[row]], sampling, seeds=[row], **given(model, [row]), **call))[
+                0
+            ].tokens
             for row in range(4)
         ]
         for prefill in PLANS:
             together = generate(
-                model, PROMPTS, sampling, seeds=0, prefill=prefill, **given(model, [0, 1, 2, 3]), **call
+                model,
+                GenerationRequest(PROMPTS, sampling, seeds=0, prefill=prefill, **given(model, [0, 1, 2, 3]), **call),
             )
             for row, found in enumerate(together):
                 same_text(model, row, alone[row], found.tokens, sampling is SAMPLED)
@@ -61,9 +65,13 @@ def test_company_padding_cache_and_chunks_change_no_text(name, weights):
 @pytest.mark.parametrize("name", ["nano-gpt", "window", "nano-seq2seq", "nano-gru-additive", "nano-image-text"])
 def test_beams_too(name, weights):
     model = narrow(name, weights)
-    together = beam_search(model, PROMPTS, Beam(3), max_tokens=7, stop=[2], **given(model, [0, 1, 2, 3]))
+    together = beam_search(
+        model, GenerationRequest(PROMPTS, max_tokens=7, stop=[2], **given(model, [0, 1, 2, 3])), Beam(3)
+    )
     for row in range(4):
-        (alone,) = beam_search(model, [PROMPTS[row]], Beam(3), max_tokens=7, stop=[2], **given(model, [row]))
+        (alone,) = beam_search(
+            model, GenerationRequest([PROMPTS[row]], max_tokens=7, stop=[2], **given(model, [row])), Beam(3)
+        )
         assert alone[0].tokens == together[row][0].tokens
         assert alone[0].score == pytest.approx(together[row][0].score, abs=1e-3)
     assert torch.is_grad_enabled()

@@ -69,7 +69,7 @@ def test_smollm2_knows_paris_and_chats(smollm):
     _, run = smollm
     assert run.predict("The capital of France is", temperature=0.0, max_tokens=4).strip().startswith("Paris")
     answer = run.answer(["What is the capital of France?"], chat=True, temperature=0.0, max_tokens=24)[0]
-    assert "Paris" in answer.output and answer.more["ended"] == "stop"
+    assert "Paris" in answer.output and answer.more["finish_reason"] == "stop"
     prompt = run.task.prompt_format.chat_ids([{"role": "user", "content": "Hi"}], run.tokenizer)
     text = run.tokenizer.decode(prompt, keep_special=True)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")

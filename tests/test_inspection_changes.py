@@ -10,6 +10,7 @@ import subjects
 import weft
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inspection.analysis.explain import explain, explain_vectors
 from weft.inspection.interventions.effects import head_effects, logit_difference, patch_effects
 from weft.inspection.interventions.interventions import (
@@ -161,14 +162,14 @@ def test_the_head_that_does_it_is_ranked_first():
 
 def test_interventions_reach_generation():
     module = model().float()
-    plain = generate(module, [[1, 2, 3]], max_tokens=8)[0]
+    plain = generate(module, GenerationRequest([[1, 2, 3]], max_tokens=8))[0]
     with switched_off(module, FeedForward(0), Attention(1)):
-        off = generate(module, [[1, 2, 3]], max_tokens=8)[0]
+        off = generate(module, GenerationRequest([[1, 2, 3]], max_tokens=8))[0]
         state = module.make_state(1)
         logs = module(torch.tensor([[1, 2, 3, *off.tokens[:-1]]]), state=state).logits[0, 2:].log_softmax(-1)
     assert abs(off.score - plain.score) > 1e-3
     assert float(logs.detach().gather(1, torch.tensor(off.tokens)[:, None]).sum()) == pytest.approx(off.score, abs=1e-3)
-    assert generate(module, [[1, 2, 3]], max_tokens=8)[0] == plain
+    assert generate(module, GenerationRequest([[1, 2, 3]], max_tokens=8))[0] == plain
 
 
 def test_wrong_sites_are_named():
@@ -237,13 +238,13 @@ def test_every_score_kind_adds_up(score, position):
 def test_recurrent_attention_and_native_generations_are_explained():
     module = model("nano-gru-additive")
     with watch(module) as seen:
-        written = generate(module, [[1]], max_tokens=4, source=[[5, 6, 7, 8]])
+        written = generate(module, GenerationRequest([[1]], max_tokens=4, source=[[5, 6, 7, 8]]))
     found = explain(seen, row=2, names=["five", "six", "seven", "eight"])
     assert torch.allclose(found.weights, written[0].alignment[2])
     assert "tanh" in str(found) and "(seven)" in str(found) and "decoder" in str(found)
     fast = model().float()
     with watch(fast) as seen:
-        generate(fast, [[1, 2, 3]], max_tokens=4)
+        generate(fast, GenerationRequest([[1, 2, 3]], max_tokens=4))
     found = explain(seen, layer=1, head=1, row=5)
     assert torch.allclose(found.weights, seen.attention(1, 1, 5), atol=1e-6)
 

@@ -13,6 +13,7 @@ import subjects
 import weft
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inspection.analysis import statistics as statistics_module
 from weft.inspection.analysis.alignment import align, aligning, alignment_error_rate, best_head, gold_of_tokens
 from weft.inspection.analysis.filters import patch_filters, position_similarity
@@ -118,7 +119,7 @@ def test_the_best_aligning_head_is_found():
 def test_recurrent_attention_aligns_by_itself():
     module = model("nano-gru-additive")
     with watch(module) as seen:
-        written = generate(module, [[1]], max_tokens=4, source=[[5, 6, 7, 8]])
+        written = generate(module, GenerationRequest([[1]], max_tokens=4, source=[[5, 6, 7, 8]]))
     found = align(seen)
     assert (found.kind, found.layer, found.head) == ("alignment", 0, 0)
     assert torch.allclose(found.map, written[0].alignment)

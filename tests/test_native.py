@@ -11,6 +11,7 @@ import torch
 
 import weft
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.fast.native import NativeStack, library
 from weft.inference.fast.optimized import optimized
 from weft.inference.fast.packed_weights import packed_linear
@@ -109,9 +110,9 @@ def test_an_encoder_decoder_looks_at_real_sources_only():
     assert isinstance(optimized(model).decoder, NativeStack)
     sources = [[3, 41, 5], [7, 8, 9, 10, 11], [1]]
     call = {"max_tokens": 17, "source": sources}
-    found = generate(model, [[1]] * 3, **call)
+    found = generate(model, GenerationRequest([[1]] * 3, **call))
     hooked = model.decoder.blocks[0].register_forward_hook(lambda *_: None)
-    by_modules = generate(model, [[1]] * 3, **call)
+    by_modules = generate(model, GenerationRequest([[1]] * 3, **call))
     hooked.remove()
     for a, b in zip(found, by_modules, strict=True):
         assert a.tokens == b.tokens
@@ -147,24 +148,26 @@ def test_a_lean_stack_computes_the_same_in_double():
 
 def test_new_weights_are_seen():
     model = model_of()
-    first = generate(model, [[5, 7]], max_tokens=9)[0].tokens
+    first = generate(model, GenerationRequest([[5, 7]], max_tokens=9))[0].tokens
     assert optimized(model) is optimized(model)
     with torch.no_grad():
         for weight in model.stack.parameters():
             weight.mul_(-1.7)
-    second = generate(model, [[5, 7]], max_tokens=9)[0].tokens
+    second = generate(model, GenerationRequest([[5, 7]], max_tokens=9))[0].tokens
     assert second != first
     fresh = model_of()
     fresh.load_state_dict(model.state_dict())
-    assert generate(fresh, [[5, 7]], max_tokens=9)[0].tokens == second
+    assert generate(fresh, GenerationRequest([[5, 7]], max_tokens=9))[0].tokens == second
 
 
 def test_two_threads_write_by_one_model():
     model = model_of()
     prompts = [[n, n + 1] for n in range(12)]
-    alone = [generate(model, [prompt], max_tokens=40)[0].tokens for prompt in prompts]
+    alone = [generate(model, GenerationRequest([prompt], max_tokens=40))[0].tokens for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda prompt: generate(model, [prompt], max_tokens=40)[0].tokens, prompts))
+        together = list(
+            pool.map(lambda prompt: generate(model, GenerationRequest([prompt], max_tokens=40))[0].tokens, prompts)
+        )
     assert together == alone
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.inference.decoding.sampling import BLOCK, Draws, Sampling, choose, distribution, draw, penalize
+from weft.inference.decoding.sampling import BLOCK, Sampling, UniformStreams, choose, distribution, draw, penalize
 
 P = torch.tensor([[0.1, 0.4, 0.05, 0.25, 0.2]], dtype=torch.float64)
 
@@ -66,7 +66,7 @@ def test_draws_follow_the_cumulative_sum_and_never_take_a_zero():
 
 
 def test_a_row_draws_the_same_whatever_its_company():
-    alone, together = Draws([5], torch.device("cpu")), Draws([3, 5, 8], torch.device("cpu"))
+    alone, together = UniformStreams([5], torch.device("cpu")), UniformStreams([3, 5, 8], torch.device("cpu"))
     one, many = [], []
     for step in range(2 * BLOCK + 7):
         if step == 41:

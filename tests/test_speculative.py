@@ -9,6 +9,7 @@ import torch
 
 import weft
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import Sampling
 from weft.inference.decoding.speculative import DraftModel, PromptLookup, Proposal, speculate
 from weft.parts.state import RING_SLACK
@@ -35,42 +36,45 @@ class Oracle:
 def test_greedy_text_is_the_very_same(name):
     model = writer(name)
     conditions = given(model, [1])
-    (plain,) = generate(model, [PROMPT], max_tokens=34, stop=STOP, **conditions)
+    (plain,) = generate(model, GenerationRequest([PROMPT], max_tokens=34, stop=STOP, **conditions))
     drafts = [PromptLookup(5, 2), Oracle(PROMPT, plain.tokens)]
     if model.declares().vocabulary == 53:
         drafts += [DraftModel(writer("nano-rnn"), 3), DraftModel(writer("window"), 4)]
     for draft in drafts:
-        found = speculate(model, PROMPT, draft, max_tokens=34, stop=STOP, **conditions)
-        assert (found.tokens, found.ended) == (plain.tokens, plain.ended)
+        found = speculate(model, GenerationRequest([PROMPT], max_tokens=34, stop=STOP, **conditions), draft)[0]
+        assert (found.tokens, found.finish_reason) == (plain.tokens, plain.finish_reason)
         assert found.log_probabilities == pytest.approx(plain.log_probabilities, abs=1e-9)
         assert found.score == pytest.approx(plain.score, abs=1e-9)
-        assert 0 <= found.kept <= found.proposed
-    assert len(plain.tokens) < 6 or speculate(model, PROMPT, drafts[1], max_tokens=34, **conditions).kept > 3
+        assert 0 <= found.accepted <= found.proposed
+    assert (
+        len(plain.tokens) < 6
+        or speculate(model, GenerationRequest([PROMPT], max_tokens=34, **conditions), drafts[1])[0].accepted > 3
+    )
 
 
 @pytest.mark.parametrize("name", ["window", "window-alibi", "hybrid"])
 def test_rings_that_have_wrapped_take_guesses_back(name):
     model = writer(name, length=211)
-    (plain,) = generate(model, [PROMPT], max_tokens=150)
+    (plain,) = generate(model, GenerationRequest([PROMPT], max_tokens=150))
     oracle = Oracle(PROMPT, plain.tokens)
-    found = speculate(model, PROMPT, oracle, max_tokens=150)
+    found = speculate(model, GenerationRequest([PROMPT], max_tokens=150), oracle)[0]
     assert found.tokens == plain.tokens and found.calls < 130
 
 
 def test_a_good_draft_saves_calls():
     model = writer("nano-gpt")
-    found = speculate(model, PROMPT, DraftModel(model, 4), max_tokens=31)
-    assert found.kept == found.proposed and found.calls <= 1 + 30 / 5 + 1
-    repeat = speculate(writer("alibi"), PROMPT, PromptLookup(8, 1), max_tokens=34)
+    found = speculate(model, GenerationRequest([PROMPT], max_tokens=31), DraftModel(model, 4))[0]
+    assert found.accepted == found.proposed and found.calls <= 1 + 30 / 5 + 1
+    repeat = speculate(writer("alibi"), GenerationRequest([PROMPT], max_tokens=34), PromptLookup(8, 1))[0]
     assert repeat.calls < 25
 
 
 def test_with_a_repetition_penalty():
     model = writer("nano-gpt")
     sampling = Sampling(temperature=0, repetition=1.7)
-    (plain,) = generate(model, [PROMPT], sampling, max_tokens=30)
+    (plain,) = generate(model, GenerationRequest([PROMPT], sampling, max_tokens=30))
     for draft in (PromptLookup(5, 1), DraftModel(writer("alibi"), 3), Oracle(PROMPT, plain.tokens)):
-        assert speculate(model, PROMPT, draft, sampling, max_tokens=30).tokens == plain.tokens
+        assert speculate(model, GenerationRequest([PROMPT], sampling, max_tokens=30), draft)[0].tokens == plain.tokens
 
 
 class Stubborn:
@@ -91,7 +95,8 @@ def test_sampled_text_has_the_models_distribution(kind):
     sampling = Sampling(temperature=1.4)
     N = 400
     counts = Counter(
-        tuple(speculate(model, [1, 2], draft, sampling, max_tokens=3, seed=seed).tokens) for seed in range(N)
+        tuple(speculate(model, GenerationRequest([[1, 2]], sampling, max_tokens=3, seeds=seed), draft)[0].tokens)
+        for seed in range(N)
     )
     chi = 0.0
     for a in range(3):
@@ -104,7 +109,7 @@ def test_sampled_text_has_the_models_distribution(kind):
 
 
 def test_prompt_lookup():
-    lookup = PromptLookup(ahead=4, match=2)
+    lookup = PromptLookup(ahead=4, ngram=2)
     assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2], 9).tokens == [3, 4, 5, 6]
     assert lookup.propose([1, 2, 3, 4, 5, 6, 1, 2], 3).tokens == [3, 4, 5]
     assert lookup.propose([7, 2, 9, 1, 2, 8, 1, 2], 2).tokens == [8, 1]
@@ -153,14 +158,16 @@ def test_what_cannot_be_forgotten_is_refused():
     ("make", "message"),
     [
         (lambda: PromptLookup(64), "use 1 to 63"),
-        (lambda: PromptLookup(match=0), "use at least 1"),
+        (lambda: PromptLookup(ngram=0), "use at least 1"),
         (lambda: DraftModel(writer("nano-seq2seq")), "a draft model is a decoder"),
         (
-            lambda: speculate(writer("nano-gpt"), PROMPT, DraftModel(tiny("nano-gpt")), max_tokens=3),
+            lambda: speculate(
+                writer("nano-gpt"), GenerationRequest([PROMPT], max_tokens=3), DraftModel(tiny("nano-gpt"))
+            )[0],
             "a draft of 5 tokens",
         ),
-        (lambda: speculate(writer("nano-gpt"), [], max_tokens=3), "at least one token"),
-        (lambda: speculate(writer("nano-gpt"), PROMPT, max_tokens=36), "trained for 41"),
+        (lambda: speculate(writer("nano-gpt"), GenerationRequest([[]], max_tokens=3))[0], "at least one token"),
+        (lambda: speculate(writer("nano-gpt"), GenerationRequest([PROMPT], max_tokens=36))[0], "trained for 41"),
     ],
 )
 def test_errors_say_what_to_do(make, message):

@@ -12,6 +12,8 @@ import torch
 import weft
 from weft.data.samples import sample
 from weft.foundation.errors import WeftError
+from weft.inference.decoding.conditioning import Unconditioned
+from weft.inference.decoding.generate import next_distribution
 from weft.models.build import build
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.task import GenerationOptions, mean_loss
@@ -108,8 +110,39 @@ def test_predictions_do_not_depend_on_company(tmp_path):
     assert weft.load(tmp_path / "run").predict(prompts, max_tokens=9, seed=5) == together
     several = run.predict("a", max_tokens=9, seed=5, samples=3)
     assert several[0] == together[0] and len(set(several)) > 1
+    assert several[1:] == [run.predict("a", max_tokens=9, seed=seed) for seed in (6, 7)]
     greedy = run.task.predict(run.module, ["a"], GenerationOptions(temperature=0.0, max_tokens=9))
     assert greedy[0].output == run.predict("a", temperature=0.0, max_tokens=9, seed=11)
+
+
+@pytest.mark.parametrize("way", [{}, {"beam": 3}, {"speculative": True}], ids=["sampled", "beam", "speculative"])
+def test_probabilities_take_no_second_prefill_and_only_if_asked(tmp_path, monkeypatch, way):
+    (tmp_path / "a.txt").write_text(TEXT)
+    run = weft.train("text", tmp_path / "a.txt", tmp_path / "run", steps=3, set=TINY)
+    prompts = ["many a", "stitch"]
+    rows = [run.task.prompt_ids(prompt) for prompt in prompts]
+    expected = [
+        {run.tokenizer.pieces([token])[0]: share for token, share in next_distribution(run.module, row, 8)}
+        for row in rows
+    ]
+    calls = []
+    original = Unconditioned.call
+
+    def counted(self, tokens, real, state, first):
+        calls.append((len(tokens), first))
+        return original(self, tokens, real, state, first)
+
+    monkeypatch.setattr(Unconditioned, "call", counted)
+    answers = run.answer(prompts, max_tokens=5, samples=3, **way)
+    assert sum(rows for rows, first in calls if first) == len(prompts)
+    assert [answer.input for answer in answers] == ["many a"] * 3 + ["stitch"] * 3
+    for answer, probabilities in zip(answers, [expected[0]] * 3 + [expected[1]] * 3, strict=True):
+        assert answer.more["probabilities"] == pytest.approx(probabilities, abs=1e-5)
+    assert len(run.answer(["many a"], max_tokens=2, top=3, **way)[0].more["probabilities"]) == 3
+    assert "probabilities" not in run.answer(["many a"], max_tokens=2, top=0, **way)[0].more
+    for module in ("generate", "beam", "speculative"):
+        monkeypatch.setattr(f"weft.inference.decoding.{module}.top_probabilities", None)
+    assert run.predict(prompts, max_tokens=5, samples=3, **way) == [answer.output for answer in answers]
 
 
 def test_the_known_best_of_the_markov_text_is_approached_not_beaten(tmp_path):

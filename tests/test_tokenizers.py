@@ -8,7 +8,7 @@ import pytest
 
 import weft
 from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
-from weft.inference.decoding.text_stream import TextReader
+from weft.inference.decoding.detokenizer import Detokenizer
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
 TEXT = "The cat sat on the mat. Don't stop!\n naïve 日本 🙂"
@@ -129,8 +129,8 @@ def test_what_goes_on_after_a_text_keeps_its_space():
     letters = [("<unk>", 0.0, UNKNOWN), *((sign, 0.0, NORMAL) for sign in "▁abc"), ("▁a", -1.0, NORMAL)]
     tokenizer = Tokenizer(from_sentencepiece(SentencePiece(letters, BPE, True)))
     before, after = tokenizer.encode("ab"), tokenizer.encode("a cab")[1:]
-    assert tokenizer.decode(after) == "cab" and TextReader(tokenizer).read(after, before) == " cab"
-    stream = TextReader(tokenizer).stream(before)
+    assert tokenizer.decode(after) == "cab" and Detokenizer(tokenizer).decode(after, before) == " cab"
+    stream = Detokenizer(tokenizer).stream(before)
     assert "".join([*map(stream.feed, after), stream.finish()]) == " cab"
-    assert TextReader(tokenizer).read(tokenizer.encode("a cab")) == "a cab"
+    assert Detokenizer(tokenizer).decode(tokenizer.encode("a cab")) == "a cab"
     assert tokenizer.pieces(tokenizer.encode("ab a")) == [" a", "b", " a"]

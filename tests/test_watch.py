@@ -16,6 +16,7 @@ import weft
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import Sampling
 from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.decoding.speculative import DraftModel, speculate
@@ -171,20 +172,20 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
 )
 def test_steps_of_a_generation_are_one_map(name, changes, prefill):
     module = model(name, **changes)
-    stop = [generate(module, [PROMPTS[1]], max_tokens=9)[0].tokens[4]]
-    plain = generate(module, PROMPTS, max_tokens=9, stop=stop, prefill=prefill)
+    stop = [generate(module, GenerationRequest([PROMPTS[1]], max_tokens=9))[0].tokens[4]]
+    plain = generate(module, GenerationRequest(PROMPTS, max_tokens=9, stop=stop, prefill=prefill))
     with watch(module) as seen:
-        written = generate(module, PROMPTS, max_tokens=9, stop=stop, prefill=prefill)
+        written = generate(module, GenerationRequest(PROMPTS, max_tokens=9, stop=stop, prefill=prefill))
     assert [one.tokens for one in written] == [one.tokens for one in plain]
     assert len({len(one.tokens) for one in written}) > 1, "texts shall end at different times"
     if not prefill.cached:
-        assert len(seen.calls) == max(len(one.tokens) + (one.ended == "stop") for one in written)
+        assert len(seen.calls) == max(len(one.tokens) + (one.finish_reason == "stop") for one in written)
         return
     assert len(seen.calls) == 1
     assert seen.sizes()[0] == 3
     for text, (prompt, one) in enumerate(zip(PROMPTS, written, strict=True)):
         read = prompt + one.tokens
-        read = read if one.ended == "stop" else read[:-1]
+        read = read if one.finish_reason == "stop" else read[:-1]
         assert seen.inputs(text)["embedding"].tolist() == read
         expected = whole(module, read)
         for layer in seen.layers:
@@ -203,10 +204,10 @@ def test_native_steps_keep_every_bit_and_are_seen(name):
     more = {"source": [[5, 6, 7, 8], [9, 10]]} if name == "nano-seq2seq" else {}
     more = {"images": torch.randn(2, 3, 12, 12)} if name == "nano-image-text" else more
     prompts = [[1, 2, 3], [4, 5, 6]]
-    stop = [generate(module, prompts, max_tokens=8, **more)[0].tokens[5]]
-    plain = generate(module, prompts, max_tokens=8, stop=stop, **more)
+    stop = [generate(module, GenerationRequest(prompts, max_tokens=8, **more))[0].tokens[5]]
+    plain = generate(module, GenerationRequest(prompts, max_tokens=8, stop=stop, **more))
     with watch(module) as seen:
-        written = generate(module, prompts, max_tokens=8, stop=stop, **more)
+        written = generate(module, GenerationRequest(prompts, max_tokens=8, stop=stop, **more))
     assert [(one.tokens, one.log_probabilities) for one in written] == [
         (one.tokens, one.log_probabilities) for one in plain
     ]
@@ -239,7 +240,7 @@ def test_a_text_begun_before_is_refused_where_it_cannot_be_seen(monkeypatch):
 def test_keys_that_a_ring_has_overwritten_are_still_seen():
     module = model("mistral-7b", length=200)
     with watch(module) as seen:
-        written = generate(module, [[3, 1, 4]], max_tokens=100)
+        written = generate(module, GenerationRequest([[3, 1, 4]], max_tokens=100))
     read = [3, 1, 4, *written[0].tokens][:-1]
     expected = whole(module, read)
     assert torch.allclose(seen.attention(1), expected.attention(1), atol=1e-10)
@@ -252,10 +253,12 @@ def test_the_texts_of_a_beam_are_all_there(precise):
     module = model("nano-seq2seq")
     module = module if precise else module.float()
     with watch(module) as seen:
-        best = beam_search(module, [[1]], Beam(3), max_tokens=6, stop=[0], source=[[5, 6, 7, 8]])[0][0]
+        best = beam_search(module, GenerationRequest([[1]], max_tokens=6, stop=[0], source=[[5, 6, 7, 8]]), Beam(3))[0][
+            0
+        ]
     texts = [seen.inputs(text)["embedding"].tolist() for text in range(seen.sizes()[0])]
     read = [1, *best.tokens]
-    read = read if best.ended == "stop" else read[:-1]
+    read = read if best.finish_reason == "stop" else read[:-1]
     assert read in texts
     with watch(module) as full:
         module(torch.tensor([[5, 6, 7, 8]]), torch.tensor([read]))
@@ -267,7 +270,7 @@ def test_samples_are_texts_of_their_own():
     module = model()
     hot = Sampling(temperature=1.5)
     with watch(module) as seen:
-        written = generate(module, PROMPTS[:2], hot, max_tokens=6, samples=3, seeds=5)
+        written = generate(module, GenerationRequest(PROMPTS[:2], hot, max_tokens=6, samples=3, seeds=5))
     assert seen.sizes()[0] == 6
     for text, one in enumerate(written):
         read = [*PROMPTS[text // 3], *one.tokens][:-1]
@@ -279,7 +282,7 @@ def test_tokens_taken_back_leave_no_rows():
     module = model("nano-gpt")
     draft = DraftModel(model("nano-gpt", layers=1), ahead=3)
     with watch(module) as seen:
-        written = speculate(module, [3, 1, 4, 1, 5], draft, max_tokens=11)
+        written = speculate(module, GenerationRequest([[3, 1, 4, 1, 5]], max_tokens=11), draft)[0]
     assert written.proposed > 0
     expected = whole(module, seen.inputs()["embedding"].tolist())
     assert seen.inputs()["embedding"].tolist()[:5] == [3, 1, 4, 1, 5]
@@ -290,12 +293,12 @@ def test_an_encoder_decoder_generation_is_one_call_of_three_kinds():
     module = model("nano-seq2seq")
     sources = [[5, 6, 7, 8], [9, 10]]
     with watch(module) as seen:
-        written = generate(module, [[1], [1]], max_tokens=5, source=sources, stop=[0])
+        written = generate(module, GenerationRequest([[1], [1]], max_tokens=5, source=sources, stop=[0]))
     assert len(seen.calls) == 1
     assert seen.kinds == ["self", "cross", "encoder"]
     for text, one in enumerate(written):
         read = [1, *one.tokens]
-        read = read if one.ended == "stop" else read[:-1]
+        read = read if one.finish_reason == "stop" else read[:-1]
         with watch(module) as full:
             module(torch.tensor([sources[text]]), torch.tensor([read]))
         S = len(sources[text])
@@ -314,7 +317,7 @@ def test_recurrent_alignments_of_a_generation(name):
     module = model(name)
     sources = [[5, 6, 7, 8], [9, 10]]
     with watch(module) as seen:
-        written = generate(module, [[1], [1]], max_tokens=5, source=sources)
+        written = generate(module, GenerationRequest([[1], [1]], max_tokens=5, source=sources))
     assert len(seen.calls) == 1
     for text, one in enumerate(written):
         S = len(sources[text])
@@ -331,8 +334,8 @@ def test_a_twin_that_shares_the_parts_is_watched_too():
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     with watch(module) as seen:
-        generate(twin, [[1]], max_tokens=3, source=[[5, 6, 7, 8]])
-        generate(model("nano-gru-dot"), [[1]], max_tokens=3, source=[[5, 6, 7]])
+        generate(twin, GenerationRequest([[1]], max_tokens=3, source=[[5, 6, 7, 8]]))
+        generate(model("nano-gru-dot"), GenerationRequest([[1]], max_tokens=3, source=[[5, 6, 7]]))
     assert len(seen.calls) == 1 and seen.sizes() == (1, 1, 3, 4)
 
 
@@ -340,7 +343,7 @@ def test_images_before_text_are_in_the_map():
     module = model("nano-image-text")
     images = torch.randn(1, 3, 12, 12, dtype=torch.float64)
     with watch(module) as seen:
-        written = generate(module, [[3, 4]], max_tokens=4, images=images)
+        written = generate(module, GenerationRequest([[3, 4]], max_tokens=4, images=images))
     read = [3, 4, *written[0].tokens][:-1]
     expected = whole(module, read, images=images)
     assert seen.sizes()[2:] == (9 + len(read), 9 + len(read))
@@ -456,7 +459,7 @@ def test_what_is_kept_can_be_bounded():
     with watch(module, layers=[1], keep=2) as seen:
         for length in (3, 5, 7):
             module(torch.randint(0, 53, (1, length)))
-        generate(module, [[1, 2]], max_tokens=4)
+        generate(module, GenerationRequest([[1, 2]], max_tokens=4))
     assert [call.sizes()[2] for call in seen.calls] == [7, 5]
     assert seen.layers == [1]
     with pytest.raises(WeftError, match="no layer 0 of self attention: choose 1"):
@@ -507,7 +510,7 @@ def test_linear_attention_has_maps_too(feature, causal):
     if causal:
         assert float(A.triu(1).abs().max()) == 0.0
         with watch(module) as steps:
-            written = generate(module, [[1, 2, 3]], max_tokens=4)
+            written = generate(module, GenerationRequest([[1, 2, 3]], max_tokens=4))
         read = [1, 2, 3, *written[0].tokens][:-1]
         assert torch.allclose(steps.attention(1), whole(module, read).attention(1), atol=1e-10)
 
@@ -515,7 +518,7 @@ def test_linear_attention_has_maps_too(feature, causal):
 def test_looking_while_watching_is_not_watched():
     module = model().float()
     with watch(module) as seen:
-        generate(module, [[1, 2, 3]], max_tokens=4)
+        generate(module, GenerationRequest([[1, 2, 3]], max_tokens=4))
         inside = seen.attention(1)
         assert len(seen.calls) == 1
     assert torch.equal(inside, seen.attention(1))

@@ -70,6 +70,8 @@ def run_predict(
     if _flows(opened.task.name, given, wanted) and not as_json:
         _stream(opened, given[0], wanted)
         return
+    alone = len(given) == 1 and wanted.get("samples", 1) == 1
+    wanted.setdefault("top", MOST if as_json or (alone and sys.stdout.isatty()) else 0)
     answers = opened.answer(given, **wanted)
     if as_json:
         print_json([answer.to_tree() for answer in answers])

@@ -47,7 +47,7 @@ class Run:
     def predict(self, inputs: Any, **how: Any) -> Any:
         """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""
         one = isinstance(inputs, (str, Path))
-        outputs = [answer.output for answer in self.answer([inputs] if one else inputs, **how)]
+        outputs = [answer.output for answer in self.answer([inputs] if one else inputs, **{"top": 0, **how})]
         return outputs[0] if one and len(outputs) == 1 else outputs
 
     def answer(self, inputs: Sequence[Any], **how: Any) -> list[Answer]:

@@ -25,14 +25,15 @@ from weft.data.samples import Captioned
 from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
-from weft.inference.decoding.beam import Beam, beam_search
-from weft.inference.decoding.generate import Generated, generate
+from weft.inference.decoding.generated import GeneratedText
+from weft.inference.decoding.request import GenerationRequest
 from weft.models.build import AnySpec
 from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 from weft.tasks.support.augmentation import image_changes
 from weft.tasks.support.galleries import CaptionsSplit, Gallery, as_images, open_gallery
+from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.metrics import bleu, exact_match
 from weft.tasks.support.pairs import Ends, evenly
@@ -248,25 +249,18 @@ class CaptionsTask(Task):
 
     def _write(
         self, module: nn.Module, images: Tensor, how: GenerationOptions, first: int = 0
-    ) -> list[list[Generated]]:
-        prompts = [[self.ends.start]] * len(images)
-        seen = None if self.options.blind else images
+    ) -> list[list[GeneratedText]]:
         spec: Any = module.spec
-        most = how.max_tokens or min(spec.length, self.longest + 1)
-        if how.beam is not None and not how.temperature:
-            beam = Beam(max(how.beam, how.samples), self.options.penalty, how.samples)
-            return beam_search(module, prompts, beam, max_tokens=most, stop=(self.ends.stop,), images=seen)
-        found = generate(
-            module,
-            prompts,
+        request = GenerationRequest(
+            [[self.ends.start]] * len(images),
             how.sampling(0.0),
-            max_tokens=most,
+            max_tokens=how.max_tokens or min(spec.length, self.longest + 1),
             stop=(self.ends.stop,),
             seeds=[how.seed + first + place for place in range(len(images))],
             samples=how.samples,
-            images=seen,
+            images=None if self.options.blind else images,
         )
-        return [found[place : place + how.samples] for place in range(0, len(found), how.samples)]
+        return generate_texts(module, request, how, penalty=self.options.penalty)
 
     def preview(self, module: nn.Module, part: Split) -> str:
         """The caption of one held-out image."""

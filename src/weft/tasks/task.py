@@ -19,7 +19,7 @@ from weft.data.samples import Best, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
-from weft.inference.decoding.generate import Overflow
+from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
 
@@ -151,7 +151,7 @@ class GenerationOptions:
     user says, and the answer is the assistant's.
 
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
-    on as it is (extend).
+    on as it is (extend). `top`: number of likeliest first tokens that a text task gives with their probabilities.
     """
 
     temperature: float | None = None
@@ -168,6 +168,7 @@ class GenerationOptions:
     overflow: Overflow = "slide"
     chat: bool = False
     batch: int = 64
+    top: int = 8
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -175,6 +176,8 @@ class GenerationOptions:
         for name, number in least.items():
             if number is not None and number < 1:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
+        if self.top < 0:
+            raise WeftError(f"top {self.top} is no number of tokens: use 0 (no probabilities) or more")
 
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are chosen, `temperature` if none is asked for."""

@@ -25,16 +25,16 @@ from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_toke
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
-from weft.inference.decoding.beam import Beam, beam_search
-from weft.inference.decoding.generate import Generated, generate, next_distribution, stream
-from weft.inference.decoding.speculative import speculate
-from weft.inference.decoding.text_stream import TextReader
+from weft.inference.decoding.detokenizer import Detokenizer
+from weft.inference.decoding.generate import stream
+from weft.inference.decoding.request import GenerationRequest
 from weft.models.build import AnySpec
 from weft.models.decoder import DecoderSpec
 from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
+from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
@@ -57,7 +57,7 @@ ALPHABET = 512
 LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
 WINDOW = 512  # tokens a window when a model is trained on: those from elsewhere read more than memory holds
 PROMPT, GLIMPSE = 24, 60
-CONTINUATION, TOP, TEMPERATURE = 120, 8, 0.8
+CONTINUATION, TEMPERATURE = 120, 0.8
 
 
 class TextOptions(DataSpec):
@@ -236,7 +236,7 @@ class TextTask(Task):
         return spec.replace(vocabulary=self.tokenizer.vocabulary)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """TextReader that is read many times is held back by dropout."""
+        """Text that is read many times is held back by dropout."""
         return Recipe(dropout=0.0 if epochs < 4 else 0.1 if epochs < 12 else 0.2)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -260,52 +260,47 @@ class TextTask(Task):
         }
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
-        """Continuations; with each, the distribution of the first new token."""
-        texts = [str(text) for text in inputs for _ in range(how.samples)]
-        rows = [self._prompt(text, how) for text in texts]
+        """Continuations; with each, the likeliest first tokens and their probabilities if `how.top` asks for them."""
+        texts = [str(text) for text in inputs]
+        request = self._request(texts, how)
+        speculative = how.speculative and self._fits(module, request)
         answers = []
-        for text, row, written in zip(texts, rows, self._write(module, rows, how), strict=True):
-            more: Tree = {
-                "tokens": self.tokenizer.pieces(written.tokens),
-                "log_probabilities": [round(chance, 6) for chance in written.log_probabilities],
-                "probabilities": self._next(module, row),
-                "ended": written.ended,
-            }
-            if how.overflow == "slide" and len(row) + len(written.tokens) > self._longest(module):
-                more["slid"] = True
-            answers.append(Answer(text, written.text, more))
+        found = generate_texts(module, request, how, speculative=speculative)
+        for text, prompt, own in zip(texts, request.prompts, found, strict=True):
+            for one in own:
+                more: Tree = {
+                    "tokens": self.tokenizer.pieces(one.tokens),
+                    "log_probabilities": [round(value, 6) for value in one.log_probabilities],
+                }
+                if one.first_probabilities is not None:
+                    more["probabilities"] = self._by_name(one.first_probabilities)
+                more["finish_reason"] = one.finish_reason
+                if how.overflow == "slide" and len(prompt) + len(one.tokens) > self._longest(module):
+                    more["slid"] = True
+                answers.append(Answer(text, one.text, more))
         return answers
 
-    def _write(self, module: nn.Module, rows: list[list[int]], how: GenerationOptions) -> list[Generated]:
-        """What follows each row; `how.samples` of one prompt stand together."""
-        seeds = [how.seed + number % how.samples for number in range(len(rows))]
-        text, most = TextReader(self.tokenizer, tuple(how.stop)), how.max_tokens or CONTINUATION
-        sampling, stop = how.sampling(TEMPERATURE), self._stops()
-        if how.beam is not None and not how.temperature:
-            beam = Beam(max(how.beam, how.samples), best=how.samples)
-            best = beam_search(module, rows[:: how.samples], beam, max_tokens=most, stop=stop)
-            after = zip(rows, (one for found in best for one in found), strict=True)
-            return [replace(one, text=text.read(one.tokens, row)) for row, one in after]
-        if how.speculative and max(map(len, rows)) + most <= self._longest(module):
-            pairs = zip(rows, seeds, strict=True)
-            guessed = [speculate(module, r, None, sampling, max_tokens=most, stop=stop, seed=s) for r, s in pairs]
-            return [replace(one, text=text.read(one.tokens, row)) for row, one in zip(rows, guessed, strict=True)]
-        return generate(
-            module, rows, sampling, max_tokens=most, stop=stop, seeds=seeds, overflow=how.overflow, text=text
-        )
-
-    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
-        """A continuation as it is written."""
-        steps = stream(
-            module,
-            [self._prompt(str(given), how)],
+    def _request(self, texts: Sequence[str], how: GenerationOptions) -> GenerationRequest:
+        """What continues these texts; each of them has the same seeds, one per sample."""
+        return GenerationRequest(
+            [self._prompt(text, how) for text in texts],
             how.sampling(TEMPERATURE),
             max_tokens=how.max_tokens or CONTINUATION,
-            stop=self._stops(),
-            seeds=how.seed,
+            stop=self.prompt_format.stopping(self.tokenizer),
+            seeds=[how.seed + n for _ in texts for n in range(how.samples)],
+            samples=how.samples,
             overflow=how.overflow,
-            text=TextReader(self.tokenizer, tuple(how.stop)),
+            detokenizer=Detokenizer(self.tokenizer, tuple(how.stop)),
+            top=how.top,
         )
+
+    def _fits(self, module: nn.Module, request: GenerationRequest) -> bool:
+        """Whether no text slides, which speculative decoding cannot."""
+        return max(map(len, request.prompts)) + request.max_tokens <= self._longest(module)
+
+    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
+        """A continuation as it is generated."""
+        steps = stream(module, self._request([str(given)], replace(how, samples=1)))
         return (step.text for step in steps if step.text)
 
     def _prompt(self, text: str, how: GenerationOptions) -> list[int]:
@@ -319,21 +314,17 @@ class TextTask(Task):
         first = self.tokenizer.start if self.tokenizer.start is not None else self.tokenizer.stop
         return ids or [first if first is not None else 0]
 
-    def _stops(self) -> tuple[int, ...]:
-        return self.prompt_format.stopping(self.tokenizer)
-
     def _longest(self, module: nn.Module) -> int:
         return cast(DecoderSpec, module.spec).length
 
-    def _next(self, module: nn.Module, prompt: list[int]) -> dict[str, float]:
-        found = next_distribution(module, prompt[-self._longest(module) :], top=TOP)
-        return {self.tokenizer.pieces([token])[0]: round(share, 6) for token, share in found}
+    def _by_name(self, probabilities: Sequence[tuple[int, float]]) -> dict[str, float]:
+        return {self.tokenizer.pieces([token])[0]: round(share, 6) for token, share in probabilities}
 
     def preview(self, module: nn.Module, part: Split) -> str:
         """A continuation of the held-out text's beginning."""
         assert isinstance(part, TextSplit)
         prompt = self.tokenizer.decode(part.store.window(0, min(PROMPT, len(part.store))).tokens.tolist())
-        answer = self.predict(module, [prompt], GenerationOptions(max_tokens=GLIMPSE))[0]
+        answer = self.predict(module, [prompt], GenerationOptions(max_tokens=GLIMPSE, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
 
 

@@ -21,15 +21,17 @@ from weft.data.readers.texts import read_pairs
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.spec import Tree
-from weft.inference.decoding.beam import Beam, beam_search
-from weft.inference.decoding.generate import Generated, generate, stream
-from weft.inference.decoding.text_stream import TextReader
+from weft.inference.decoding.detokenizer import Detokenizer
+from weft.inference.decoding.generate import stream
+from weft.inference.decoding.generated import GeneratedText
+from weft.inference.decoding.request import GenerationRequest
 from weft.models.build import AnySpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
+from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.support.pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
@@ -276,9 +278,9 @@ class TranslationTask(Task):
 
     def _translate(
         self, module: nn.Module, rows: Sequence[Sequence[int]], how: GenerationOptions
-    ) -> list[list[Generated]]:
+    ) -> list[list[GeneratedText]]:
         """What is written for each source, `how.samples` each, in batches of like length."""
-        found: list[list[Generated]] = [[] for _ in rows]
+        found: list[list[GeneratedText]] = [[] for _ in rows]
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         module, most = self._to_write(module), how.max_tokens or self._most(module)
         for first in range(0, len(order), how.batch):
@@ -290,14 +292,9 @@ class TranslationTask(Task):
 
     def _write(
         self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, how: GenerationOptions
-    ) -> list[list[Generated]]:
-        prompts = [[self.ends.start, *self.ends.first]] * len(batch)
-        if how.beam is not None and not how.temperature:
-            beam = Beam(max(how.beam, how.samples), self.options.penalty, how.samples)
-            return beam_search(module, prompts, beam, max_tokens=most, stop=(self.ends.stop,), source=batch)
-        found = generate(
-            module,
-            prompts,
+    ) -> list[list[GeneratedText]]:
+        request = GenerationRequest(
+            [[self.ends.start, *self.ends.first]] * len(batch),
             how.sampling(0.0),
             max_tokens=most,
             stop=(self.ends.stop,),
@@ -305,21 +302,21 @@ class TranslationTask(Task):
             samples=how.samples,
             source=batch,
         )
-        return [found[first : first + how.samples] for first in range(0, len(found), how.samples)]
+        return generate_texts(module, request, how, penalty=self.options.penalty)
 
     def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
         """A translation as it is written."""
         row = [*self.ends.before, *self.tokenizer.encode(str(given)), self.ends.stop]
-        steps = stream(
-            self._to_write(module),
+        request = GenerationRequest(
             [[self.ends.start, *self.ends.first]],
             how.sampling(0.0),
             max_tokens=how.max_tokens or self._most(module),
             stop=(self.ends.stop,),
             seeds=how.seed,
             source=[row],
-            text=TextReader(self.tokenizer, tuple(how.stop)),
+            detokenizer=Detokenizer(self.tokenizer, tuple(how.stop)),
         )
+        steps = stream(self._to_write(module), request)
         return (step.text for step in steps if step.text)
 
     def preview(self, module: nn.Module, part: Split) -> str:

@@ -1,14 +1,13 @@
-"""Beam search: keep the K likeliest beginnings, extend each by every token, keep the K likeliest again.
+"""Beam search: keep the K likeliest hypotheses, extend each by every token, keep the K likeliest again.
 
 score = log p(y | x) / lp(|y|),   lp(n) = ((5 + n) / 6)^alpha        (Wu et al. 2016)
 
 Several prompts are searched at once, K rows each. A hypothesis that ends leaves the beam for the pool of finished ones
-and its place goes to the next best; a prompt is done when no open hypothesis can still enter the pool.
+and its row goes to the next best; a prompt is done when no open hypothesis can still enter the pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,16 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import (
-    MemoryConditioned,
-    SourceTexts,
-    condition,
-    declared,
-    device_of,
-    eval_mode,
-)
-from weft.inference.decoding.generate import Ended, Generated, context_limit
-from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
+from weft.inference.decoding.conditioning import MemoryConditioned, condition, declared, device_of, eval_mode
+from weft.inference.decoding.generated import FinishReason, GeneratedText, TokenProbabilities
+from weft.inference.decoding.request import GenerationRequest
+from weft.inference.decoding.sampling import GREEDY, top_probabilities
+from weft.inference.decoding.sessions import DecodingSession, start_session
 
 NEVER = float("-inf")
 
@@ -49,34 +43,38 @@ class Beam:
         return float(((5 + length) / 6) ** self.penalty)
 
 
-class Node(NamedTuple):
-    """The last token of a hypothesis and the way back to its first."""
+class BackPointer(NamedTuple):
+    """One token of a hypothesis and a pointer to the token before it; `alignment` [S] of this token."""
 
-    before: Node | None
+    before: BackPointer | None
     token: int
     log_probability: float
-    look: Tensor | None
+    alignment: Tensor | None
 
 
-class Open(NamedTuple):
+class OpenHypothesis(NamedTuple):
     """A hypothesis that goes on: its row among the prompt's K, its log-probability, its last token."""
 
     row: int
     total: float
-    node: Node | None
+    last: BackPointer | None
 
 
 @dataclass
-class Hypotheses:
-    """One prompt's search: the open hypotheses and the pool of finished ones, best first."""
+class PromptSearch:
+    """The search of one prompt: open hypotheses, and the pool of finished ones (score, reason, last token), best first.
+
+    `first_probabilities`: those of the first token, where the request asks for them.
+    """
 
     prompt: int
-    open: list[Open]
-    pool: list[tuple[float, Ended, Node]] = field(default_factory=list)
+    open: list[OpenHypothesis]
+    pool: list[tuple[float, FinishReason, BackPointer]] = field(default_factory=list)
+    first_probabilities: TokenProbabilities | None = None
 
-    def finish(self, beam: Beam, node: Node, total: float, length: int, ended: Ended) -> None:
+    def finish(self, beam: Beam, last: BackPointer, total: float, length: int, reason: FinishReason) -> None:
         """Into the pool, which keeps the best; of equals the one that came first."""
-        self.pool.append((total / beam.divisor(length), ended, node))
+        self.pool.append((total / beam.divisor(length), reason, last))
         self.pool.sort(key=lambda one: -one[0])
         del self.pool[beam.best :]
 
@@ -90,101 +88,98 @@ class Hypotheses:
         return self.pool[-1][0] >= max(total / beam.divisor(length + 1), total / beam.divisor(most))
 
 
-def beam_search(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    beam: Beam = Beam(),
-    *,
-    max_tokens: int = 64,
-    stop: Sequence[int] = (),
-    source: SourceTexts | None = None,
-    images: Tensor | None = None,
-    prefill: PrefillOptions = PrefillOptions(),
-) -> list[list[Generated]]:
-    """For each prompt its best continuations, best first; those cut at `max_tokens` compete with those that stopped."""
-    if max_tokens < 1:
-        raise WeftError(f"max_tokens {max_tokens} writes nothing: use at least 1")
-    context_limit(declared(model).length, prompts, max_tokens, "refuse")
+def beam_search(model: nn.Module, request: GenerationRequest, beam: Beam = Beam()) -> list[list[GeneratedText]]:
+    """The best continuations of each prompt, best first; those cut at `max_tokens` compete with those that stopped."""
+    if request.sampling != GREEDY or request.samples != 1:
+        raise WeftError("beam search draws nothing: leave sampling and samples out; Beam(best=N) gives several texts")
+    request.context_limit(declared(model).length, slides=False)
     with eval_mode(model), torch.inference_mode():
-        conditioned = condition(model, len(prompts), source, images, prefill.side)
+        conditioned = condition(model, len(request.prompts), request.source, request.images, request.prefill.side)
         real = conditioned.memory.token_positions.real if isinstance(conditioned, MemoryConditioned) else None
-        search = Search(start_session(conditioned, prefill), beam, max_tokens, frozenset(stop), device_of(model))
-        found = search.run(prompts)
-    return [[_gather(*one, None if real is None else real[h.prompt]) for one in h.pool] for h in found]
+        found = BeamSearch(start_session(conditioned, request.prefill), request, beam, device_of(model)).run()
+    return [[_text(search, n, request, real) for n in range(len(search.pool))] for search in found]
 
 
-class Search:
-    """All prompts' searches in step: prompts x K rows, prompts that are done leave."""
+class BeamSearch:
+    """The searches of all prompts in step: prompts x K rows; prompts that are done leave."""
 
-    def __init__(
-        self, session: DecodingSession, beam: Beam, max_tokens: int, stop: frozenset[int], device: torch.device
-    ) -> None:
-        self.session, self.beam, self.max_tokens, self.stop, self.device = session, beam, max_tokens, stop, device
+    def __init__(self, session: DecodingSession, request: GenerationRequest, beam: Beam, device: torch.device) -> None:
+        self.session, self.request, self.beam, self.device = session, request, beam, device
+        self.max_tokens, self.stop = request.max_tokens, frozenset(request.stop)
 
-    def run(self, prompts: Sequence[Sequence[int]]) -> list[Hypotheses]:
-        """One search a prompt; all prompts are read once, then each gets K rows."""
-        searches = [Hypotheses(n, [Open(0, 0.0, None)]) for n in range(len(prompts))]
+    def run(self) -> list[PromptSearch]:
+        """One search per prompt; all prompts are read once, then each gets K rows."""
+        searches = [PromptSearch(n, [OpenHypothesis(0, 0.0, None)]) for n in range(len(self.request.prompts))]
         live, width = searches, 1
-        logits = self.session.begin(prompts)
+        logits = self.session.begin(self.request.prompts)
         self.vocabulary = logits.shape[-1]
+        if self.request.top:
+            for search, row in zip(searches, logits, strict=True):
+                search.first_probabilities = top_probabilities(row, self.request.top)
         for length in range(1, self.max_tokens + 1):
-            totals, index = self._candidates(logits, live, width)
-            looks = self.session.alignment
-            for n, (one, values, places) in enumerate(zip(live, totals.tolist(), index.tolist(), strict=True)):
-                at = None if looks is None else looks[n * width : (n + 1) * width]
-                self._extend(one, values, places, length, at)
-            alive = [n for n, one in enumerate(live) if not one.done(self.beam, length, self.max_tokens)]
+            totals, indices = self._candidates(logits, live, width)
+            alignment = self.session.alignment
+            for n, (search, values, own) in enumerate(zip(live, totals.tolist(), indices.tolist(), strict=True)):
+                rows = None if alignment is None else alignment[n * width : (n + 1) * width]
+                self._extend(search, values, own, length, rows)
+            alive = [n for n, search in enumerate(live) if not search.done(self.beam, length, self.max_tokens)]
             if length == self.max_tokens or not alive:
                 break
-            rows = [n * width + one.row for n in alive for one in self._filled(live[n])]
+            order = [n * width + one.row for n in alive for one in self._filled(live[n])]
             live, width = [live[n] for n in alive], self.beam.width
-            self.session.reorder(torch.tensor(rows, device=self.device))
-            tokens = [one.node.token if one.node else 0 for s in live for one in self._filled(s)]
+            self.session.reorder(torch.tensor(order, device=self.device))
+            tokens = [one.last.token if one.last else 0 for search in live for one in self._filled(search)]
             logits = self.session.advance(torch.tensor(tokens, device=self.device))
         return searches
 
-    def _filled(self, one: Hypotheses) -> list[Open]:
+    def _filled(self, search: PromptSearch) -> list[OpenHypothesis]:
         """Exactly K rows: the first stands in where fewer are open, and is never extended."""
-        return one.open + [one.open[0]._replace(total=NEVER)] * (self.beam.width - len(one.open))
+        return search.open + [search.open[0]._replace(total=NEVER)] * (self.beam.width - len(search.open))
 
-    def _candidates(self, logits: Tensor, live: list[Hypotheses], width: int) -> tuple[Tensor, Tensor]:
+    def _candidates(self, logits: Tensor, live: list[PromptSearch], width: int) -> tuple[Tensor, Tensor]:
         """Totals and indices (row x C + token) of each prompt's best extensions, enough that K of them go on."""
-        chances = logits.double().log_softmax(-1).unflatten(0, (len(live), width))
+        log_probabilities = logits.double().log_softmax(-1).unflatten(0, (len(live), width))
         before = [[one.total for one in (self._filled(s) if width > 1 else s.open)] for s in live]
-        totals = chances + torch.tensor(before, dtype=torch.float64, device=self.device)[:, :, None]
+        totals = log_probabilities + torch.tensor(before, dtype=torch.float64, device=self.device)[:, :, None]
         wanted = min(self.beam.width * (1 + len(self.stop)), totals[0].numel())
         best = totals.flatten(1).topk(wanted)
         return best.values, best.indices
 
     def _extend(
-        self, one: Hypotheses, totals: list[float], places: list[int], length: int, looks: Tensor | None
+        self, search: PromptSearch, totals: list[float], indices: list[int], length: int, alignment: Tensor | None
     ) -> None:
-        """Open hypotheses of one token more; those among the K best that stop, or reach the end, are finished."""
-        before, one.open = one.open, []
-        for rank, (total, place) in enumerate(zip(totals, places, strict=True)):
-            if total == NEVER or len(one.open) == self.beam.width:
+        """Hypotheses of one token more; those among the K best that stop, or reach the full length, are finished."""
+        before, search.open = search.open, []
+        for rank, (total, index) in enumerate(zip(totals, indices, strict=True)):
+            if total == NEVER or len(search.open) == self.beam.width:
                 break
-            row, token = divmod(place, self.vocabulary)
-            node = Node(before[row].node, token, total - before[row].total, None if looks is None else looks[row])
+            row, token = divmod(index, self.vocabulary)
+            looked = None if alignment is None else alignment[row]
+            last = BackPointer(before[row].last, token, total - before[row].total, looked)
             if token not in self.stop:
-                one.open.append(Open(row, total, node))
+                search.open.append(OpenHypothesis(row, total, last))
             elif rank < self.beam.width:
-                one.finish(self.beam, node, total, length, "stop")
+                search.finish(self.beam, last, total, length, "stop")
         if length == self.max_tokens:
-            for last in one.open:
-                assert last.node is not None
-                one.finish(self.beam, last.node, last.total, length, "length")
+            for one in search.open:
+                assert one.last is not None
+                search.finish(self.beam, one.last, one.total, length, "length")
 
 
-def _gather(score: float, ended: Ended, node: Node | None, real: Tensor | None) -> Generated:
-    nodes: list[Node] = []
-    while node is not None:
-        nodes.append(node)
-        node = node.before
-    nodes.reverse()
-    kept = nodes[:-1] if ended == "stop" else nodes
-    looks = [n.look for n in nodes if n.look is not None]
-    alignment = torch.stack(looks)[: len(kept)] if looks else None
+def _text(search: PromptSearch, index: int, request: GenerationRequest, real: Tensor | None = None) -> GeneratedText:
+    """The finished hypothesis at `index` of the pool; its alignment is to real source tokens only."""
+    score, reason, last = search.pool[index]
+    steps = [last]
+    while (before := steps[-1].before) is not None:
+        steps.append(before)
+    steps.reverse()
+    shown = steps[:-1] if reason == "stop" else steps
+    rows = [step.alignment for step in steps if step.alignment is not None]
+    alignment = torch.stack(rows)[: len(shown)] if rows else None
     if alignment is not None and real is not None:
-        alignment = alignment[:, real]
-    return Generated([n.token for n in kept], [n.log_probability for n in kept], ended, score, alignment)
+        alignment = alignment[:, real[search.prompt]]
+    tokens = [step.token for step in shown]
+    detokenizer, prompt = request.detokenizer, request.prompts[search.prompt]
+    text = None if detokenizer is None else detokenizer.decode(tokens, prompt)
+    log_probabilities = [step.log_probability for step in shown]
+    return GeneratedText(tokens, log_probabilities, reason, score, alignment, text, search.first_probabilities)

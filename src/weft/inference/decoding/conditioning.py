@@ -1,4 +1,4 @@
-"""Conditioning: how each family is asked for its next tokens; a model, and what its text is conditioned on.
+"""Conditioning: how a model of each family is called for its next tokens, and what its text is conditioned on.
 
 Decoders are called with tokens; image-text decoders also with images, at the first call; encoder-decoders, recurrent
 ones included, with the memory of their source.
@@ -20,11 +20,11 @@ from weft.parts.masks import Real
 from weft.parts.state import State
 
 PaddingSide = Literal["left", "right"]
-SourceTexts = Sequence[Sequence[int]] | Memory
+SourceInput = Sequence[Sequence[int]] | Memory
 
 
 class ConditionedModel(Protocol):
-    """One way to call a model that writes; `rows` of what it is conditioned on follow those of the text."""
+    """A model with what its texts are conditioned on; one call for every family."""
 
     model: Any
 
@@ -33,7 +33,7 @@ class ConditionedModel(Protocol):
         ...
 
     def reorder(self, rows: Tensor) -> None:
-        """Keep rows[0], rows[1], ... in this order."""
+        """Keep the conditions of texts rows[0], rows[1], ... in this order."""
         ...
 
 
@@ -44,11 +44,10 @@ class Unconditioned:
         self.model = model
 
     def call(self, tokens: Tensor, real: Tensor | None, state: State | None, first: bool) -> Output:
-        """model(tokens)."""
         return self.model(tokens, mask=_marks(real), state=state)
 
     def reorder(self, rows: Tensor) -> None:
-        """Nothing is conditioned on."""
+        pass
 
 
 class ImageConditioned:
@@ -58,12 +57,10 @@ class ImageConditioned:
         self.model, self.images = model, images
 
     def call(self, tokens: Tensor, real: Tensor | None, state: State | None, first: bool) -> Output:
-        """model(tokens, images=images), images only where the text begins."""
         images = self.images if first else None
         return self.model(tokens, mask=_marks(real), state=state, images=images)
 
     def reorder(self, rows: Tensor) -> None:
-        """Images follow their texts."""
         self.images = self.images.index_select(0, rows)
 
 
@@ -74,11 +71,9 @@ class MemoryConditioned:
         self.model, self.memory = model, memory
 
     def call(self, tokens: Tensor, real: Tensor | None, state: State | None, first: bool) -> Output:
-        """model.decode(tokens, memory)."""
         return self.model.decode(tokens, self.memory, mask=_marks(real), state=state)
 
     def reorder(self, rows: Tensor) -> None:
-        """Memories follow their texts."""
         self.memory = self.memory.reorder(rows)
 
 
@@ -87,18 +82,20 @@ def _marks(real: Tensor | None) -> Real | None:
 
 
 def declared(model: nn.Module) -> Declaration:
-    """What a model promises, refused if it cannot write: it must be causal and have a vocabulary."""
+    """What a model declares, refused if it generates no text: it must be causal and have a vocabulary."""
     declares = getattr(model, "declares", None)
     if declares is None:
-        raise WeftError(f"a {type(model).__name__} declares nothing: build a model with weft.build to let it write")
+        raise WeftError(f"a {type(model).__name__} declares nothing: build a model with weft.build to generate text")
     declaration: Declaration = declares()
     if not declaration.causal or declaration.vocabulary is None:
-        raise WeftError(f"a model of family {declaration.family!r} writes no text: use a decoder or an encoder-decoder")
+        raise WeftError(
+            f"a model of family {declaration.family!r} generates no text: use a decoder or an encoder-decoder"
+        )
     return declaration
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the weights are."""
+    """The device of the weights."""
     return next(model.parameters()).device
 
 
@@ -106,11 +103,11 @@ def device_of(model: nn.Module) -> torch.device:
 def condition(
     model: nn.Module,
     rows: int,
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
     side: PaddingSide = "right",
 ) -> ConditionedModel:
-    """The conditioned that fits the model; sources are encoded here, padded on `side`."""
+    """The model, optimized, with what its texts are conditioned on; sources are encoded here, padded on `side`."""
     declaration = declared(model)
     model = optimized(model)
     if source is not None and not declaration.seq2seq:
@@ -119,13 +116,13 @@ def condition(
         raise WeftError(f"a model of family {declaration.family!r} sees no images: leave `images` out")
     if declaration.seq2seq:
         if source is None:
-            raise WeftError(f"a model of family {declaration.family!r} writes about a source: give `source`")
+            raise WeftError(f"a model of family {declaration.family!r} generates from a source: give `source`")
         memory = source if isinstance(source, Memory) else encode(model, source, side)
-        _expect_rows(rows, memory.hidden.shape[0], "sources")
+        expect_rows(rows, memory, None)
         return MemoryConditioned(model, memory)
     if images is None:
         return Unconditioned(model)
-    _expect_rows(rows, images.shape[0], "images")
+    expect_rows(rows, None, images)
     return ImageConditioned(model, images.to(device_of(model)))
 
 
@@ -135,9 +132,12 @@ def encode(model: Any, source: Sequence[Sequence[int]], side: PaddingSide = "rig
     return model.encode(tokens, mask=_marks(real))
 
 
-def _expect_rows(rows: int, given: int, what: str) -> None:
-    if rows != given:
-        raise WeftError(f"{given} {what} for {rows} prompts: give one a prompt")
+def expect_rows(prompts: int, source: SourceInput | None, images: Tensor | None) -> None:
+    """Refuse another number of sources or images than of prompts."""
+    sources = source.hidden.shape[0] if isinstance(source, Memory) else None if source is None else len(source)
+    for given, what in ((sources, "sources"), (None if images is None else images.shape[0], "images")):
+        if given is not None and given != prompts:
+            raise WeftError(f"{given} {what} for {prompts} prompts: give one per prompt")
 
 
 def pad(
@@ -162,12 +162,12 @@ def pad(
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout while it writes; every part is put back into the mode that it had."""
-    learning = [part for part in model.modules() if part.training]
-    for part in learning:
+    """All parts in evaluation mode; afterwards each is put back into the mode that it had."""
+    training = [part for part in model.modules() if part.training]
+    for part in training:
         part.training = False
     try:
         yield
     finally:
-        for part in learning:
+        for part in training:
             part.training = True

@@ -1,189 +1,104 @@
-"""Generation: write on from prompts, token by token, many texts at once.
+"""Generation: continue prompts token by token, many texts at once.
 
-What a text becomes depends on its own prompt, seed and sampling only: not on its company, the padding, the cache or
-the chunks in which the prompt was read. Texts that are finished leave the batch.
+What a text becomes depends on its own prompt, seed and sampling only: not on the rest of the batch, the padding, the
+cache or the chunks in which the prompt was read. Each prompt is read once; finished texts leave the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from weft.foundation.errors import LengthError, WeftError
-from weft.foundation.seeds import derive
 from weft.inference.decoding.conditioning import (
     MemoryConditioned,
-    SourceTexts,
+    SourceInput,
     condition,
     declared,
     device_of,
     eval_mode,
 )
-from weft.inference.decoding.sampling import GREEDY, Draws, Sampling, choose, distribution
+from weft.inference.decoding.generated import GeneratedText, GeneratedToken, TokenProbabilities
+from weft.inference.decoding.request import GenerationRequest
+from weft.inference.decoding.sampling import Sampling, UniformStreams, choose, top_probabilities
 from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
-from weft.inference.decoding.text_stream import TextReader
-
-Ended = Literal["stop", "length"]
-Overflow = Literal["refuse", "slide", "extend"]
 
 
-class GeneratedToken(NamedTuple):
-    """One token of one row; `ended` says why it was the last. A stop token is given too, as the last.
-
-    `text`: what this token makes certain of the text, where `generate` was told how to read it.
-    """
-
-    row: int
-    token: int
-    log_probability: float
-    ended: Ended | None = None
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What was written after a prompt, without the stop token; `text` ends before a stop string.
-
-    `log_probabilities`: what the model itself gives each token. `score`: their sum, the stop token's included; a beam
-    divides it by its length penalty. `alignment` [T, S]: where each token looked in the source, if the model says so.
-    """
-
-    tokens: list[int]
-    log_probabilities: list[float]
-    ended: Ended
-    score: float
-    alignment: Tensor | None = None
-    text: str | None = None
-
-
-def generate(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling = GREEDY,
-    *,
-    max_tokens: int = 64,
-    stop: Sequence[int] = (),
-    seeds: int | Sequence[int] = 0,
-    samples: int = 1,
-    source: SourceTexts | None = None,
-    images: Tensor | None = None,
-    overflow: Overflow = "refuse",
-    text: TextReader | None = None,
-    prefill: PrefillOptions = PrefillOptions(),
-) -> list[Generated]:
-    """Continue each prompt `samples` times: prompt 0's first, then prompt 1's, ...
-
-    `seeds`: one a prompt; a number s stands for s, s + 1, ... `overflow`: a text longer than the model was trained for
-    is refused, slides on (its older half is forgotten each time it is full), or extends past it where positions allow.
-    `text`: how to read tokens as text, and strings at which it stops.
-    """
-    loop = GenerationLoop(
-        model, prompts, sampling, max_tokens, stop, seeds, samples, source, images, overflow, text, prefill
-    )
+def generate(model: nn.Module, request: GenerationRequest) -> list[GeneratedText]:
+    """All samples of prompt 0, then those of prompt 1, ..."""
+    loop = GenerationLoop(model, request)
     steps: list[list[GeneratedToken]] = [[] for _ in range(loop.rows)]
     for step in loop:
         steps[step.row].append(step)
     return [loop.gather(row, own) for row, own in enumerate(steps)]
 
 
-def stream(
-    model: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling = GREEDY,
-    *,
-    max_tokens: int = 64,
-    stop: Sequence[int] = (),
-    seeds: int | Sequence[int] = 0,
-    samples: int = 1,
-    source: SourceTexts | None = None,
-    images: Tensor | None = None,
-    overflow: Overflow = "refuse",
-    text: TextReader | None = None,
-    prefill: PrefillOptions = PrefillOptions(),
-) -> Iterator[GeneratedToken]:
-    """The same as `generate`, each token given as soon as it is chosen."""
-    return iter(
-        GenerationLoop(
-            model, prompts, sampling, max_tokens, stop, seeds, samples, source, images, overflow, text, prefill
-        )
-    )
+def stream(model: nn.Module, request: GenerationRequest) -> Iterator[GeneratedToken]:
+    """The tokens of `generate`, each as soon as it is chosen."""
+    return iter(GenerationLoop(model, request))
 
 
 class GenerationLoop:
-    """A batch of texts being written; iterating gives each `GeneratedToken`, once."""
+    """A batch of texts that is being generated; iterating gives each `GeneratedToken`, once."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        max_tokens: int,
-        stop: Sequence[int],
-        seeds: int | Sequence[int],
-        samples: int,
-        source: SourceTexts | None,
-        images: Tensor | None,
-        overflow: Overflow,
-        text: TextReader | None,
-        prefill: PrefillOptions,
-    ) -> None:
+    def __init__(self, model: nn.Module, request: GenerationRequest) -> None:
         declaration = declared(model)
-        if max_tokens < 1 or samples < 1:
-            raise WeftError(f"max_tokens {max_tokens} and samples {samples} write nothing: use at least 1 of each")
-        self.limit = context_limit(declaration.length, prompts, max_tokens, overflow)
-        self.model, self.sampling, self.max_tokens, self.stop = model, sampling, max_tokens, frozenset(stop)
+        self.model, self.request, self.stop = model, request, frozenset(request.stop)
+        self.limit = request.context_limit(declaration.length)
         self.vocabulary = declaration.vocabulary or 0
-        self.prompts = [list(prompt)[-(self.limit or len(prompt)) :] for prompt in prompts]
-        self.samples, self.rows = samples, len(prompts) * samples
-        self.seeds = spread_seeds(seeds, len(prompts), samples)
+        self.prompts = [list(prompt)[-(self.limit or len(prompt)) :] for prompt in request.prompts]
+        self.rows = len(self.prompts) * request.samples
         with eval_mode(model):
-            self.conditioned = condition(model, len(prompts), source, images, prefill.side)
+            self.conditioned = condition(model, len(self.prompts), request.source, request.images, request.prefill.side)
         self.real = (
             self.conditioned.memory.token_positions.real if isinstance(self.conditioned, MemoryConditioned) else None
         )
-        self.session: DecodingSession = start_session(self.conditioned, prefill)
+        self.session: DecodingSession = start_session(self.conditioned, request.prefill)
         self.alignments: list[list[Tensor]] = [[] for _ in range(self.rows)]
-        before = [prompt for prompt in self.prompts for _ in range(samples)]
-        self.texts = None if text is None else [text.stream(prompt) for prompt in before]
+        self.first_probabilities: list[TokenProbabilities] | None = None
+        detokenizer = request.detokenizer
+        self.texts = None if detokenizer is None else [detokenizer.stream(prompt) for prompt in self._contexts()]
 
     def __iter__(self) -> Iterator[GeneratedToken]:
         with eval_mode(self.model):
-            yield from self._write()
+            yield from self._run()
 
-    def _write(self) -> Iterator[GeneratedToken]:
-        device = device_of(self.model)
-        logits = self._begin(device)
+    def _contexts(self) -> list[list[int]]:
+        """The tokens that each text begins with, one list per row."""
+        return [list(prompt) for prompt in self.prompts for _ in range(self.request.samples)]
+
+    def _run(self) -> Iterator[GeneratedToken]:
+        device, sampling, max_tokens = device_of(self.model), self.request.sampling, self.request.max_tokens
+        logits = self._prefill(device)
         live = list(range(self.rows))
-        contexts = [list(prompt) for prompt in self.prompts for _ in range(self.samples)]
-        draws = None if self.sampling.greedy else Draws(self.seeds, device)
+        contexts = self._contexts()
+        uniform = None if sampling.greedy else UniformStreams(self.request.text_seeds(), device)
         seen = self._seen(contexts, device)
-        for count in range(1, self.max_tokens + 1):
-            tokens, chances = self._choose(logits, draws, seen)
+        for count in range(1, max_tokens + 1):
+            tokens, log_probabilities = self._choose(logits, uniform, seen)
             self._note_alignment(live)
             going_on = []
-            for place, (row, token, chance) in enumerate(zip(live, tokens.tolist(), chances.tolist(), strict=True)):
+            rows = zip(live, tokens.tolist(), log_probabilities.tolist(), strict=True)
+            for index, (row, token, log_probability) in enumerate(rows):
                 contexts[row].append(token)
-                step = self._step(row, token, chance, count == self.max_tokens)
-                if step.ended is None:
-                    going_on.append(place)
+                step = self._step(row, token, log_probability, count == max_tokens)
+                if step.finish_reason is None:
+                    going_on.append(index)
                 yield step
             if not going_on:
                 return
             if len(going_on) < len(live):
                 kept = torch.tensor(going_on, device=device)
-                live = [live[place] for place in going_on]
+                live = [live[index] for index in going_on]
                 tokens = tokens[kept]
                 self.session.reorder(kept)
-                if draws is not None:
-                    draws.keep(going_on)
+                if uniform is not None:
+                    uniform.keep(going_on)
                 seen = None if seen is None else seen[kept]
             logits = self._advance(tokens, live, contexts)
 
-    def _step(self, row: int, token: int, chance: float, last: bool) -> GeneratedToken:
+    def _step(self, row: int, token: int, log_probability: float, last: bool) -> GeneratedToken:
         """Whether a token ends its text, and the text that it makes certain."""
         stop = token in self.stop
         text = ""
@@ -192,26 +107,29 @@ class GenerationLoop:
             if stop or last:
                 text += self.texts[row].finish()
             stop = stop or self.texts[row].stopped
-        return GeneratedToken(row, token, chance, "stop" if stop else "length" if last else None, text)
+        return GeneratedToken(row, token, log_probability, "stop" if stop else "length" if last else None, text)
 
-    def _begin(self, device: torch.device) -> Tensor:
-        """Each prompt is read once, however many samples continue it."""
+    def _prefill(self, device: torch.device) -> Tensor:
+        """Logits [rows, C] of the first tokens; each prompt is read once, however many samples continue it."""
         logits = self.session.begin(self.prompts)
-        if self.samples == 1:
+        if self.request.top:
+            self.first_probabilities = [top_probabilities(row, self.request.top) for row in logits]
+        if self.request.samples == 1:
             return logits
-        rows = torch.arange(len(self.prompts), device=device).repeat_interleave(self.samples)
+        rows = torch.arange(len(self.prompts), device=device).repeat_interleave(self.request.samples)
         self.session.reorder(rows)
         return logits[rows]
 
     @torch.inference_mode()
-    def _choose(self, logits: Tensor, draws: Draws | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
-        tokens, chances = choose(logits, self.sampling, None if draws is None else draws.next(), seen)
+    def _choose(self, logits: Tensor, uniform: UniformStreams | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+        numbers = None if uniform is None else uniform.next()
+        tokens, log_probabilities = choose(logits, self.request.sampling, numbers, seen)
         if seen is not None:
             seen[torch.arange(len(tokens), device=tokens.device), tokens] = True
-        return tokens, chances
+        return tokens, log_probabilities
 
     def _advance(self, tokens: Tensor, live: list[int], contexts: list[list[int]]) -> Tensor:
-        """One more step; where a text is full, its older half goes and all texts are read anew."""
+        """One more step; where a text is full, its older half is dropped and all texts are read anew."""
         if self.limit is None or all(len(contexts[row]) <= self.limit for row in live):
             return self.session.advance(tokens)
         for row in live:
@@ -220,7 +138,8 @@ class GenerationLoop:
         return self.session.begin([contexts[row] for row in live])
 
     def _seen(self, contexts: list[list[int]], device: torch.device) -> Tensor | None:
-        if self.sampling.repetition == 1.0:
+        """True for the tokens of each context, [rows, C], where a repetition penalty needs them."""
+        if self.request.sampling.repetition == 1.0:
             return None
         seen = torch.zeros(self.rows, self.vocabulary, dtype=torch.bool, device=device)
         for row, context in enumerate(contexts):
@@ -229,55 +148,22 @@ class GenerationLoop:
 
     def _note_alignment(self, live: list[int]) -> None:
         if self.session.alignment is not None:
-            for place, row in enumerate(live):
-                self.alignments[row].append(self.session.alignment[place])
+            for index, row in enumerate(live):
+                self.alignments[row].append(self.session.alignment[index])
 
-    def gather(self, row: int, steps: list[GeneratedToken]) -> Generated:
-        """All steps of a row as one."""
-        ended = steps[-1].ended
-        assert ended is not None
-        kept = steps[:-1] if steps[-1].token in self.stop else steps
-        return Generated(
-            [step.token for step in kept],
-            [step.log_probability for step in kept],
-            ended,
-            sum(step.log_probability for step in steps),
-            self._alignment(row, len(kept)),
-            None if self.texts is None else "".join(step.text for step in steps),
+    def gather(self, row: int, steps: list[GeneratedToken]) -> GeneratedText:
+        """All tokens of a row as one text; its alignment is to real source tokens only."""
+        prompt = row // self.request.samples
+        alignments = self.alignments[row]
+        if self.real is not None:
+            alignments = [alignment[self.real[prompt]] for alignment in alignments]
+        return GeneratedText.of(
+            steps,
+            self.stop,
+            alignments,
+            text=None if self.texts is None else "".join(step.text for step in steps),
+            first_probabilities=None if self.first_probabilities is None else self.first_probabilities[prompt],
         )
-
-    def _alignment(self, row: int, length: int) -> Tensor | None:
-        """[T, S], real source tokens only."""
-        if not self.alignments[row]:
-            return None
-        whole = torch.stack(self.alignments[row])[:length]
-        return whole if self.real is None else whole[:, self.real[row // self.samples]]
-
-
-def context_limit(
-    length: int | None, prompts: Sequence[Sequence[int]], max_tokens: int, overflow: Overflow
-) -> int | None:
-    """How many tokens a text may have before it slides; None where it never does."""
-    if overflow not in ("refuse", "slide", "extend"):
-        raise WeftError(f"there is no overflow {overflow!r}: choose refuse, slide or extend")
-    longest = max((len(prompt) for prompt in prompts), default=0)
-    # The last token written is never read.
-    if length is None or overflow == "extend" or longest + max_tokens - 1 <= length:
-        return None
-    if overflow == "refuse":
-        raise LengthError(
-            f"a prompt of {longest} tokens and {max_tokens} new ones, but the model was trained for {length}: "
-            f"give fewer, or overflow='slide' to forget the oldest"
-        )
-    return length
-
-
-def spread_seeds(seeds: int | Sequence[int], prompts: int, samples: int) -> list[int]:
-    """One seed a text: a prompt's first sample has the prompt's own, so that asking for more changes none before."""
-    each = [seeds + row for row in range(prompts)] if isinstance(seeds, int) else list(seeds)
-    if len(each) != prompts:
-        raise WeftError(f"{len(each)} seeds for {prompts} prompts: give one a prompt, or a single number")
-    return [seed if n == 0 else derive(seed, "sample", n) for seed in each for n in range(samples)]
 
 
 def next_distribution(
@@ -286,12 +172,11 @@ def next_distribution(
     top: int = 10,
     sampling: Sampling = Sampling(),
     *,
-    source: SourceTexts | None = None,
+    source: SourceInput | None = None,
     images: Tensor | None = None,
-) -> list[tuple[int, float]]:
+) -> TokenProbabilities:
     """The likeliest next tokens and their probabilities, best first."""
-    context_limit(declared(model).length, [prompt], 1, "refuse")
-    with eval_mode(model), torch.inference_mode():
+    GenerationRequest([prompt], max_tokens=1).context_limit(declared(model).length)
+    with eval_mode(model):
         logits = start_session(condition(model, 1, source, images), PrefillOptions()).begin([prompt])
-        best = distribution(logits[0], sampling).topk(min(top, logits.shape[-1]))
-    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return top_probabilities(logits[0], top, sampling)

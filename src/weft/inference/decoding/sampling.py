@@ -46,7 +46,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is drawn."""
         return self.temperature == 0
 
 
@@ -84,6 +83,13 @@ def distribution(logits: Tensor, sampling: Sampling, seen: Tensor | None = None)
     return p / p.sum(-1, keepdim=True)
 
 
+@torch.inference_mode()
+def top_probabilities(logits: Tensor, top: int, sampling: Sampling = Sampling()) -> list[tuple[int, float]]:
+    """Logits [C] -> the `top` likeliest tokens with their probabilities, best first."""
+    best = distribution(logits, sampling).topk(min(top, logits.shape[-1]))
+    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
 def draw(p: Tensor, uniform: Tensor) -> Tensor:
     """Token ids [...] from p [..., C] by the inverse of the cumulative sum at `uniform` [...] in [0, 1).
 
@@ -106,14 +112,14 @@ def choose(
         tokens = (penalize(wide, seen, sampling.repetition) if penalized and seen is not None else wide).argmax(-1)
     else:
         if uniform is None:
-            raise WeftError("drawing needs one uniform number a row: give `uniform`, or use temperature 0")
+            raise WeftError("drawing needs one uniform number per row: give `uniform`, or use temperature 0")
         tokens = draw(distribution(wide, sampling, seen), uniform)
     chosen = wide.gather(-1, tokens[:, None])[:, 0]
     return tokens, chosen - wide.logsumexp(-1)
 
 
-class Draws:
-    """One stream of uniform numbers a row, each from its own seed: what a row draws never depends on its company."""
+class UniformStreams:
+    """One stream of uniform numbers per row, each from its own seed: what a row draws never depends on other rows."""
 
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self.generators = [generator(seed, "sampling") for seed in seeds]
@@ -136,35 +142,35 @@ class Draws:
             self.block = self.block[torch.tensor(rows, device=self.device)]
 
 
-class Chooser:
-    """How one text's tokens are chosen: its own sampling, random numbers, and the tokens that it has seen."""
+class TokenSampler:
+    """How the tokens of one text are chosen: its sampling, its random numbers, and the tokens that it has so far."""
 
     def __init__(
         self, sampling: Sampling, seed: int, context: Sequence[int], vocabulary: int, device: torch.device
     ) -> None:
         self.sampling = sampling
-        self.draws = None if sampling.greedy else Draws([seed], device)
+        self.uniform = None if sampling.greedy else UniformStreams([seed], device)
         self.seen: Tensor | None = None
         if sampling.repetition != 1.0:
             self.seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
             self.seen[list(context)] = True
 
 
-def choose_each(logits: Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
-    """Logits [B, C], each row by its own chooser -> tokens and log-probabilities; equal samplings are done at once."""
+def choose_each(logits: Tensor, samplers: Sequence[TokenSampler]) -> tuple[list[int], list[float]]:
+    """Logits [B, C] -> tokens and log-probabilities, each row by its own sampler; equal samplings are done at once."""
     kinds: dict[Sampling, list[int]] = {}
-    for row, chooser in enumerate(choosers):
-        kinds.setdefault(chooser.sampling, []).append(row)
-    tokens, chances = [0] * len(choosers), [0.0] * len(choosers)
+    for row, sampler in enumerate(samplers):
+        kinds.setdefault(sampler.sampling, []).append(row)
+    tokens, log_probabilities = [0] * len(samplers), [0.0] * len(samplers)
     for sampling, rows in kinds.items():
-        own = [choosers[row] for row in rows]
-        draws = [one.draws.next() for one in own if one.draws is not None]
+        own = [samplers[row] for row in rows]
+        uniform = [one.uniform.next() for one in own if one.uniform is not None]
         seen = [one.seen for one in own if one.seen is not None]
         part = logits if len(kinds) == 1 else logits[torch.tensor(rows, device=logits.device)]
-        found = choose(part, sampling, torch.cat(draws) if draws else None, torch.stack(seen) if seen else None)
-        for row, token, chance in zip(rows, *(each.tolist() for each in found), strict=True):
-            tokens[row], chances[row] = token, chance
-    for chooser, token in zip(choosers, tokens, strict=True):
-        if chooser.seen is not None:
-            chooser.seen[token] = True
-    return tokens, chances
+        found = choose(part, sampling, torch.cat(uniform) if uniform else None, torch.stack(seen) if seen else None)
+        for row, token, log_probability in zip(rows, *(each.tolist() for each in found), strict=True):
+            tokens[row], log_probabilities[row] = token, log_probability
+    for sampler, token in zip(samplers, tokens, strict=True):
+        if sampler.seen is not None:
+            sampler.seen[token] = True
+    return tokens, log_probabilities

@@ -1,6 +1,6 @@
-"""Steppers: writing token by token, the same three calls for every family.
+"""Decoding sessions: token by token, the same three calls for every family.
 
-`begin(prompts)` reads the prompts, `advance(tokens)` adds one token a row, both give the logits [B, C] of what comes
+`begin(prompts)` reads the prompts, `advance(tokens)` adds one token per row, both give the logits [B, C] of what comes
 next; `reorder(rows)` takes, repeats or drops rows. With a cache each token is computed once; without, all again.
 """
 
@@ -20,7 +20,11 @@ from weft.parts.state import State
 
 @dataclass(frozen=True)
 class PrefillOptions:
-    """How it is computed; no choice changes what is written. `chunk`: prompts are read so many tokens at a time."""
+    """How texts are computed; no choice changes them.
+
+    `cached`: keys, values and other states are kept. `chunk`: tokens of the prompts per call, None for all at once.
+    `side`: where shorter prompts are padded.
+    """
 
     cached: bool = True
     chunk: int | None = None
@@ -34,7 +38,7 @@ class PrefillOptions:
 
 
 class DecodingSession(Protocol):
-    """What generation, beam search and the rest are written against.
+    """What generation and beam search are written against.
 
     `alignment` [B, S]: where the last call looked in the source, for models that say so.
     """
@@ -46,7 +50,7 @@ class DecodingSession(Protocol):
         ...
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """One more token a row, [B] -> logits [B, C] of what follows it."""
+        """One more token per row, [B] -> logits [B, C] of what follows it."""
         ...
 
     def reorder(self, rows: Tensor) -> None:
@@ -55,7 +59,7 @@ class DecodingSession(Protocol):
 
 
 def start_session(conditioned: ConditionedModel, prefill: PrefillOptions) -> DecodingSession:
-    """The session that a prefill asks for."""
+    """A session with or without a cache."""
     return CachedSession(conditioned, prefill) if prefill.cached else UncachedSession(conditioned, prefill)
 
 
@@ -94,7 +98,6 @@ class CachedSession:
 
     @torch.inference_mode()
     def advance(self, tokens: Tensor) -> Tensor:
-        """One call on one token a row."""
         out = self.conditioned.call(tokens[:, None], None, self.state, False)
         if "alignment" in out.auxiliary:
             self.alignment = out.auxiliary["alignment"][:, -1]
@@ -102,7 +105,6 @@ class CachedSession:
 
     @torch.inference_mode()
     def reorder(self, rows: Tensor) -> None:
-        """State and what the text is conditioned on."""
         assert self.state is not None
         self.state.reorder(rows)
         self.conditioned.reorder(rows)
@@ -111,7 +113,7 @@ class CachedSession:
 
 
 class UncachedSession:
-    """Keeps the texts only and computes all of them again at each step: slow, and what the cache is judged by."""
+    """Keeps the texts only and computes all of them again at each step: slow, the reference for the cache."""
 
     def __init__(self, conditioned: ConditionedModel, prefill: PrefillOptions) -> None:
         self.conditioned, self.prefill = conditioned, prefill
@@ -120,19 +122,16 @@ class UncachedSession:
         self.alignment: Tensor | None = None
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """The first full call."""
         self.texts = [list(prompt) for prompt in prompts]
         return self._compute()
 
     def advance(self, tokens: Tensor) -> Tensor:
-        """A full call on longer texts."""
         for text, token in zip(self.texts, tokens.tolist(), strict=True):
             text.append(token)
         return self._compute()
 
     @torch.inference_mode()
     def reorder(self, rows: Tensor) -> None:
-        """Texts and what they are conditioned on."""
         self.texts = [list(self.texts[row]) for row in rows.tolist()]
         self.conditioned.reorder(rows)
         if self.alignment is not None:

@@ -1,12 +1,12 @@
-"""The engine: continuous batching. Requests come and go at any time; all that are being written share each step.
+"""The engine: continuous batching. Requests come and go at any time; all texts that are decoded share each step.
 
     with Engine(model, slots=16) as engine:
-        ticket = engine.submit(Request(prompt, max_tokens=80))
-        for step in ticket: ...
+        handle = engine.submit(EngineRequest(prompt, max_tokens=80))
+        for step in handle: ...
 
-What a text becomes is what `generate` makes of it alone: not a matter of its company, its slot, the order of arrival or
-who was cancelled. First come, first served; a step reads at most `tokens` prompt tokens, so that a long prompt holds
-nobody up, and then writes one token of every text. Memory is bounded: `slots` texts of `length` tokens.
+A text becomes what `generate` makes of it alone, whatever the other texts, its slot, the order of arrival or
+cancellations. First come, first served; a step reads at most `prefill_tokens` prompt tokens, so that a long prompt
+delays nobody, and then generates one token of every text. Memory is bounded: `slots` texts of `length` tokens.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from torch import nn
 
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import declared, eval_mode
+from weft.inference.engine.handles import GenerationHandle
+from weft.inference.engine.requests import Cancelled, EngineRequest, EngineStopped, QueueFull
 from weft.inference.engine.running_batch import EngineStatistics, RunningBatch
 from weft.inference.engine.slots import Slots
-from weft.inference.engine.tickets import Cancelled, EngineStopped, QueueFull, Request, Ticket
 
-__all__ = ["Cancelled", "Engine", "EngineStatistics", "EngineStopped", "QueueFull", "Request", "Ticket"]
+__all__ = ["Cancelled", "Engine", "EngineRequest", "EngineStatistics", "EngineStopped", "GenerationHandle", "QueueFull"]
 
 
 class Engine:
-    """Up to `slots` texts at once, `waiting` more in a queue; `tokens` of their prompts are read a step.
+    """Up to `slots` texts at once, `queue_size` more waiting; `prefill_tokens` of their prompts are read per step.
 
-    `length`: how many tokens a text may have, prompt and new ones; as many as the model was trained for if not given,
-    and more only where its positions go on. `source_length`: the same for sources. `prefixes`: so many beginnings are
-    kept, so that prompts which share one read it once; each prompt is then read by itself. As a context it runs in a
-    thread of its own, and leaving it cancels what is open; without, `step()` moves it, or waiting for a ticket does.
+    `length`: most tokens of a text, prompt and new ones; as many as the model was trained for if not given, and more
+    only where its positions allow. `source_length`: the same for sources. `prefixes`: size of the prefix cache, so that
+    prompts which share a beginning read it once; each prompt is then read by itself. As a context manager it runs in a
+    thread of its own, and leaving it cancels what is open; without, `step()` advances it, or waiting for a handle does.
     """
 
     def __init__(
@@ -45,28 +46,28 @@ class Engine:
         model: nn.Module,
         *,
         slots: int = 16,
-        waiting: int = 256,
-        tokens: int = 256,
+        queue_size: int = 256,
+        prefill_tokens: int = 256,
         length: int | None = None,
         source_length: int | None = None,
         prefixes: int = 0,
     ) -> None:
         self.model, self.declaration = model, declared(model)
-        if slots < 1 or tokens < 1 or waiting < 0 or prefixes < 0:
+        if slots < 1 or prefill_tokens < 1 or queue_size < 0 or prefixes < 0:
             raise WeftError(
-                f"an engine of {slots} slots, {tokens} tokens a step, {waiting} waiting and {prefixes} prefixes: "
-                "slots and tokens must be at least 1, waiting and prefixes at least 0"
+                f"an engine of slots={slots}, prefill_tokens={prefill_tokens}, queue_size={queue_size} and "
+                f"prefixes={prefixes}: slots and prefill_tokens must be at least 1, the others at least 0"
             )
         if prefixes and self.declaration.seq2seq:
             raise WeftError("texts of an encoder-decoder share nothing, each has its own source: use prefixes=0")
-        self.waiting = waiting
+        self.queue_size = queue_size
         self.length, self.source_length = self._longest(length), self._longest(source_length)
         source = self.source_length if self.declaration.seq2seq else 0
-        places = Slots(model, slots, self.length + (self.declaration.prefix or 0), source)
-        self._batch = RunningBatch(model, places, tokens, prefixes)
+        memory = Slots(model, slots, self.length + (self.declaration.prefix or 0), source)
+        self._batch = RunningBatch(model, memory, prefill_tokens, prefixes)
         self._parts = list(model.modules())
-        self._queue: deque[Ticket] = deque()
-        self._taken: list[Ticket] = []  # out of the queue, as of the last step or since
+        self._queue: deque[GenerationHandle] = deque()
+        self._taken: list[GenerationHandle] = []  # out of the queue, as of the last step or since
         self._numbers = count()
         self._open = 0
         self._stopped: str | None = None
@@ -83,29 +84,29 @@ class Engine:
             raise WeftError(f"texts of {longest} tokens, but the model knows {known} positions: use at most that")
         return longest
 
-    def submit(self, request: Request) -> Ticket:
-        """Ask for a text, from any thread; refused if it can never be done, or if too many wait."""
+    def submit(self, request: EngineRequest) -> GenerationHandle:
+        """Queue a request, from any thread; refused if it can never be done, or if too many wait."""
         request.expect_fit(self.declaration, self.length, self.source_length)
         slots = self._batch.slots.count
         with self._changed:
             if self._stopped is not None:
                 raise EngineStopped(f"{self._stopped}: make a new engine")
-            if self._open >= slots + self.waiting:
-                self._batch.counts.refused += 1
+            if self._open >= slots + self.queue_size:
+                self._batch.statistics.refused += 1
                 raise QueueFull(
-                    f"{self._open} requests are open, but this engine writes {slots} at once and lets {self.waiting} "
-                    "wait: try again later, or make an engine with a longer queue (waiting)"
+                    f"{self._open} requests are open, but this engine generates {slots} at once and lets "
+                    f"{self.queue_size} wait: try again later, or make an engine of larger `queue_size`"
                 )
-            ticket = Ticket(request, next(self._numbers), self)
-            self._queue.append(ticket)
+            handle = GenerationHandle(request, next(self._numbers), self)
+            self._queue.append(handle)
             self._open += 1
             self._changed.notify_all()
-        return ticket
+        return handle
 
     def step(self) -> bool:
-        """Read some of the prompts, write one token of every text; False once nothing is left to do."""
+        """Read some of the prompts, generate one token of every text; False once nothing is left to do."""
         if self.running:
-            raise WeftError("this engine moves by itself: leave step() out, or use the engine without `with`")
+            raise WeftError("this engine runs in its own thread: leave step() out, or use the engine without `with`")
         return self.advance()
 
     def run(self) -> None:
@@ -115,51 +116,51 @@ class Engine:
 
     @property
     def running(self) -> bool:
-        """Whether it moves by itself, in a thread of its own."""
+        """Whether it steps by itself, in a thread of its own."""
         return self._thread is not None and self._stopped is None
 
     @property
     def statistics(self) -> EngineStatistics:
-        """As of now."""
-        reading = self._batch.reading
+        """Counts so far, and what the engine holds now."""
+        prefill = self._batch.prefill
         return replace(
-            self._batch.counts,
+            self._batch.statistics,
             waiting=len(self._queue),
-            reading=0 if reading is None else len(reading.tickets),
-            writing=len(self._batch.writers),
+            prefilling=0 if prefill is None else len(prefill.handles),
+            decoding=len(self._batch.sequences),
         )
 
     def advance(self) -> bool:
-        """One step in the thread of the caller; whether anything is left to do. If it breaks, so does the engine."""
+        """One step in the thread of the caller; whether anything is left to do. An error in it ends the engine."""
         with self._stepping:
             if self._stopped is not None:
                 return False
-            resting = eval_mode(self.model) if any(part.training for part in self._parts) else nullcontext()
+            evaluating = eval_mode(self.model) if any(part.training for part in self._parts) else nullcontext()
             try:
-                with resting, torch.inference_mode():
+                with evaluating, torch.inference_mode():
                     self._batch.step(self._take)
             except BaseException as error:
-                self._halt(f"this engine broke ({type(error).__name__}: {error})")
-                self._batch.counts.failed += self._abandon("failed", error)
+                self._halt(f"this engine failed ({type(error).__name__}: {error})")
+                self._batch.statistics.failed += self._abandon("failed", error)
                 raise
             with self._changed:
-                self._taken = self._batch.tickets
+                self._taken = self._batch.handles
                 self._open = len(self._queue) + len(self._taken)
                 return self._open > 0
 
-    def withdraw(self, ticket: Ticket) -> None:
-        """A cancelled ticket waits no longer; where it is being written, it leaves at the next step."""
+    def withdraw(self, handle: GenerationHandle) -> None:
+        """A cancelled request waits no longer; if it is being decoded, it leaves at the next step."""
         with self._changed:
-            self._batch.counts.cancelled += 1
-            if ticket in self._queue:
-                self._queue.remove(ticket)
+            self._batch.statistics.cancelled += 1
+            if handle in self._queue:
+                self._queue.remove(handle)
                 self._open -= 1
 
     def __enter__(self) -> Self:
         with self._changed:
             if self._stopped is not None or self._thread is not None:
                 raise EngineStopped(f"{self._stopped or 'this engine runs already'}: make a new engine")
-            self._thread = threading.Thread(target=self._live, name="weft engine", daemon=True)
+            self._thread = threading.Thread(target=self._run_thread, name="weft engine", daemon=True)
         self._thread.start()
         return self
 
@@ -167,15 +168,15 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Stop after the step that is being done, cancel what is open, give the memory back."""
+        """Stop after the current step, cancel what is open, free the memory."""
         self._halt("this engine is closed")
         if self._thread is not None:
             self._thread.join()
         with self._stepping:
-            self._batch.counts.cancelled += self._abandon("cancelled", Cancelled("the engine was closed"))
+            self._batch.statistics.cancelled += self._abandon("cancelled", Cancelled("the engine was closed"))
 
-    def _live(self) -> None:
-        """The thread: a step whenever there is something to do."""
+    def _run_thread(self) -> None:
+        """A step whenever there is something to do."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._open > 0 or self._stopped is not None)
@@ -183,18 +184,18 @@ class Engine:
                     return
             try:
                 self.advance()
-            except BaseException:  # every ticket and the next submit() tell of it
+            except BaseException:  # every handle and the next submit() raise it
                 return
 
-    def _take(self, fits: Callable[[Request], bool]) -> Ticket | None:
+    def _take(self, fits: Callable[[EngineRequest], bool]) -> GenerationHandle | None:
         """The first of the queue, if it fits."""
         with self._changed:
             if not self._queue or not fits(self._queue[0].request):
                 return None
-            ticket = self._queue.popleft()
-            self._taken.append(ticket)
-        ticket.begin()
-        return ticket
+            handle = self._queue.popleft()
+            self._taken.append(handle)
+        handle.begin()
+        return handle
 
     def _halt(self, reason: str) -> None:
         with self._changed:
@@ -202,11 +203,11 @@ class Engine:
             self._changed.notify_all()
 
     def _abandon(self, status: Literal["cancelled", "failed"], error: BaseException) -> int:
-        """End all that is open; how many there were. Their memory is given back."""
+        """End all that is open, and free their memory; how many there were."""
         with self._changed:
-            tickets = [*self._taken, *self._queue]
+            handles = [*self._taken, *self._queue]
             self._queue.clear()
             self._taken.clear()
             self._open = 0
         self._batch.forget()
-        return sum(ticket.close(status, error) for ticket in tickets)
+        return sum(handle.close(status, error) for handle in handles)

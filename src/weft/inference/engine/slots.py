@@ -1,7 +1,7 @@
 """Slots: the states of many texts in one block of memory, so that texts join and leave without copying the others.
 
 Keys and values are big: each layer has one tensor [slots, G, C + 1, .], allocated once, and every state here is a view
-of some of its rows. Texts that are written lie in the first rows without a gap: when one leaves, the last one takes its
+of some of its rows. Texts that are decoded lie in the first rows without a gap: when one leaves, the last one takes its
 slot. What else a state holds (positions, hidden vectors, running sums) is small and made anew when rows change.
 """
 
@@ -21,12 +21,12 @@ from weft.models.output import Memory
 from weft.parts.state import KeyValueState, State, TensorState
 from weft.parts.token_positions import TokenPositions
 
-Small = list[tuple[Tensor, ...] | None]
+LayerTensors = list[tuple[Tensor, ...] | None]
 
 
 @dataclass
 class SlotRow:
-    """What a slot holds: `filled` tokens (an image's too), the first at position `offset`; so much of a source.
+    """What a slot holds: `filled` tokens (an image's too), the first at position `offset`; `source` source tokens.
 
     `padded`: some of the source is padding.
     """
@@ -37,13 +37,13 @@ class SlotRow:
     padded: bool = False
 
 
-class Copied(NamedTuple):
-    """A row's own copy of its state, as long as it is filled. `cuts`: a shorter beginning can be taken from it."""
+class SlotCopy(NamedTuple):
+    """A copy of the state of one row. `cuttable`: a shorter beginning can be taken from it."""
 
     row: SlotRow
     keys: dict[int, tuple[Tensor, Tensor]]
-    small: Small
-    cuts: bool
+    small: LayerTensors
+    cuttable: bool
 
 
 class Slots:
@@ -55,14 +55,14 @@ class Slots:
         self.forget()
 
     def forget(self) -> None:
-        """Give all memory back."""
+        """Free all memory."""
         self.rows: list[SlotRow] = []
         self.keys: dict[int, tuple[Tensor, Tensor]] = {}
         self.crosses: list[tuple[Tensor, Tensor]] = []
         self.memory: Memory | None = None
-        self.small: Small = []
+        self.small: LayerTensors = []
         self.state: State | None = None
-        self.seen: Memory | None = None
+        self.memory_view: Memory | None = None
         self.settled = False
 
     def open(self, first: int, count: int = 1) -> State:
@@ -78,7 +78,7 @@ class Slots:
             own.keys, own.values = keys[first : first + count], values[first : first + count]
 
     def settle(self, state: State, first: int) -> None:
-        """After a call on a state that was opened: the very first one shows how large keys and values are."""
+        """After a call on a state that was opened: the first call shows how large keys and values are."""
         for layer, own in enumerate(state.layers):
             if isinstance(own, KeyValueState) and layer not in self.keys and own.keys is not None:
                 assert own.values is not None
@@ -92,10 +92,10 @@ class Slots:
         shape = [self.count, *like.shape[1:]]
         if length is not None:
             shape[axis] = length
-        return blank(shape, like.dtype, self.device)
+        return zeros(shape, like.dtype, self.device)
 
     def join(self, state: State, first: int, rows: Sequence[SlotRow | None], memory: Memory | None = None) -> None:
-        """The rows of a state in slots first, first + 1, ... are written on from now, but for those that are None."""
+        """The rows of a state in slots first, first + 1, ... are decoded from now, except those that are None."""
         kept = [n for n, row in enumerate(rows) if row is not None]
         if not kept:
             return
@@ -112,7 +112,7 @@ class Slots:
         self.small = joined if len(self.rows) == len(kept) else _pairwise(self.small, joined)
 
     def drop(self, leaving: Sequence[int]) -> list[int]:
-        """These rows leave; gives the rows that stay, in their new order."""
+        """These rows leave; returns the rows that stay, in their new order."""
         self._collect()
         order = list(range(len(self.rows)))
         for hole in sorted(leaving, reverse=True):
@@ -126,18 +126,18 @@ class Slots:
         return order
 
     def batch(self) -> tuple[State, Memory | None]:
-        """The state of all rows that are written, and the memory of their sources; the same until rows change."""
+        """The state of all rows that are decoded, and the memory of their sources; the same until rows change."""
         if self.state is None:
             n = len(self.rows)
             self.state = self.open(0, n)
-            place(self.state, self.rows)
+            mark_filled(self.state, self.rows)
             _set_small(self.state, self.small)
             if self.memory is not None:
-                self.seen = self._view_memory(self.memory, n)
-        return self.state, self.seen
+                self.memory_view = self._view_memory(self.memory, n)
+        return self.state, self.memory_view
 
     def advanced(self) -> None:
-        """Every row got one token more."""
+        """Every row got one more token."""
         for row in self.rows:
             row.filled += 1
 
@@ -145,10 +145,10 @@ class Slots:
         """All rows leave, and nothing of what they held stays."""
         for n, row in enumerate(self.rows):
             self.wipe(n, row.filled)
-        self.rows, self.small, self.state, self.seen = [], [], None, None
+        self.rows, self.small, self.state, self.memory_view = [], [], None, None
 
     def wipe(self, slot: int, filled: int) -> None:
-        """Make harmless what may not be numbers: a value that nobody sees is still multiplied by 0."""
+        """Zero a slot that may hold NaN: a masked value is still multiplied by 0."""
         for block in self._blocks():
             block[slot, :, : filled + 1] = 0
         for pair in self.crosses:
@@ -157,31 +157,31 @@ class Slots:
         if self.memory is not None:
             self.memory.hidden[slot] = 0
 
-    def copy(self, state: State, index: int, slot: int, row: SlotRow) -> Copied:
+    def copy(self, state: State, index: int, slot: int, row: SlotRow) -> SlotCopy:
         """A copy of row `index` of a state whose keys lie in `slot`."""
         keys = {
             layer: (k[slot, :, : row.filled].clone(), v[slot, :, : row.filled].clone())
             for layer, (k, v) in self.keys.items()
         }
         small = _each(_small(state), lambda t: t[index : index + 1].clone())
-        whole = all(row.filled < block.shape[2] for block in self._blocks())  # a ring that has gone round is not
-        cuts = whole and all(each is None for each in small)
-        return Copied(SlotRow(row.filled, row.offset), keys, small, cuts)
+        whole = all(row.filled < block.shape[2] for block in self._blocks())  # a ring that has wrapped is not
+        cuttable = whole and all(each is None for each in small)
+        return SlotCopy(SlotRow(row.filled, row.offset), keys, small, cuttable)
 
-    def restore(self, copied: Copied, filled: int, slot: int) -> State:
+    def restore(self, copied: SlotCopy, filled: int, slot: int) -> State:
         """A state in `slot` that begins with the first `filled` tokens of a copy."""
         state = self.open(slot)
         for layer, pair in copied.keys.items():
             for block, kept in zip(self.keys[layer], pair, strict=True):
                 block[slot, :, : min(filled, kept.shape[1])] = kept[:, :filled]
         _set_small(state, _each(copied.small, lambda t: t.clone()))
-        place(state, [SlotRow(filled, copied.row.offset)])
+        mark_filled(state, [SlotRow(filled, copied.row.offset)])
         return state
 
     def _collect(self) -> None:
         """Before rows change: what the last calls left in the state."""
         if self.state is not None:
-            self.small, self.state, self.seen = _small(self.state), None, None
+            self.small, self.state, self.memory_view = _small(self.state), None, None
 
     def _blocks(self) -> list[Tensor]:
         return [block for pair in self.keys.values() for block in pair]
@@ -237,7 +237,7 @@ class Slots:
         return Memory(memory.hidden[:n, :S], token_positions, None if memory.summary is None else memory.summary[:n])
 
 
-def place(state: State, rows: Sequence[SlotRow]) -> None:
+def mark_filled(state: State, rows: Sequence[SlotRow]) -> None:
     """Tell an empty state which tokens its rows hold, as if it had read them."""
     longest = max(row.filled for row in rows)
     if all(row.filled == longest and row.offset == 0 for row in rows):
@@ -252,30 +252,30 @@ def place(state: State, rows: Sequence[SlotRow]) -> None:
     state.counter.advance(token_positions)
 
 
-def blank(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU the system gives each page when it is first written, so slots that nobody uses cost nothing."""
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU each page is allocated when it is first written, so slots that nobody uses cost nothing."""
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
     raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(*shape)
 
 
-def _small(state: State) -> Small:
+def _small(state: State) -> LayerTensors:
     """The layers' tensors that are not keys and values."""
     return [own.tensors if isinstance(own, TensorState) else None for own in state.layers]
 
 
-def _set_small(state: State, small: Small) -> None:
+def _set_small(state: State, small: LayerTensors) -> None:
     for own, tensors in zip(state.layers, small, strict=True):
         if isinstance(own, TensorState):
             own.tensors = tensors
 
 
-def _each(small: Small, change: Callable[[Tensor], Tensor]) -> Small:
+def _each(small: LayerTensors, change: Callable[[Tensor], Tensor]) -> LayerTensors:
     return [None if tensors is None else tuple(change(t) for t in tensors) for tensors in small]
 
 
-def _pairwise(before: Small, after: Small) -> Small:
+def _pairwise(before: LayerTensors, after: LayerTensors) -> LayerTensors:
     """Rows of both, one after the other."""
     return [
         None if a is None or b is None else tuple(torch.cat(pair) for pair in zip(a, b, strict=True))

@@ -1,6 +1,6 @@
-"""Optimized models: the same model made ready to write, with lean blocks and packed matrices.
+"""Optimized models: the same model for decoding, with single-token blocks and packed weights, native where possible.
 
-A optimized model shares every weight with its original and answers the same calls. It is kept for as long as the
+An optimized model shares every weight with its original and takes the same calls. It is kept for as long as the
 original lives, and made anew when a weight has changed since (training between two texts), or a part was replaced.
 """
 
@@ -26,13 +26,13 @@ _kept: WeakKeyDictionary[nn.Module, tuple[object, nn.Module]] = WeakKeyDictionar
 
 
 def optimized(model: nn.Module) -> nn.Module:
-    """The model made ready to write; itself where hooks watch its parts or where there is nothing to gain."""
+    """The model made fast for decoding; itself where hooks watch its parts or where there is nothing to gain."""
     if _hooked(model) or not any(isinstance(getattr(model, name, None), Stack) for name in STACKS):
         return model
     version = _version(model)
     found = _kept.get(model)
     if found is None or found[0] != version:
-        found = _kept[model] = (version, _prepare(model))
+        found = _kept[model] = (version, _optimize(model))
     return found[1]
 
 
@@ -50,8 +50,8 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from model.buffers()
 
 
-def _prepare(model: nn.Module) -> nn.Module:
-    """A shallow copy whose decoding stack is lean and whose head is packed."""
+def _optimize(model: nn.Module) -> nn.Module:
+    """A shallow copy with a native or single-token decoding stack and a packed head."""
     twin = copy.copy(model)
     twin._modules = dict(model._modules)
     for name in STACKS:
@@ -69,7 +69,7 @@ def _prepare(model: nn.Module) -> nn.Module:
 
 
 class UncheckedEmbedding(nn.Module):
-    """A token embedding without the check of its tokens: a model writes only what it knows."""
+    """A token embedding that does not check single tokens: those that a model generates are in its vocabulary."""
 
     def __init__(self, embedding: TokenEmbedding) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class UncheckedEmbedding(nn.Module):
 
 
 class PackedHead(nn.Module):
-    """A language head for few rows at a time: by the native packed_linear, or with its matrix packed."""
+    """A language head for few rows at a time: by the native product, or with packed weights."""
 
     def __init__(self, head: LanguageHead | TiedHead, embedding: TokenEmbedding) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Packed products: x W^T + b for a few rows at a time, where reading W is all the work.
+"""Packed weights: x W^T + b for a few rows at a time, where reading W is all the work.
 
 Decoding multiplies one row by every matrix of the model, so its speed is that of reading memory. On CPUs oneDNN reads
-a matrix that was put into its own order at almost twice the rate of the plain product; small ones fit the cache and
-are better left alone. A packed matrix is a copy: it is made once, and again when its weight has changed.
+a matrix that was packed into its own layout at almost twice the rate of the plain product; small matrices fit the
+cache and are left as they are. A packed matrix is a copy: it is made once, and again when its weight has changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def packed_linear(weight: Tensor, bias: Tensor | None = None) -> LinearFunction:
 
 
 def packs(weight: Tensor) -> bool:
-    """Whether a packed copy pays and fits."""
+    """Whether a packed copy is faster and fits into memory."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32

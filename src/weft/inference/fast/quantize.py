@@ -1,6 +1,6 @@
-"""Weights at rest: the same model with int8 matrices, a quarter of the memory to read at each step.
+"""Quantization: the same model with int8 matrices, a quarter of the memory to read at each step.
 
-Only weights are rounded; a row's result depends on that row alone, so company changes nothing.
+Only weights are rounded; a row's result depends on that row alone, not on the rest of the batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Lean blocks: the same steps for one new token a row, without the ceremony.
+"""Single-token blocks: the same computation for one new token per row, with less overhead.
 
-With one token a row a block is some twenty tiny operations, and calling modules costs more than computing. Here a
-block's parts are taken out of it once; heads of queries and keys are normed and turned together, and matrices are
-packed. What is scored, masked and gathered is the attention's own `gather`, so that looking sees it as ever.
+With one token per row a block is some twenty tiny operations, and calling modules costs more than computing. Here a
+block's parts are taken out of it once; heads of queries and keys are normalized and rotated together, and matrices are
+packed. Scoring, masking and gathering is the attention's own `gather`, so that watching sees it as before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 class SingleTokenStack(Stack):
-    """A stack whose blocks are lean where they can be; weights, masks and state are those of the stack given."""
+    """A stack of single-token blocks where possible; weights, masks and state are those of the stack given."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__([], stack.masks)
@@ -48,7 +48,7 @@ class SingleTokenStack(Stack):
         memory: tuple[Tensor, TokenPositions] | None = None,
         auxiliary: Auxiliary | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; what one token a row could break was asked when the state was begun."""
+        """[B, T, D] -> [B, T, D]; what one token per row could break was checked when the state was begun."""
         if x.shape[1] != 1 or mask is not None or state is None or not state.counter.begun:
             return super().forward(x, token_positions, mask, state, memory, auxiliary)
         contexts = self._contexts(token_positions, None, state)
@@ -63,7 +63,7 @@ class SingleTokenStack(Stack):
 
 
 def single_token_block(block: nn.Module) -> Branch:
-    """The block itself, or the same for one token a row."""
+    """The same block for one token per row, or the block itself where it has no such form."""
     if type(block) not in (PreNorm, PostNorm) or not isinstance(block, Block) or block.training:
         return block
     attends = block.mixer is None or (type(block.mixer) is SelfAttention and _shares_width(block.mixer))
@@ -71,7 +71,7 @@ def single_token_block(block: nn.Module) -> Branch:
 
 
 def _shares_width(attention: SelfAttention) -> bool:
-    """Whether queries, keys and values are vectors of one size, and queries and keys are normed alike."""
+    """Whether queries, keys and values are vectors of one size, and queries and keys are normalized alike."""
     norms = (attention.query_norm, attention.key_norm)
     alike = norms == (None, None) or {(type(n), n.epsilon, n.gamma.dtype in WIDE) for n in norms if n is not None} == {
         (RMSNorm, getattr(norms[0], "epsilon", None), True)
@@ -115,7 +115,7 @@ class SingleTokenBlock:
 
 
 class SingleTokenAttention:
-    """Self-attention of one token a row: with T = 1 splitting heads is a view, and so is merging them."""
+    """Self-attention of one token per row: with T = 1 splitting heads is a view, and so is merging them."""
 
     def __init__(self, attention: SelfAttention) -> None:
         self.attention = attention
@@ -131,10 +131,10 @@ class SingleTokenAttention:
         """[B, 1, D] -> [B, 1, D]."""
         B, H, G = x.shape[0], self.H, self.G
         heads = self.qkv(x).view(B, H + 2 * G, 1, self.K)
-        turned = heads.narrow(1, 0, H + G)
+        queries_keys = heads.narrow(1, 0, H + G)
         if self.unit is not None:
-            turned = unit_rows(turned, *self.unit)
-        query, key = context.rotate(turned).split_with_sizes((H, G), 1)
+            queries_keys = unit_rows(queries_keys, *self.unit)
+        query, key = context.rotate(queries_keys).split_with_sizes((H, G), 1)
         value = heads.narrow(1, H + G, G)
         if state is not None and context.cache_write is not None:
             key, value = state.append(key, value, context.cache_write)
@@ -142,7 +142,7 @@ class SingleTokenAttention:
 
 
 class SingleTokenCrossAttention:
-    """Cross-attention of one token a row to keys and values that the state keeps; else the attention itself."""
+    """Cross-attention of one token per row to keys and values that the state keeps; else the attention itself."""
 
     def __init__(self, attention: CrossAttention) -> None:
         self.attention = attention
@@ -176,7 +176,7 @@ def _feedforward_function(part: nn.Module | None) -> Branch | None:
 
 
 def _norm_function(norm: Norm | None) -> LinearFunction:
-    """The norm without its module; a norm of its own kind is applied as it is."""
+    """The norm without its module; a norm of another kind is applied as it is."""
     if type(norm) is LayerNorm and norm.gamma.dtype in WIDE:
         shape, gamma, beta, epsilon = norm.gamma.shape, norm.gamma.detach(), norm.beta, norm.epsilon
         return lambda x: F.layer_norm(x, shape, gamma, beta, epsilon)

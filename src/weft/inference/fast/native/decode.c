@@ -1,10 +1,10 @@
-/* One decoding step of a stack of blocks: one or a few new tokens a row, all layers in one call.
+/* One decoding step of a stack of blocks: one or a few new tokens per row, all layers in one call.
  *
  *   pre-norm   z' = MSA(LN(z)) + z,   z = MLP(LN(z')) + z'
  *   post-norm  z' = LN(MSA(z) + z),   z = LN(MLP(z') + z')
  *   attention  a = softmax(q K^T s) over the slots that the row sees,  y = a V
  *
- * Decoding reads every weight once a step, so the work is to read memory at full rate. Products take four rows of W at
+ * Decoding reads every weight once per step, so the work is to read memory at full rate. Products take four rows of W at
  * a time and go over all rows of x while those are in the cache. The order of additions in a product of one row of x
  * with one row of W is fixed, so what a row becomes does not depend, in any bit, on how many rows are with it, nor on
  * the number of threads.
@@ -63,7 +63,7 @@ typedef struct {
 } StackShape;
 
 typedef struct {
-    int64_t batch, tokens, source; /* tokens: new ones a row */
+    int64_t batch, tokens, source; /* tokens: new ones per row */
     const int64_t *orders;      /* [cache_slots, batch]: how many keys a row has before them */
     const int64_t *positions;   /* [batch, tokens]: where they stand */
     const float *cosines, *sines; /* [positions, rotary], the sine with its sign */

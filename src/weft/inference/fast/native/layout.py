@@ -31,7 +31,7 @@ class NormTerms(Structure):
 
 
 class CacheStore(Structure):
-    """Keys or values [row, head, slot, width] with the steps from one to the next, in numbers."""
+    """Keys or values [row, head, slot, width] with their strides, in numbers."""
 
     _fields_ = [("data", c_void_p), ("row", c_int64), ("head", c_int64), ("slot", c_int64)]
 
@@ -42,7 +42,7 @@ _STORES = ("keys", "values", "memory_keys", "memory_values")
 
 
 class Layer(Structure):
-    """One block: its norms, matrices and what it remembers."""
+    """One block: its norms, matrices, and caches of keys and values."""
 
     _fields_ = [
         *((name, NormTerms) for name in _NORMS),

@@ -1,6 +1,6 @@
-"""The compiled library: built once a machine from `decode.c` by the compiler at hand, kept in the cache folder.
+"""The compiled library: built once per machine from `decode.c` by the compiler at hand, kept in the cache folder.
 
-Without a compiler, or with WEFT_NATIVE=0, there is none, and decoding goes by torch's own operations.
+Without a compiler, or with WEFT_NATIVE=0, there is none, and decoding uses torch's own operations.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from weft.foundation.folders import cache_folder
 from weft.inference.fast.native.layout import Matrix, matrix_of
 
 COMPILERS = ("cc", "gcc", "clang")
-COMMON = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", "-w")
-CHOICES = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
-PATIENCE = 120
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fPIC", "-shared", "-w")
+MACHINE_FLAGS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
+COMPILE_SECONDS = 120
 
 
 @functools.cache
@@ -58,14 +58,14 @@ def _machine() -> str:
 
 
 def _build(compiler: str, source: str, path: Path) -> None:
-    """Compile beside the place and move it there, so that two at once do no harm."""
+    """Compile beside the path and move it there, so that two processes at once do no harm."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         code, built = Path(folder) / "decode.c", Path(folder) / "decode.so"
         code.write_text(source, encoding="utf-8")
-        for flags in CHOICES:
-            command = [compiler, *COMMON, *flags, "-o", str(built), str(code), "-lm"]
-            done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+        for flags in MACHINE_FLAGS:
+            command = [compiler, *FLAGS, *flags, "-o", str(built), str(code), "-lm"]
+            done = subprocess.run(command, capture_output=True, timeout=COMPILE_SECONDS, check=False)
             if done.returncode == 0:
                 os.replace(built, path)
                 return

@@ -2,7 +2,7 @@
 
 It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or
 int8, with layer or RMS norms and rotary or no positions inside attention. For anything else, for many tokens at once
-and while somebody looks, the lean stack runs.
+and while the model is watched, the single-token stack runs.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
 ALONE = 1 << 20  # weights below which one thread is faster than two that wait for each other
 
 
-class Unfit(Exception):
-    """A part that the native step does not know."""
+class Unsupported(Exception):
+    """A part that the native step does not support."""
 
 
 def native_stack(stack: Stack) -> SingleTokenStack:
-    """The stack by native steps where it fits, else the lean one."""
+    """The stack by native steps where they support it, else the single-token one."""
     found = library()
     if found is not None:
         try:
             return NativeStack(stack, found)
-        except Unfit:
+        except Unsupported:
             pass
     return SingleTokenStack(stack)
 
 
 class NativeStack(SingleTokenStack):
-    """See the head of this file; several threads may write by it, one step at a time."""
+    """See the head of this file; several threads may use it, one step at a time."""
 
     def __init__(self, stack: Stack, found: ctypes.CDLL) -> None:
         super().__init__(stack)
@@ -71,10 +71,10 @@ class NativeStack(SingleTokenStack):
         self._held: list[Tensor] = []
         blocks = list(stack.blocks)
         if not blocks or len({type(block) for block in blocks}) > 1:
-            raise Unfit
+            raise Unsupported
         kinds = [{type(term) for term in mask.terms()} for mask in self.masks]
         if any(kind not in KNOWN for kind in kinds):
-            raise Unfit
+            raise Unsupported
         # Tokens of an image see each other both ways, so several at once are not read one after the other.
         self._several = {Prefix} not in kinds
         self._slot_groups = list(dict.fromkeys(self._band(mask) for mask in self.masks))
@@ -101,7 +101,7 @@ class NativeStack(SingleTokenStack):
         memory: tuple[Tensor, TokenPositions] | None = None,
         auxiliary: Auxiliary | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]: native for a few tokens a row with a state."""
+        """[B, T, D] -> [B, T, D]: native for a few tokens per row with a state."""
         if not self._fits(x, mask, state, memory):
             return super().forward(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
@@ -167,7 +167,7 @@ class NativeStack(SingleTokenStack):
         return torch.stack(rows), longest, capacities
 
     def _bind(self, state: State, capacities: list[int], memory: tuple[Tensor, TokenPositions] | None) -> None:
-        """Where keys and values are: looked up again only when they have moved."""
+        """Pointers to keys and values, updated only when these have moved."""
         s = self._shape
         like = [torch.empty(state.batch, s.key_heads, 0, width) for width in (s.head_width, s.value_width)]
         for own, layer in zip(state.layers, self._layers, strict=True):
@@ -227,10 +227,10 @@ class NativeStack(SingleTokenStack):
     def _describe(self, blocks: list[Any]) -> StackShape:
         """What all layers share, refused where they do not."""
         if self.position is not None and type(self.position) is not Rotary:
-            raise Unfit
+            raise Unsupported
         shapes = {_sizes(block) for block in blocks}
         if len(shapes) > 1:
-            raise Unfit
+            raise Unsupported
         shape = StackShape(len(blocks), *shapes.pop())
         shape.post = int(type(blocks[0]) is PostNorm)
         shape.rotary = self.position.width if isinstance(self.position, Rotary) else 0
@@ -240,7 +240,7 @@ class NativeStack(SingleTokenStack):
 
     def _layer(self, block: Any, mask: Mask) -> Layer:
         if type(block) not in (PreNorm, PostNorm):
-            raise Unfit
+            raise Unsupported
         layer = Layer()
         for name in ("mixer_norm", "cross_norm", "feedforward_norm"):
             setattr(layer, name, self._norm(getattr(block, name)))
@@ -266,7 +266,7 @@ class NativeStack(SingleTokenStack):
         if norm is None:
             return NormTerms(None, None, 0.0, NO_NORM)
         if not isinstance(norm, (LayerNorm, RMSNorm)) or type(norm) not in (LayerNorm, RMSNorm):
-            raise Unfit
+            raise Unsupported
         gamma, beta = _float32(norm.gamma), _float32(getattr(norm, "beta", None))
         assert gamma is not None
         self._held += [t for t in (gamma, beta) if t is not None]
@@ -287,13 +287,13 @@ def _sizes(block: Block) -> tuple[int, ...]:
         (feedforward, (FeedForward, GatedFeedForward)),
     ):
         if part is not None and type(part) not in kinds:
-            raise Unfit
+            raise Unsupported
     if not isinstance(mixer, SelfAttention) or not isinstance(feedforward, (FeedForward, GatedFeedForward)):
-        raise Unfit
+        raise Unsupported
     if type(mixer.score) is not ScaledDot or (cross is not None and type(cross.score) is not ScaledDot):
-        raise Unfit
+        raise Unsupported
     if feedforward.activation_name not in ACTIVATIONS:
-        raise Unfit
+        raise Unsupported
     own = (mixer.width, mixer.heads, mixer.key_heads, mixer.head_width, mixer.value_width)
     other = (0, 0, 0, 0) if cross is None else (cross.heads, cross.key_heads, cross.head_width, cross.value_width)
     hidden = feedforward.down.in_features
@@ -310,7 +310,7 @@ def _float32(x: Tensor | None) -> Tensor | None:
     if x is None:
         return None
     if x.dtype != torch.float32 or x.device.type != "cpu":
-        raise Unfit
+        raise Unsupported
     return x.detach().contiguous()
 
 
@@ -323,7 +323,7 @@ def as_matrix(linear: nn.Module) -> tuple[Matrix, list[Tensor]]:
         assert found is not None
         weight, scale, bias = found, None, _float32(linear.bias)
     else:
-        raise Unfit
+        raise Unsupported
     return matrix_of(weight, bias, scale), [t for t in (weight, scale, bias) if t is not None]
 
 

@@ -1,4 +1,4 @@
-"""TextReader from tokens as they come: only what is complete, and never a part of a stop string.
+"""Detokenizing: text from tokens as they come, only what is complete, and never a part of a stop string.
 
 A token may be a part of a character's UTF-8 bytes; a stop string may span tokens. Both are held back until decided, so
 what is given out is never taken back, and all of it together is the text that the tokens decode to.
@@ -17,8 +17,8 @@ REMEMBERED = 8  # tokens of what a text goes on from
 
 
 @dataclass(frozen=True)
-class TextReader:
-    """How tokens read as text, and the strings at which a text stops; they are not a part of it."""
+class Detokenizer:
+    """A tokenizer, and the strings at which a text stops; they are not a part of the text."""
 
     tokenizer: Tokenizer
     stop: Sequence[str] = ()
@@ -28,11 +28,11 @@ class TextReader:
             raise WeftError("stop strings are a list of texts that are not empty, for example ['\\n\\n']")
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """For one text, which goes on from the tokens before it."""
+        """A stream for one text, which goes on from the tokens before it."""
         return TextStream(self.tokenizer, self.stop, before)
 
-    def read(self, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
-        """All of a text that is written after the tokens before it, up to its stop string."""
+    def decode(self, tokens: Sequence[int], before: Sequence[int] = ()) -> str:
+        """The text of `tokens`, which follow the tokens before them, up to a stop string."""
         stream = self.stream(before)
         return stream.feed(*tokens) + stream.finish()
 

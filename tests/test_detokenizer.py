@@ -1,4 +1,4 @@
-"""TextReader from tokens as they come: complete characters only, stop strings held back until decided."""
+"""Text from tokens as they come: complete characters only, stop strings held back until decided."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from tokenizers import decoders, models
 
 import weft
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
+from weft.inference.decoding.detokenizer import BROKEN, Detokenizer, TextStream
 from weft.inference.decoding.generate import generate, stream
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import Sampling
-from weft.inference.decoding.text_stream import BROKEN, TextReader, TextStream
 from writers import PROMPTS, writer
 
 WORDS = "Grüße, 世界! naïve café 👩‍👩‍👧 → x²  two  spaces\n\nnew line"
@@ -111,20 +112,24 @@ def test_generation_stops_at_a_string():
     model = writer("nano-gpt", vocabulary=260)
     tokenizer = TOKENIZERS["bytes"]
     sampling = Sampling(temperature=3.0)
-    plain = generate(model, PROMPTS, sampling, max_tokens=20, text=TextReader(tokenizer))
+    plain = generate(model, GenerationRequest(PROMPTS, sampling, max_tokens=20, detokenizer=Detokenizer(tokenizer)))
     for one in plain:
-        assert one.text == tokenizer.decode(one.tokens) and one.ended == "length"
+        assert one.text == tokenizer.decode(one.tokens) and one.finish_reason == "length"
     stop = next(a + b for a, b in zip(plain[0].text[3:], plain[0].text[4:], strict=False) if BROKEN not in a + b)
-    cut = generate(model, PROMPTS, sampling, max_tokens=20, text=TextReader(tokenizer, [stop]))
-    assert cut[0].ended == "stop" and cut[0].text == plain[0].text[: plain[0].text.index(stop)]
+    cut = generate(
+        model, GenerationRequest(PROMPTS, sampling, max_tokens=20, detokenizer=Detokenizer(tokenizer, [stop]))
+    )
+    assert cut[0].finish_reason == "stop" and cut[0].text == plain[0].text[: plain[0].text.index(stop)]
     assert cut[0].tokens == plain[0].tokens[: len(cut[0].tokens)]
     for a, b in zip(plain[1:], cut[1:], strict=True):
-        assert stop in a.text or (a.tokens, a.text, a.ended) == (b.tokens, b.text, b.ended)
-    steps = list(stream(model, PROMPTS, sampling, max_tokens=20, text=TextReader(tokenizer, [stop])))
+        assert stop in a.text or (a.tokens, a.text, a.finish_reason) == (b.tokens, b.text, b.finish_reason)
+    steps = list(
+        stream(model, GenerationRequest(PROMPTS, sampling, max_tokens=20, detokenizer=Detokenizer(tokenizer, [stop])))
+    )
     assert ["".join(s.text for s in steps if s.row == row) for row in range(4)] == [one.text for one in cut]
 
 
 def test_stop_strings_are_a_list_of_texts():
     for stop in ("ab", [""]):
         with pytest.raises(weft.WeftError, match="stop strings are a list of texts"):
-            TextReader(TOKENIZERS["bytes"], stop)
+            Detokenizer(TOKENIZERS["bytes"], stop)

@@ -1,0 +1,61 @@
+"""What generation gives: tokens as they are chosen, and finished texts with their probabilities and alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+TokenProbabilities = list[tuple[int, float]]
+
+
+class GeneratedToken(NamedTuple):
+    """One token of one row. A stop token is given too; `finish_reason` is set on the last token of a text.
+
+    `text`: the text that this token makes certain, where the request has a detokenizer.
+    """
+
+    row: int
+    token: int
+    log_probability: float
+    finish_reason: FinishReason | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """The continuation of a prompt without its stop token; `text` ends before a stop string.
+
+    `log_probabilities`: those that the model itself gives each token. `score`: their sum, the stop token's included;
+    beam search divides it by the length penalty. `alignment` [T, S]: where each token looked in the source, if the
+    model says so. `first_probabilities`: the likeliest first tokens, best first, if the request asks for them (`top`).
+    """
+
+    tokens: list[int]
+    log_probabilities: list[float]
+    finish_reason: FinishReason
+    score: float
+    alignment: Tensor | None = None
+    text: str | None = None
+    first_probabilities: TokenProbabilities | None = None
+
+    @classmethod
+    def of(
+        cls, steps: Sequence[GeneratedToken], stop: Collection[int], alignments: Sequence[Tensor] = (), **more: Any
+    ) -> Self:
+        """The text of all tokens of one row; `alignments` [S] of each of them, `more` fields as they are."""
+        reason = steps[-1].finish_reason
+        assert reason is not None
+        shown = steps[:-1] if steps[-1].token in stop else steps
+        return cls(
+            [step.token for step in shown],
+            [step.log_probability for step in shown],
+            reason,
+            sum(step.log_probability for step in steps),
+            torch.stack(list(alignments))[: len(shown)] if alignments else None,
+            **more,
+        )

@@ -1,0 +1,70 @@
+"""Prefix cache: beginnings that prompts share (an instruction, a chat so far) are computed once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.inference.engine.slots import SlotCopy
+
+
+class CachedPrefix(NamedTuple):
+    """A prefix and its state; an image before it is a part of it. `named`: a request said that it is shared."""
+
+    tokens: Sequence[int]
+    image: Tensor | None
+    copied: SlotCopy
+    named: bool = False
+
+    def match_length(self, prompt: Sequence[int], image: Tensor | None) -> int:
+        """Number of first tokens of a prompt that need not be read; the last one always is, for what follows it."""
+        if not _same(self.image, image):
+            return 0
+        pairs = zip(self.tokens, prompt, strict=False)
+        common = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(prompt)))
+        common = min(common, len(prompt) - 1)
+        return common if self.copied.cuttable or common == len(self.tokens) else 0
+
+    def covers(self, tokens: Sequence[int], image: Tensor | None) -> bool:
+        """Whether keeping these tokens too would add nothing."""
+        longer = len(self.tokens) > len(tokens)
+        fits = list(self.tokens[: len(tokens)]) == list(tokens) and (self.copied.cuttable or not longer)
+        return fits and _same(self.image, image)
+
+
+class PrefixCache:
+    """The `capacity` prefixes that were used last; those that requests named are evicted last."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.entries: list[CachedPrefix] = []
+
+    def match_length(self, prompt: Sequence[int], image: Tensor | None) -> int:
+        """Number of tokens of a prompt that need not be read."""
+        return max((one.match_length(prompt, image) for one in self.entries), default=0)
+
+    def find(self, prompt: Sequence[int], image: Tensor | None) -> tuple[CachedPrefix, int] | None:
+        """The longest match, and its number of tokens."""
+        best = max(((one.match_length(prompt, image), n) for n, one in enumerate(self.entries)), default=(0, 0))
+        if best[0] == 0:
+            return None
+        self.entries.append(self.entries.pop(best[1]))
+        return self.entries[-1], best[0]
+
+    def lacks(self, tokens: Sequence[int], image: Tensor | None) -> bool:
+        """Whether these tokens are worth a copy."""
+        return self.capacity > 0 and not any(one.covers(tokens, image) for one in self.entries)
+
+    def add(self, new: CachedPrefix) -> None:
+        """Keep it, and drop what it covers or what was not used for longest."""
+        self.entries = [one for one in self.entries if not new.covers(one.tokens, one.image)]
+        self.entries.append(new)
+        while len(self.entries) > self.capacity:
+            self.entries.pop(next((n for n, one in enumerate(self.entries) if not one.named), 0))
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and a.shape == b.shape and torch.equal(a, b))
