@@ -106,7 +106,7 @@ def beam_search(
         raise WeftError(f"max_tokens {max_tokens} writes nothing: use at least 1")
     context_limit(declared(model).length, prompts, max_tokens, "refuse")
     with eval_mode(model), torch.inference_mode():
-        conditioned = condition(model, len(prompts), source, images, prefill.side)
+        conditioned = condition(model, len(prompts), source, images, prefill.side, prefill.native)
         real = conditioned.memory.token_positions.real if isinstance(conditioned, MemoryConditioned) else None
         search = Search(start_session(conditioned, prefill), beam, max_tokens, frozenset(stop), device_of(model))
         found = search.run(prompts)

@@ -109,10 +109,14 @@ def condition(
     source: SourceTexts | None = None,
     images: Tensor | None = None,
     side: PaddingSide = "right",
+    native: bool = True,
 ) -> ConditionedModel:
-    """The conditioned that fits the model; sources are encoded here, padded on `side`."""
+    """The way to call the model with what its text is conditioned on; sources are encoded here, padded on `side`.
+
+    `native=False`: the model's own parts run one by one, see `weft.inference.fast.optimized`.
+    """
     declaration = declared(model)
-    model = optimized(model)
+    model = optimized(model, native)
     if source is not None and not declaration.seq2seq:
         raise WeftError(f"a model of family {declaration.family!r} reads no source: leave `source` out")
     if images is not None and declaration.prefix is None:

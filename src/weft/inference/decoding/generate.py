@@ -141,7 +141,7 @@ class GenerationLoop:
         self.samples, self.rows = samples, len(prompts) * samples
         self.seeds = spread_seeds(seeds, len(prompts), samples)
         with eval_mode(model):
-            self.conditioned = condition(model, len(prompts), source, images, prefill.side)
+            self.conditioned = condition(model, len(prompts), source, images, prefill.side, prefill.native)
         self.real = (
             self.conditioned.memory.token_positions.real if isinstance(self.conditioned, MemoryConditioned) else None
         )

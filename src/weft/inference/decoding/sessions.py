@@ -20,11 +20,16 @@ from weft.parts.state import State
 
 @dataclass(frozen=True)
 class PrefillOptions:
-    """How it is computed; no choice changes what is written. `chunk`: prompts are read so many tokens at a time."""
+    """How it is computed; no choice changes what is written.
+
+    `chunk`: number of tokens of a prompt that are read at a time. `native=False`: the model's own parts run one by
+    one, instead of faster copies that compute a whole step by native code.
+    """
 
     cached: bool = True
     chunk: int | None = None
     side: PaddingSide = "right"
+    native: bool = True
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:

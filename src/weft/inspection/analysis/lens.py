@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +19,14 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
-from weft.inspection.recording.calling import answers, module_of, part_by_part, tokens_of
+from weft.inference.fast.optimized import parts_only
+from weft.inspection.recording.calling import answers, module_of, tokens_of
 from weft.inspection.recording.function_overrides import FunctionOverrides
-from weft.models.output import Output
+from weft.parts.observer import Observer, observing
 from weft.parts.stack import Stack
 
 Read = Callable[[Tensor], Tensor]
+BlockList = tuple[str, list[nn.Module], nn.Module | None]
 
 
 @dataclass
@@ -44,57 +47,75 @@ class Streams:
             raise WeftError("no blocks have run yet: run the model inside `with streams(...) as s:`")
         return self.stacks[self.last]
 
+    def keep(self, path: str, layer: int, x: Tensor, output: Tensor) -> None:
+        """One block's input and output; the first block of a stack begins it anew."""
+        if layer == 0:
+            self.stacks[path] = [x.detach()]
+        self.stacks[path].append(output.detach())
+        self.last = path
+
     @property
     def names(self) -> list[str]:
-        """Of the states."""
         return ["input", *(f"block {layer}" for layer in range(len(self.states) - 1))]
+
+
+class _StreamObserver(Observer):
+    """Keeps the residual stream of Weft's own stacks, and how the model reads it."""
+
+    def __init__(self, found: Streams, stacks: list[BlockList]) -> None:
+        self.found = found
+        self.norms = {path: norm for path, _, norm in stacks}
+        self.places = {id(block): (path, layer) for path, blocks, _ in stacks for layer, block in enumerate(blocks)}
+        self.here = threading.local()
+
+    def on_block(self, part: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        self.here.stack, layer = self.places.get(id(part), (None, 0))
+        if self.here.stack is not None:
+            self.found.keep(self.here.stack, layer, x, output)
+        return output
+
+    def on_answer(self, hidden: Tensor, head: Read) -> None:
+        stack = getattr(self.here, "stack", None)
+        if stack is not None:  # the blocks that ran last in this thread are this model's, and so is the answer
+            norm = self.norms[stack]
+            self.found.read = lambda z: head(z if norm is None else norm(z))
 
 
 @contextmanager
 def streams(subject: Any) -> Iterator[Streams]:
     """Keep the residual stream of any forward inside (references, nothing is computed)."""
     module = module_of(subject)
-    found = Streams()
-    with part_by_part(module), FunctionOverrides() as overrides:
-        for path, blocks, norm in stacks_of(module):
-            for layer, block in enumerate(blocks):
-                overrides.on(block, "forward", _keep(found, path, layer))
-            _listen_to_answers(overrides, module, found, norm)
+    found, stacks = Streams(), stacks_of(module)
+    with parts_only(module), observing(_StreamObserver(found, stacks)), FunctionOverrides() as overrides:
+        if not any(isinstance(part, Stack) for part in module.modules()):
+            _keep_foreign(found, module, stacks, overrides)
         yield found
 
 
-def _keep(found: Streams, path: str, layer: int) -> Any:
+def _keep_foreign(found: Streams, module: nn.Module, stacks: list[BlockList], overrides: FunctionOverrides) -> None:
+    for path, blocks, norm in stacks:
+        for layer, block in enumerate(blocks):
+            overrides.on(block, "forward", _foreign_block(found, path, layer))
+        head = getattr(module, "get_output_embeddings", lambda: None)()
+        if isinstance(head, nn.Module):
+            found.read = _foreign_read(head, norm)
+
+
+def _foreign_block(found: Streams, path: str, layer: int) -> Any:
     def wrapper(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         out = run(part, x, *args, **kwargs)
-        if layer == 0:
-            found.stacks[path] = [x.detach()]
-        found.stacks[path].append((out if isinstance(out, Tensor) else out[0]).detach())
-        found.last = path
+        found.keep(path, layer, x, out if isinstance(out, Tensor) else out[0])
         return out
 
     return wrapper
 
 
-def _listen_to_answers(overrides: FunctionOverrides, module: nn.Module, found: Streams, norm: nn.Module | None) -> None:
-    """How the last state is read: by the model's last norm and its head."""
-
-    def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = run(part, *args, **kwargs)
-        if isinstance(out, Output):
-            head = out.head
-            found.read = lambda z: head(z if norm is None else norm(z))
-        return out
-
-    for name in ("forward", "decode"):
-        if hasattr(module, name):
-            overrides.on(module, name, wrapper)
-    head = getattr(module, "get_output_embeddings", lambda: None)()
-    if isinstance(head, nn.Module):
-        found.read = lambda z: head(z if norm is None else norm(z))
+def _foreign_read(head: nn.Module, norm: nn.Module | None) -> Read:
+    return lambda z: head(z if norm is None else norm(z))
 
 
-def stacks_of(module: nn.Module) -> list[tuple[str, list[nn.Module], nn.Module | None]]:
-    """(path, blocks, last norm) of our stacks; of another library's model its largest list of like modules."""
+def stacks_of(module: nn.Module) -> list[BlockList]:
+    """(path, blocks, last norm) of Weft's stacks; of another library's model its largest list of like modules."""
     own = [(path, part) for path, part in module.named_modules() if isinstance(part, Stack)]
     if own:
         return [(path, list(stack.blocks), stack.norm) for path, stack in own]

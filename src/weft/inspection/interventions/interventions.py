@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
+from weft.inference.fast.optimized import parts_only
 from weft.inspection.interventions.points import (
     Attention,
     FeedForward,
@@ -26,10 +27,11 @@ from weft.inspection.interventions.points import (
     InterventionPoint,
     Positions,
     Tokens,
-    apply_at,
+    intervene,
 )
-from weft.inspection.recording.calling import module_of, part_by_part
+from weft.inspection.recording.calling import module_of
 from weft.inspection.recording.function_overrides import FunctionOverrides
+from weft.parts.observer import observing
 
 Intervention = Callable[[Tensor], Tensor]
 
@@ -55,10 +57,10 @@ def mean_of(values: Tensor) -> Intervention:
 def replaced(subject: Any, changes: Mapping[InterventionPoint, Intervention]) -> Iterator[None]:
     """Each point's values [B, T, .] become `change(values)`."""
     module = module_of(subject)
-    with part_by_part(module), FunctionOverrides() as overrides:
-        for point, change in changes.items():
-            apply_at(module, point, overrides, change)
-        yield
+    with parts_only(module), FunctionOverrides() as overrides:
+        observers = [intervene(module, point, overrides, change) for point, change in changes.items()]
+        with observing(*(one for one in observers if one is not None)):
+            yield
 
 
 @contextmanager

@@ -17,7 +17,12 @@ ATTENTION = re.compile("attention|attn|attend", re.IGNORECASE)
 CROSS = re.compile("cross|encoder_attn|encdec|multihead_attn|enc_dec", re.IGNORECASE)
 
 
-def is_attention(part: nn.Module) -> bool:
+def is_own(part: nn.Module) -> bool:
+    """Whether a module is one of Weft's own, which tell observers what they do."""
+    return type(part).__module__.partition(".")[0] == "weft"
+
+
+def is_foreign_attention(part: nn.Module) -> bool:
     """Whether a part of another library is called an attention."""
     return bool(ATTENTION.search(type(part).__name__)) and not isinstance(part, OWN)
 
@@ -33,7 +38,7 @@ class AttentionNames:
         self.paths = {id(part): path for path, part in module.named_modules()}
         self.own: dict[int, tuple[Kind, int, str]] = {}
         self.stacks: dict[int, list[tuple[Kind, int, str]]] = {}
-        self.foreign = {path: part for path, part in module.named_modules() if is_attention(part)}
+        self.foreign = {path: part for path, part in module.named_modules() if is_foreign_attention(part)}
         self._crossing = any(CROSS.search(f"{path} {type(part).__name__}") for path, part in self.foreign.items())
         self._counts: Counter[Kind] = Counter()
         self._layers: dict[tuple[Kind, str, int], int] = {}

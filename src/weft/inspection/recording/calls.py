@@ -36,17 +36,17 @@ class StackInput:
     """
 
     stack: Stack
-    x: Tensor | None = None
-    token_positions: TokenPositions | None = None
+    x: Tensor
+    token_positions: TokenPositions
     memory: tuple[Tensor, TokenPositions] | None = None
     begun: bool = False
 
 
 @dataclass(eq=False)
 class RecordedStep:
-    """One pass through a stack: how many rows, whom of the step before each continues, and what was fed in.
+    """One pass through a stack: the number of rows, which row of the step before each continues, and the inputs.
 
-    `parents`: row -> row of the step before (None: the same). `taken_back`: so many last tokens did not stay.
+    `parents`: row -> row of the step before (None: the same). `taken_back`: number of last tokens that did not stay.
     """
 
     rows: int
@@ -54,7 +54,7 @@ class RecordedStep:
     parents: list[int] | None = None
     inputs: dict[str, Tensor] = field(default_factory=dict)
     real: Tensor | None = None
-    fed: StackInput | None = None
+    stack_input: StackInput | None = None
     length: int = 0
     taken_back: int = 0
 
@@ -236,8 +236,9 @@ class RecordedCall:
         """The stack's parts on all that one text was fed, computed at the first use and kept until it grows."""
         length, found = self._again.get(batch, (0, None))
         if found is None or length != len(self.steps):
-            fed = [(step.fed, b, step.taken_back) for step, b in zip(self.steps, path, strict=False) if step.fed]
-            self._again[batch] = (len(self.steps), found := run_again(fed))
+            steps = zip(self.steps, path, strict=False)
+            given = [(step.stack_input, b, step.taken_back) for step, b in steps if step.stack_input is not None]
+            self._again[batch] = (len(self.steps), found := run_again(given))
         return found
 
     def _pieces(self, own: LayerRecord, batch: int) -> list[_Piece]:
@@ -262,16 +263,15 @@ def ordinary(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def run_again(fed: list[tuple[StackInput, int, int]]) -> RecordedCall:
-    """One text once more, by the parts themselves: what was fed to its stack in each step, its row, what was undone."""
+def run_again(given: list[tuple[StackInput, int, int]]) -> RecordedCall:
+    """One text once more, by the parts: what its stack was given in each step, its row, the number of tokens undone."""
     from weft.inspection.recording.recorder import Recorder
 
-    stack = fed[0][0].stack
-    if fed[0][0].begun:
+    stack = given[0][0].stack
+    if given[0][0].begun:
         raise WeftError("this text was begun before it was watched: watch from its first token on")
     vectors, positions = [], []
-    for one, b, taken_back in fed:
-        assert one.x is not None and one.token_positions is not None
+    for one, b, taken_back in given:
         place = one.token_positions.positions[b if one.token_positions.positions.shape[0] > 1 else 0]
         real = (place >= 0).nonzero().flatten()
         real = real[: len(real) - taken_back]
@@ -280,12 +280,12 @@ def run_again(fed: list[tuple[StackInput, int, int]]) -> RecordedCall:
     x, where = torch.cat(vectors)[None], torch.cat(positions)
     in_order = bool((where[1:] - where[:-1] == 1).all())
     token_positions = TokenPositions.run(int(where[0]), len(where), x.device) if in_order else TokenPositions.of(where)
-    last, b, _ = fed[-1]
+    last, b, _ = given[-1]
     row = torch.tensor([b], device=x.device)
     memory = None if last.memory is None else (last.memory[0][row], last.memory[1].reorder(row))
     recorder = Recorder(stack, None, 1)
-    with recorder.alone():
-        Stack.forward(stack, x, token_positions, memory=memory)
+    with recorder.recording_alone():
+        stack.forward(x, token_positions, memory=memory)
     return recorder.calls[0]
 
 

@@ -26,13 +26,16 @@ KEPT = 16  # calls that are kept, unless told: a whole generation counts as one
 
 @contextmanager
 def watch(subject: Any, *, layers: Sequence[int] | None = None, keep: int | None = KEPT) -> Iterator[Seen]:
-    """LayerRecord what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
+    """Record what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
 
-    `layers`: keep only these (all if not told); `keep`: so many last calls (None = all). The tokens of one generation
-    are one call. Everything is as it was on leaving, also after an error; watching may be nested.
+    `layers`: keep only these (default: all); `keep`: number of last calls that are kept (None: all). The tokens of one
+    generation are one call. Everything is as it was on leaving, also after an error; watching may be nested.
+
+    Weft's own parts are watched in every thread; for modules of other libraries torch functions and methods are
+    patched meanwhile, which acts only in the thread that watches.
     """
     seen = Seen(subject, layers, keep)
-    with seen.recorder.listening():
+    with seen.recorder.recording():
         yield seen
 
 
@@ -56,8 +59,8 @@ class Seen:
         """One of the calls; -1 is the last."""
         calls = self.calls
         if not calls:
-            if self.recorder.ran:
-                raise WeftError("the model ran, but none of its parts is an attention that can be watched")
+            if self.recorder.runs or self.recorder.without_attention:
+                raise WeftError("nothing was recorded: none of its parts is an attention that can be watched")
             raise WeftError("nothing was watched yet: run the model inside `with watch(...) as seen:`")
         if not -len(calls) <= call < len(calls):
             raise WeftError(f"there is no call {call} of {len(calls)} kept: choose 0 to {len(calls) - 1}, or -1")

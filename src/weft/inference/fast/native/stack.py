@@ -92,18 +92,18 @@ class NativeStack(SingleTokenStack):
         )
         self._alone = weights < ALONE
 
-    def forward(
+    def run_blocks(
         self,
         x: Tensor,
         token_positions: TokenPositions,
-        mask: Mask | None = None,
-        state: State | None = None,
-        memory: tuple[Tensor, TokenPositions] | None = None,
-        auxiliary: Auxiliary | None = None,
+        mask: Mask | None,
+        state: State | None,
+        memory: tuple[Tensor, TokenPositions] | None,
+        auxiliary: Auxiliary | None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]: native for a few tokens a row with a state."""
         if not self._fits(x, mask, state, memory):
-            return super().forward(x, token_positions, mask, state, memory, auxiliary)
+            return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
         if not state.counter.begun:
             self._expect(x, mask, state, memory)
