@@ -1,8 +1,8 @@
 """Observers: who is told what the parts of a model do while it runs.
 
 A part tells each observer in `active` what it was given and what it computed. Without observers that is one look at
-an empty tuple per part, which torch.compile traces without a graph break; once there are some, a compiled model is
-compiled again. An observer may return another output than the part's (an intervention).
+an empty tuple per part, which torch.compile traces without a graph break; while there are some, compiled models run
+uncompiled, so that no event is lost. An observer may return another output than the part's (an intervention).
 
     for one in observer.active:                  # in a part
         y = one.on_attention(self, query, key, value, context, y)
@@ -12,11 +12,13 @@ compiled again. An observer may return another output than the part's (an interv
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -113,14 +115,14 @@ class Observer:
 
 active: tuple[Observer, ...] = ()
 _lock = threading.Lock()
+_uncompiled: Any = None  # what torch.compiler.set_stance gave, while compiled models run uncompiled
 
 
 @contextmanager
 def observing(*observers: Observer) -> Iterator[None]:
     """Tell these observers, after those that are active already, until the context ends."""
-    global active
     with _lock:
-        active = (*active, *observers)
+        _activate((*active, *observers))
     try:
         yield
     finally:
@@ -128,7 +130,18 @@ def observing(*observers: Observer) -> Iterator[None]:
             rest = list(active)
             for one in observers:
                 rest.remove(one)
-            active = tuple(rest)
+            _activate(tuple(rest))
+
+
+def _activate(observers: tuple[Observer, ...]) -> None:
+    global active, _uncompiled
+    # Without torch's compiler in memory nothing is compiled, and importing it for this would take seconds.
+    if observers and _uncompiled is None and "torch._dynamo" in sys.modules:
+        _uncompiled = torch.compiler.set_stance("force_eager")
+    active = observers
+    if not observers and _uncompiled is not None:
+        _uncompiled.__exit__(None, None, None)
+        _uncompiled = None
 
 
 @contextmanager
