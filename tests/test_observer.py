@@ -35,7 +35,7 @@ from weft.inspection.interventions.interventions import (
 from weft.inspection.recording import function_overrides as overrides
 from weft.inspection.recording.watch import watch
 from weft.parts import observer
-from weft.parts.attention import SelfAttention
+from weft.parts.attention import SelfAttention, set_backend
 from weft.parts.observer import Observer, observing
 from weft.parts.stack import Stack
 
@@ -322,6 +322,23 @@ def test_a_module_of_the_users_groups_what_it_runs_twice():
     with watch(SimpleNamespace(module=pair.part)) as seen:
         pair(x)
     assert len(seen.calls) == 2, "the bare part runs twice"
+
+
+@pytest.mark.parametrize("backend", ["explicit", "fused"])
+def test_own_attention_inside_a_foreign_one_is_recorded_once(backend):
+    class OuterAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.plain = SelfAttention(12, 3), Foreign.PlainAttention()
+
+        def forward(self, x):
+            return self.own(x) + self.plain(x[:, None])[:, 0]
+
+    outer, x = OuterAttention(), torch.randn(2, 5, 12)
+    set_backend(outer, backend)
+    with watch(outer) as seen:
+        outer(x)
+    assert [seen.part(layer) for layer in seen.layers] == ["own", "plain", "plain"]
 
 
 def test_a_model_without_attention_says_so():
