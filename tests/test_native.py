@@ -13,7 +13,7 @@ import weft
 from weft.inference.decoding.generate import generate
 from weft.inference.fast.native import NativeStack, library
 from weft.inference.fast.optimized import optimized
-from weft.inference.fast.packed_weights import product
+from weft.inference.fast.packed_weights import packed_linear
 from weft.inference.fast.quantize import quantize_model
 from weft.inference.fast.single_token import SingleTokenStack
 from weft.parts.quantized import Int8Linear
@@ -183,7 +183,7 @@ def test_int8_weights_stay_near_and_a_tied_head_gets_its_own():
 
 def test_a_packed_product_is_the_product():
     weight, bias, x = torch.randn(700, 400), torch.randn(700), torch.randn(3, 400)
-    assert torch.allclose(product(weight, bias)(x), x @ weight.T + bias, atol=1e-3)
+    assert torch.allclose(packed_linear(weight, bias)(x), x @ weight.T + bias, atol=1e-3)
 
 
 def test_without_a_compiler_there_is_none(tmp_path):

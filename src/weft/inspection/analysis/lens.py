@@ -1,7 +1,7 @@
-"""Lens: what the residual stream holds after each block, read as if it were the last one.
+"""Lens: the residual stream after each block, read as if the block were the last one.
 
 - norms |z_l| of each token, layer by layer;
-- logit lens (nostalgebraist 2020): head(norm(z_l)), the answer that the model would give if it stopped at layer l;
+- logit lens (nostalgebraist 2020): head(norm(z_l)), the answer of the model if it stopped at layer l;
 - next-token distributions step by step, and loss by position.
 """
 
@@ -31,7 +31,7 @@ BlockList = tuple[str, list[nn.Module], nn.Module | None]
 
 @dataclass
 class Streams:
-    """The residual stream of the last forward: `states`, [B, T, D] each: what went in, then after each block.
+    """The residual stream of the last forward: `states`, [B, T, D] each: the input, then the output of each block.
 
     Of an encoder-decoder those of the stack that ran last, the decoder; `stacks` has all, by path.
     """
@@ -42,7 +42,6 @@ class Streams:
 
     @property
     def states(self) -> list[Tensor]:
-        """Of the stack that ran last."""
         if not self.stacks:
             raise WeftError("no blocks have run yet: run the model inside `with streams(...) as s:`")
         return self.stacks[self.last]
@@ -130,7 +129,7 @@ def stacks_of(module: nn.Module) -> list[BlockList]:
 
 
 def _norm_after(module: nn.Module, path: str) -> nn.Module | None:
-    """The norm that stands beside a list of blocks, after it."""
+    """The first norm after a list of blocks in the same module."""
     parent, _, own = path.rpartition(".")
     names = [name for name, _ in module.get_submodule(parent).named_children()]
     for name, part in module.get_submodule(parent).named_children():
@@ -140,15 +139,15 @@ def _norm_after(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def residual_norms(found: Streams, batch: int = 0) -> Tensor:
-    """(L + 1, T): the length of each token's vector after each block."""
+    """(L + 1, T): the norm of each token's vector after each block."""
     return torch.stack([widen(state[batch]).norm(dim=-1) for state in found.states])
 
 
 @dataclass(frozen=True)
 class Lens:
-    """At each depth (L + 1) and place T the likeliest answers and their probabilities (L + 1, T, top), and entropy.
+    """At each depth (L + 1) and token T the likeliest answers, their probabilities (L + 1, T, top), and entropy.
 
-    A model that gives one answer a sequence has one place.
+    For a model with one answer per sequence T is 1.
     """
 
     names: list[str]
@@ -159,7 +158,7 @@ class Lens:
 
 @torch.no_grad()
 def logit_lens(found: Streams, batch: int = 0, top: int = 5) -> Lens:
-    """The answer at each depth; the last is the model's own."""
+    """The answer at each depth; the last is the model's answer."""
     if found.read is None:
         raise WeftError("this model has no head over a vocabulary or classes: the logit lens has nothing to read with")
     tokens, chances, entropies = [], [], []
@@ -177,7 +176,7 @@ def logit_lens(found: Streams, batch: int = 0, top: int = 5) -> Lens:
 class NextTokens:
     """After each token of a text, the likeliest next ones (T, top) with their probabilities.
 
-    `chance` (T - 1) and `rank` (T - 1): of the token that really came next; rank 0 is the likeliest.
+    `chance` (T - 1) and `rank` (T - 1): probability and rank of the actual next token; rank 0 is the likeliest.
     """
 
     tokens: Tensor
@@ -198,7 +197,7 @@ def next_tokens(subject: Any, tokens: Any, top: int = 10, source: Any = None) ->
 
 
 def loss_by_position(subject: Any, tokens: Any, source: Any = None, real: Tensor | None = None) -> Tensor:
-    """(T - 1): the mean cross-entropy of the token at each position 1 .. T - 1 over texts [B, T], padding aside."""
+    """(T - 1): the mean cross-entropy of the token at each position 1 .. T - 1 over texts [B, T] without padding."""
     module = module_of(subject)
     texts = tokens_of(tokens, module)
     logits = widen(answers(subject, texts, _source(source, module), real))

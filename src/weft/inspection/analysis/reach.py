@@ -1,7 +1,7 @@
 """Reach: how much gradient of an output reaches each input token, near or far.
 
-Without attention the gradient of a late target runs back through every step of a recurrence and fades (or grows) on
-the way; attention shortens the way to one step. g_ts = |d log p(y_t) / d x_s| with x_s the embedding of token s.
+Without attention the gradient of a late target passes through every step of a recurrence and vanishes (or explodes);
+attention shortens the path to one step. g_ts = |d log p(y_t) / d x_s| with x_s the embedding of token s.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from weft.parts.observer import Observer, observing
 
 @dataclass(frozen=True)
 class Reach:
-    """`matrix` (T, S): the gradient of output t that reaches input s, of a source where there is one."""
+    """`matrix` (T, S): the norm of the gradient of output t with respect to input s, a source's where there is one."""
 
     matrix: Tensor
 
     def by_distance(self) -> Tensor:
-        """(D): the mean over pairs whose input lies d = t - s tokens back, d = 0 .. T - 1; for one sequence."""
+        """(D): the mean over pairs at distance d = t - s, d = 0 .. T - 1; for one sequence."""
         T, S = self.matrix.shape
         return torch.stack([self.matrix.diagonal(-d).mean() for d in range(min(T, S))])
 
     def by_place(self) -> Tensor:
-        """(S): the mean over all outputs, input by input: for a source, how far back the first tokens are heard."""
+        """(S): the mean over all outputs, per input token."""
         return self.matrix.mean(0)
 
 
@@ -55,7 +55,7 @@ class _EmbeddingLeaves(Observer):
 
 
 def gradient_reach(subject: Any, tokens: Any, source: Any = None) -> Reach:
-    """Of one text [T], or of a target [T] with its `source` [S]: outputs against the source's tokens."""
+    """For one text [T], or for a target [T] with respect to the tokens of its `source` [S]."""
     own = caller(subject)
     text = tokens_of(tokens, own.module)[:1]
     given = None if source is None else tokens_of(source, own.module)[:1]

@@ -1,4 +1,4 @@
-"""Expert routing: which experts each token is sent to, and with what weight."""
+"""Expert routing: which experts each token is sent to, and with which gates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.parts.observer import Observer, observing
 
 @dataclass
 class Routed:
-    """Of the last forward: for each layer with experts the chosen ones and their gates, (B, T, A)."""
+    """For each layer with experts, the experts chosen in the last forward and their gates, (B, T, A)."""
 
     paths: list[str]
     experts: dict[int, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Routed:
 
     @property
     def layers(self) -> list[int]:
-        """The layers with experts that have run, counted among those with experts."""
+        """The layers that have run, counted among those with experts."""
         return sorted(self.kept)
 
     def chosen(self, layer: int) -> Tensor:
@@ -35,7 +35,7 @@ class Routed:
         return self._of(layer)[0]
 
     def gates(self, layer: int) -> Tensor:
-        """(B, T, A): what each contributes with; they sum to one."""
+        """(B, T, A): the weight of each chosen expert; they sum to one."""
         return self._of(layer)[1]
 
     def shares(self, layer: int) -> Tensor:
@@ -51,7 +51,7 @@ class Routed:
 
 
 class _RoutingObserver(Observer):
-    """Keeps what the routers of some layers chose."""
+    """Keeps the choices of a model's routers."""
 
     def __init__(self, found: Routed, parts: list[Experts]) -> None:
         self.found, self.layers = found, {id(part): layer for layer, part in enumerate(parts)}

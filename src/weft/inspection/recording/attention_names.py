@@ -1,4 +1,4 @@
-"""Which layer an attention is, and of which kind: read off our own models' stacks, off paths and names elsewhere."""
+"""Which layer an attention is, and of which kind: by the stacks of Weft's models, elsewhere by paths and names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def is_foreign_attention(part: nn.Module) -> bool:
 class AttentionNames:
     """Kind, layer and path of every attention of a module.
 
-    `own`: of our parts, by id; `stacks`: all of a stack's, by the id of its blocks. Parts of other libraries get their
-    layers in the order in which they first run; one that runs several times in a forward counts as several layers.
+    `own`: of Weft's parts, by id; `stacks`: all of a stack, by the id of its blocks. Parts of other libraries get their
+    layers in the order in which they first run; one that runs several times per forward counts as several layers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -54,7 +54,7 @@ class AttentionNames:
                 self._counts[kind] += 1
 
     def _name_stack(self, stack: Stack, kind: Kind) -> None:
-        """Layers are numbered as the blocks are, those of a second stack of the same kind after the first's."""
+        """Layers are numbered as the blocks are; those of a second stack of the same kind follow the first one's."""
         first, across = self._counts[kind], self._counts["cross"]
         for layer, block in enumerate(stack.blocks):
             if isinstance(block.mixer, OWN):
@@ -68,13 +68,13 @@ class AttentionNames:
             self._counts["cross"] += len(stack.blocks)
 
     def kind_of(self, path: str, part: nn.Module) -> Kind:
-        """Of a part of another library."""
+        """The kind of a part of another library."""
         if CROSS.search(f"{path} {type(part).__name__}"):
             return "cross"
         return "encoder" if self._crossing and "encoder" in re.split(r"[._]", path) else "self"
 
     def layer_of(self, kind: Kind, path: str, time: int) -> int:
-        """The number of a foreign part's layer, on its `time`-th run within one forward."""
+        """The number of a foreign part's layer on its `time`-th run within one forward."""
         key = (kind, path, time)
         if key not in self._layers:
             self._layers[key] = self._counts[kind]

@@ -1,8 +1,8 @@
 """A stack that decodes by the native step: the same weights, masks and state, one call for all layers.
 
 It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or
-int8, with layer or RMS norms and rotary or no positions inside attention. For anything else, for many tokens at once
-and while somebody looks, the lean stack runs.
+int8, with layer or RMS norms and rotary or no positions inside attention. For anything else and for many tokens at
+once the single-token stack runs.
 """
 
 from __future__ import annotations
