@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.foundation.lazy import lazy
 from weft.models.position_specs import Nature
+from weft.parts import observer
 from weft.parts.state import State
 from weft.parts.token_positions import TokenPositions
 
@@ -29,6 +30,8 @@ class Output:
 
     def __post_init__(self) -> None:
         device = self.hidden.device.type
+        for one in observer.active:
+            one.on_answer(self.hidden, self.head)
         self._modes = (torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled(device))
 
     @lazy

@@ -21,6 +21,7 @@ from weft.foundation.errors import WeftError
 from weft.models.output import Declaration, Memory, Output
 from weft.models.part_specs import InitializationSpec, Share, build_score
 from weft.models.stack_spec import ModelSpec, arrange_call, as_mask, expect_tokens
+from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.kernels import weigh
 from weft.parts.masks import Mask
@@ -100,6 +101,8 @@ class RecurrentSeq2Seq(nn.Module):
         expect_tokens(source)
         token_positions = _only_padding(arrange_call(source, positions, as_mask(mask), None))
         hidden, end = self.encoder(self.drop(self.source_embedding(source)), token_positions)
+        for one in observer.active:
+            one.on_recurrent_encoding(self.encoder, hidden, token_positions)
         return Memory(hidden, token_positions, end[0])
 
     def decode(
@@ -119,7 +122,10 @@ class RecurrentSeq2Seq(nn.Module):
         start = kept.tensors if isinstance(kept, TensorState) else None
         y = self.drop(self.target_embedding(target))
         run = self._plain if self.score is None else (self._before if self.combine is None else self._after)
-        hidden, end, alignment = run(y, token_positions, memory, start or self._start(memory.summary))
+        hidden, end, alignment, query = run(y, token_positions, memory, start or self._start(memory.summary))
+        if self.score is not None and alignment is not None and query is not None:
+            for one in observer.active:
+                one.on_alignment(self.score, query, memory.hidden, memory.token_positions, state, alignment)
         if state is not None:
             state.counter.advance(token_positions)
             kept = TensorState()
@@ -144,27 +150,27 @@ class RecurrentSeq2Seq(nn.Module):
 
     def _plain(
         self, y: Tensor, token_positions: TokenPositions, memory: Memory, start: Hidden
-    ) -> tuple[Tensor, Hidden, None]:
+    ) -> tuple[Tensor, Hidden, None, None]:
         """s_t = g([y_(t-1); c], s_(t-1)) with c = h_T, all steps in one run."""
         assert memory.summary is not None
         context = memory.summary[:, None].expand(-1, y.shape[1], -1)
         hidden, end = self.decoder(torch.cat((y, context), -1), token_positions, start)
-        return hidden, end, None
+        return hidden, end, None, None
 
     def _after(
         self, y: Tensor, token_positions: TokenPositions, memory: Memory, start: Hidden
-    ) -> tuple[Tensor, Hidden, Tensor]:
+    ) -> tuple[Tensor, Hidden, Tensor, Tensor]:
         """h_t = g(y_(t-1), h_(t-1)); c_t by query h_t; tanh(W [c_t; h_t]); all steps at once."""
         assert self.score is not None and self.combine is not None
         states, end = self.decoder(y, token_positions, start)
         scores = self.score(states[:, None], memory.hidden[:, None])[:, 0]
         weights = weigh(scores, _visible(memory)).to(y.dtype)
         both = torch.cat((weights @ memory.hidden, states), -1)
-        return torch.tanh(self.combine(both)), end, weights
+        return torch.tanh(self.combine(both)), end, weights, states
 
     def _before(
         self, y: Tensor, token_positions: TokenPositions, memory: Memory, start: Hidden
-    ) -> tuple[Tensor, Hidden, Tensor]:
+    ) -> tuple[Tensor, Hidden, Tensor, Tensor | None]:
         """c_t by query s_(t-1); s_t = g([y_(t-1); c_t], s_(t-1)); step by step: a query needs the state before."""
         assert self.score is not None
         prepared = self.score.prepare(memory.hidden[:, None])
@@ -180,7 +186,8 @@ class RecurrentSeq2Seq(nn.Module):
             state = new
             states.append(state[0])
             alignment.append(weights)
-        return torch.stack(states, 1), state, torch.cat(alignment, 1)
+        queries = torch.stack((start[0], *states[:-1]), 1) if observer.active else None
+        return torch.stack(states, 1), state, torch.cat(alignment, 1), queries
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state for the decoder; its size does not grow with the text, so `capacity` does not bound it."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
+from weft.parts import observer
 from weft.parts.attention_context import AttentionContext
 from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused, weigh
 from weft.parts.masks import Mask, visible_pairs
@@ -59,6 +60,15 @@ class _Attention(nn.Module):
 
     def gather(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         """Score, mask, weigh and gather: Y [B, H, T, V], by the kernel that fits."""
+        if not observer.active:
+            return self._gather(query, key, value, context)
+        with observer.during_attention(self):
+            y = self._gather(query, key, value, context)
+        for one in observer.active:
+            y = one.on_attention(self, query, key, value, context, y)
+        return y
+
+    def _gather(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         kernel, _ = choose(context, self.score, self.backend)
         if kernel == "explicit":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.foundation.lazy import lazy
+from weft.parts import observer
 from weft.parts.masks import Causal, Everything, Mask, arrange, both, rules_of, visible_pairs
 from weft.parts.relative import AttentionPosition, RotaryAngles, rotate_pairs
 from weft.parts.token_positions import TokenPositions, document_begins
@@ -43,6 +44,8 @@ class AttentionContext:
                 f"{self.mask!r} marks padding or documents, but the token positions do not: "
                 "use AttentionContext.of(x, mask)"
             )
+        for one in observer.active:
+            position = None if position is None else one.on_attention_position(position)
         self.position = position
         self.cache_write = cache_write
         self._angles: dict[torch.dtype, RotaryAngles | None] = {}

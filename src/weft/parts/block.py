@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.parts import observer
 from weft.parts.attention import CrossAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.auxiliary import Auxiliary
@@ -56,11 +57,13 @@ class Block(nn.Module):
         self.feedforward_norm = norm() if feedforward is not None else None
         self.dropout, self.drop_path = dropout, drop_path
 
-    def drop(self, branch: Tensor) -> Tensor:
-        """Residual dropout and stochastic depth, in training only."""
+    def branch(self, part: nn.Module, output: Tensor) -> Tensor:
+        """What a part adds: its output, with residual dropout and stochastic depth in training."""
+        for one in observer.active:
+            output = one.on_branch(part, output)
         if not self.training:
-            return branch
-        return stochastic_depth(F.dropout(branch, self.dropout), self.drop_path, True)
+            return output
+        return stochastic_depth(F.dropout(output, self.dropout), self.drop_path, True)
 
 
 class PreNorm(Block):
@@ -76,11 +79,11 @@ class PreNorm(Block):
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         if self.mixer is not None and self.mixer_norm is not None:
-            z = z + self.drop(self.mixer(self.mixer_norm(z), context, state))
+            z = z + self.branch(self.mixer, self.mixer(self.mixer_norm(z), context, state))
         if self.cross is not None and self.cross_norm is not None and source is not None:
-            z = z + self.drop(self.cross(self.cross_norm(z), source.hidden, source.context, source.state))
+            z = z + self.branch(self.cross, self.cross(self.cross_norm(z), source.hidden, source.context, source.state))
         if self.feedforward is not None and self.feedforward_norm is not None:
-            z = z + self.drop(self.feedforward(self.feedforward_norm(z), auxiliary))
+            z = z + self.branch(self.feedforward, self.feedforward(self.feedforward_norm(z), auxiliary))
         return z
 
 
@@ -97,9 +100,9 @@ class PostNorm(Block):
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         if self.mixer is not None and self.mixer_norm is not None:
-            x = self.mixer_norm(self.drop(self.mixer(x, context, state)) + x)
+            x = self.mixer_norm(self.branch(self.mixer, self.mixer(x, context, state)) + x)
         if self.cross is not None and self.cross_norm is not None and source is not None:
-            x = self.cross_norm(self.drop(self.cross(x, source.hidden, source.context, source.state)) + x)
+            x = self.cross_norm(self.branch(self.cross, self.cross(x, source.hidden, source.context, source.state)) + x)
         if self.feedforward is not None and self.feedforward_norm is not None:
-            x = self.feedforward_norm(self.drop(self.feedforward(x, auxiliary)) + x)
+            x = self.feedforward_norm(self.branch(self.feedforward, self.feedforward(x, auxiliary)) + x)
         return x

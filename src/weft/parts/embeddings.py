@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
+from weft.parts import observer
 from weft.parts.norms import Norm
 from weft.parts.parameters import normal_parameter
 from weft.parts.token_positions import TokenPositions
@@ -38,10 +39,13 @@ class TokenEmbedding(nn.Module):
         """[B, T] -> [B, T, D]."""
         if tokens.dtype.is_floating_point or tokens.dtype == torch.bool:
             raise ShapeError(f"tokens are whole numbers, but these are {tokens.dtype}: convert them with .long()")
-        tokens = tokens.long()
-        self.expect_known(tokens)
-        x = F.embedding(tokens, self.weight)
-        return x if self.scale == 1.0 else x * self.scale
+        numbers = tokens.long()
+        self.expect_known(numbers)
+        x = F.embedding(numbers, self.weight)
+        x = x if self.scale == 1.0 else x * self.scale
+        for one in observer.active:
+            x = one.on_embedding(self, tokens, x)
+        return x
 
     def expect_known(self, tokens: Tensor) -> None:
         """Refuse tokens outside of the vocabulary, where looking does not make a device wait."""
@@ -64,7 +68,10 @@ class VectorEmbedding(nn.Module):
         """[B, T, C] -> [B, T, D]."""
         if vectors.shape[-1] != self.linear.in_features:
             raise ShapeError(f"vectors of {vectors.shape[-1]} numbers, but the model takes {self.linear.in_features}")
-        return self.linear(vectors.to(self.linear.weight.dtype))
+        x: Tensor = self.linear(vectors.to(self.linear.weight.dtype))
+        for one in observer.active:
+            x = one.on_embedding(self, vectors, x)
+        return x
 
 
 class PatchEmbedding(nn.Module):
@@ -91,11 +98,13 @@ class PatchEmbedding(nn.Module):
         taken = self.channels if self.stem is None else self.stem.channels
         if images.shape[1] != taken:
             raise ShapeError(f"images of {images.shape[1]} channels, but the model takes {taken}")
-        images = images.to(self.linear.weight.dtype)
+        pixels = images.to(self.linear.weight.dtype)
         if self.stem is not None:
-            images = self.stem(images)
-        grid = (images.shape[-2] // self.patch, images.shape[-1] // self.patch)
-        return self.linear(patchify(images, self.patch)), grid
+            pixels = self.stem(pixels)
+        x: Tensor = self.linear(patchify(pixels, self.patch))
+        for one in observer.active:
+            x = one.on_embedding(self, images, x)
+        return x, (pixels.shape[-2] // self.patch, pixels.shape[-1] // self.patch)
 
 
 class ConvolutionStem(nn.Module):
@@ -185,7 +194,10 @@ class SequenceInput(nn.Module):
         if self.class_token is not None:
             x = self.class_token(x)
         if self.position is not None:
-            x = self.position(x, token_positions)
+            y = self.position(x, token_positions)
+            for one in observer.active:
+                y = one.on_input_positions(self.position, x, y)
+            x = y
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout) if self.training else x

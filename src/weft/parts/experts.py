@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
+from weft.parts import observer
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.feedforward import activation
 from weft.parts.parameters import normal_parameter
@@ -79,6 +80,8 @@ class Experts(nn.Module):
         tokens = x.reshape(-1, self.width)
         logits = F.linear(widen(tokens), widen(self.router))
         gates, chosen, probabilities = route(logits, self.active)
+        for one in observer.active:
+            one.on_experts(self, x, gates, chosen)
         if auxiliary is not None:
             self._report(auxiliary, x, logits, probabilities, chosen)
         y = self.mix(tokens, gates, chosen).view_as(x)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.parts import observer
 from weft.parts.parameters import normal_parameter
 from weft.parts.positions import sinusoids
 
@@ -51,7 +52,7 @@ class GridTable(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """x + P."""
-        return x + resize_grid(self.table, self.grid, grid, self.extra)
+        return _observed(self, x, x + resize_grid(self.table, self.grid, grid, self.extra))
 
 
 class GridAxes(nn.Module):
@@ -66,7 +67,7 @@ class GridAxes(nn.Module):
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """x + R_row + C_column."""
         cells = (resize_axis(self.rows, grid[0])[:, None] + resize_axis(self.columns, grid[1])[None]).flatten(0, 1)
-        return x + (cells if self.extra is None else torch.cat((self.extra, cells)))
+        return _observed(self, x, x + (cells if self.extra is None else torch.cat((self.extra, cells))))
 
 
 class GridSinusoids(nn.Module):
@@ -78,4 +79,10 @@ class GridSinusoids(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """x + P."""
-        return x + F.pad(grid_sinusoids(grid, self.width, x), (0, 0, self.extra, 0))
+        return _observed(self, x, x + F.pad(grid_sinusoids(grid, self.width, x), (0, 0, self.extra, 0)))
+
+
+def _observed(part: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+    for one in observer.active:
+        output = one.on_input_positions(part, x, output)
+    return output

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.shapes import expect_width
+from weft.parts import observer
 from weft.parts.attention import ResidualLinear
 from weft.parts.attention_context import AttentionContext
 from weft.parts.segments import Segments, continues, last_document
@@ -113,7 +114,8 @@ class LinearAttention(nn.Module):
         expect_width(x, self.width, "linear attention")
         if state is not None and not self.causal:
             raise ShapeError("linear attention over everything keeps no state: make it causal to decode")
-        token_positions = (context or AttentionContext.of(x)).queries
+        context = context or AttentionContext.of(x)
+        token_positions = context.queries
         qkv = self.qkv(x)
         if token_positions.pads == "none" and token_positions.documents is None:
             kept = state.tensors if state is not None else None
@@ -122,7 +124,10 @@ class LinearAttention(nn.Module):
                 state.keep(*sums)
         else:
             y = self._mix_segments(qkv, token_positions, state)
-        return self.output(y)
+        y = self.output(y)
+        for one in observer.active:
+            y = one.on_linear_attention(self, x, context, state, y)
+        return y
 
     def mix(self, qkv: Tensor, sums: Sums | None, lengths: Tensor | None = None) -> tuple[Tensor, Sums | None]:
         """Split heads, map by phi, gather; rows end after `lengths`."""

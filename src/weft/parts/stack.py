@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
+from weft.parts import observer
 from weft.parts.attention import SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.auxiliary import Auxiliary
@@ -52,6 +53,21 @@ class Stack(nn.Module):
         auxiliary: Auxiliary | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; `mask` narrows what each layer's own mask allows."""
+        if not observer.active:
+            return self.run_blocks(x, token_positions, mask, state, memory, auxiliary)
+        with observer.during_stack(self, x, token_positions, state, memory):
+            return self.run_blocks(x, token_positions, mask, state, memory, auxiliary)
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        token_positions: TokenPositions,
+        mask: Mask | None,
+        state: State | None,
+        memory: tuple[Tensor, TokenPositions] | None,
+        auxiliary: Auxiliary | None,
+    ) -> Tensor:
+        """`forward` itself, which a faster stack replaces."""
         self._expect(x, mask, state, memory)
         contexts = self._contexts(token_positions, mask, state)
         cross = None if memory is None else AttentionContext(token_positions, memory[1])
@@ -60,7 +76,10 @@ class Stack(nn.Module):
             seen = None
             if memory is not None and cross is not None:
                 seen = CrossAttentionSource(memory[0], cross, None if state is None else state.crosses[layer])
-            x = block(x, contexts[own], kept, seen, auxiliary)
+            y = block(x, contexts[own], kept, seen, auxiliary)
+            for one in observer.active:
+                y = one.on_block(block, x, y)
+            x = y
         if state is not None:
             state.counter.advance(token_positions)
         return x if self.norm is None else self.norm(x)

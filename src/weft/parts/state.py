@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import LengthError, ShapeError, WeftError
+from weft.parts import observer
 from weft.parts.position_counter import PositionCounter
 from weft.parts.token_positions import TokenPositions, real_counts
 
@@ -264,6 +265,8 @@ class State:
         An encoder-decoder's memory is reordered with it: `memory.reorder(rows)`.
         """
         rows = torch.as_tensor(rows, device=self.counter.device)
+        for one in observer.active:
+            one.on_state_reorder(self, rows)
         parts: list[LayerState] = [self.counter, *self.cache_slots.values(), *self.layers, *self.crosses]
         for part in parts:
             part.reorder(rows)
@@ -281,10 +284,15 @@ class State:
         self.counter.next = self.counter.next - count
         for slots in self.cache_slots.values():
             slots.forget(count, self.counter.next)
+        for one in observer.active:
+            one.on_state_forget(self, count)
 
     def copy(self) -> Self:
         """An independent copy: going on with one leaves the other as it was."""
-        return copy.deepcopy(self)
+        other = copy.deepcopy(self)
+        for one in observer.active:
+            one.on_state_copy(self, other)
+        return other
 
 
 def _extend(x: Tensor, axis: int, size: int, fill: int) -> Tensor:

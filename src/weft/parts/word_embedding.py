@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
+from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
 
 NO_CHARACTER = 0
@@ -72,4 +73,7 @@ class WordEmbedding(nn.Module):
         looks = convolve_characters(spelled, self.characters.weight, self.taps.weight)
         if self.taps.bias is not None:
             looks = looks + self.taps.bias
-        return self.words(tokens[..., 0]) + looks.unflatten(0, tokens.shape[:2])
+        x: Tensor = self.words(tokens[..., 0]) + looks.unflatten(0, tokens.shape[:2])
+        for one in observer.active:
+            x = one.on_embedding(self, tokens, x)
+        return x

@@ -94,7 +94,9 @@ def beam_search(model: nn.Module, request: GenerationRequest, beam: Beam = Beam(
         raise WeftError("beam search draws nothing: leave sampling and samples out; Beam(best=N) gives several texts")
     request.context_limit(declared(model).length, slides=False)
     with eval_mode(model), torch.inference_mode():
-        conditioned = condition(model, len(request.prompts), request.source, request.images, request.prefill.side)
+        conditioned = condition(
+            model, len(request.prompts), request.source, request.images, request.prefill.side, request.prefill.native
+        )
         real = conditioned.memory.token_positions.real if isinstance(conditioned, MemoryConditioned) else None
         found = BeamSearch(start_session(conditioned, request.prefill), request, beam, device_of(model)).run()
     return [[_text(search, n, request, real) for n in range(len(search.pool))] for search in found]

@@ -106,10 +106,14 @@ def condition(
     source: SourceInput | None = None,
     images: Tensor | None = None,
     side: PaddingSide = "right",
+    native: bool = True,
 ) -> ConditionedModel:
-    """The model, optimized, with what its texts are conditioned on; sources are encoded here, padded on `side`."""
+    """The model, optimized, with what its texts are conditioned on; sources are encoded here, padded on `side`.
+
+    `native=False`: the model's own parts run one by one, see `weft.inference.fast.optimized`.
+    """
     declaration = declared(model)
-    model = optimized(model)
+    model = optimized(model, native)
     if source is not None and not declaration.seq2seq:
         raise WeftError(f"a model of family {declaration.family!r} reads no source: leave `source` out")
     if images is not None and declaration.prefix is None:

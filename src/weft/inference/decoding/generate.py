@@ -50,7 +50,9 @@ class GenerationLoop:
         self.prompts = [list(prompt)[-(self.limit or len(prompt)) :] for prompt in request.prompts]
         self.rows = len(self.prompts) * request.samples
         with eval_mode(model):
-            self.conditioned = condition(model, len(self.prompts), request.source, request.images, request.prefill.side)
+            self.conditioned = condition(
+                model, len(self.prompts), request.source, request.images, request.prefill.side, request.prefill.native
+            )
         self.real = (
             self.conditioned.memory.token_positions.real if isinstance(self.conditioned, MemoryConditioned) else None
         )

@@ -23,12 +23,14 @@ class PrefillOptions:
     """How texts are computed; no choice changes them.
 
     `cached`: keys, values and other states are kept. `chunk`: tokens of the prompts per call, None for all at once.
-    `side`: where shorter prompts are padded.
+    `side`: where shorter prompts are padded. `native=False`: the model's own parts run one by one, instead of faster
+    copies that compute a whole step by native code.
     """
 
     cached: bool = True
     chunk: int | None = None
     side: PaddingSide = "right"
+    native: bool = True
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:

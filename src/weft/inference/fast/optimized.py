@@ -7,7 +7,9 @@ original lives, and made anew when a weight has changed since (training between 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from weft.inference.fast.native import native_head, native_stack
 from weft.inference.fast.packed_weights import LinearFunction, packed_linear
+from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.stack import Stack
@@ -23,17 +26,45 @@ STACKS = ("stack", "decoder")
 EMBEDDINGS = ("embedding", "target_embedding")
 
 _kept: WeakKeyDictionary[nn.Module, tuple[object, nn.Module]] = WeakKeyDictionary()
+_parts_only: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
-def optimized(model: nn.Module) -> nn.Module:
-    """The model made fast for decoding; itself where hooks watch its parts or where there is nothing to gain."""
-    if _hooked(model) or not any(isinstance(getattr(model, name, None), Stack) for name in STACKS):
+def optimized(model: nn.Module, native: bool = True) -> nn.Module:
+    """The model made fast for decoding; itself where there is nothing to gain.
+
+    The model itself, whose own parts run one by one, also with `native=False`, inside `parts_only` and where somebody
+    has registered forward hooks on a part.
+    """
+    if not native or _hooked(model) or (_parts_only and any(part in _parts_only for part in model.modules())):
+        return model
+    if not any(isinstance(getattr(model, name, None), Stack) for name in STACKS):
         return model
     version = _version(model)
     found = _kept.get(model)
     if found is None or found[0] != version:
         found = _kept[model] = (version, _optimize(model))
     return found[1]
+
+
+@contextmanager
+def parts_only(model: nn.Module) -> Iterator[None]:
+    """Texts begun inside, in any thread, are written by the model's own parts, as with `native=False`.
+
+    It holds for every part of the model, and for every model that shares a part with it.
+    """
+    parts = list(model.modules())
+    with _lock:
+        for part in parts:
+            _parts_only[part] = _parts_only.get(part, 0) + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for part in parts:
+                _parts_only[part] -= 1
+                if not _parts_only[part]:
+                    del _parts_only[part]
 
 
 def _hooked(model: nn.Module) -> bool:
@@ -81,7 +112,10 @@ class UncheckedEmbedding(nn.Module):
             x: Tensor = self.own(tokens)
             return x
         x = F.embedding(tokens, self.weight)
-        return x if self.scale == 1.0 else x * self.scale
+        x = x if self.scale == 1.0 else x * self.scale
+        for one in observer.active:
+            x = one.on_embedding(self.own, tokens, x)
+        return x
 
 
 class PackedHead(nn.Module):

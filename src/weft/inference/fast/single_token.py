@@ -39,18 +39,18 @@ class SingleTokenStack(Stack):
         self._single_token = [single_token_block(block) for block in stack.blocks]
         self._last = _norm_function(stack.norm)
 
-    def forward(
+    def run_blocks(
         self,
         x: Tensor,
         token_positions: TokenPositions,
-        mask: Mask | None = None,
-        state: State | None = None,
-        memory: tuple[Tensor, TokenPositions] | None = None,
-        auxiliary: Auxiliary | None = None,
+        mask: Mask | None,
+        state: State | None,
+        memory: tuple[Tensor, TokenPositions] | None,
+        auxiliary: Auxiliary | None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; what one token per row could break was checked when the state was begun."""
         if x.shape[1] != 1 or mask is not None or state is None or not state.counter.begun:
-            return super().forward(x, token_positions, mask, state, memory, auxiliary)
+            return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
         contexts = self._contexts(token_positions, None, state)
         cross = None if memory is None else AttentionContext(token_positions, memory[1])
         for layer, (step, own) in enumerate(zip(self._single_token, self.masks, strict=True)):

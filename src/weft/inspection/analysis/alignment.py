@@ -1,8 +1,8 @@
-"""Alignment: which source token each target token looks at; recurrent attention says so, a transformer by a head.
+"""Alignment: which source token each target token looks at, by recurrent attention or by a head of a transformer.
 
 Alignment error rate (Och and Ney 2003): AER = 1 - (|A and S| + |A and P|) / (|A| + |S|), with links A found, sure links
-S and possible links P. Found is the best source of each target token. Gold that gives several sources for a target
-token (each letter of a month's name) counts as alternatives: one of them is sure, so AER is the share that misses.
+S and possible links P. A links each target token to its best source. Where gold gives several sources for a target
+token (each letter of a month's name), any of them counts, so AER is the share of target tokens that miss.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from weft.inspection.recording.attention_records import Kind
 if TYPE_CHECKING:
     from weft.inspection.recording.watch import Seen
 
-Gold = Sequence[AbstractSet[int]]  # for each target token the source tokens it comes from; empty: none is known
+Gold = Sequence[AbstractSet[int]]  # for each target token its source tokens; empty where unknown
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The map (T, S) of the head that aligns, which one it is, how well (see `aligning`) and its error where known."""
+    """The map (T, S) of the head that aligns, which head it is, its score (see `aligning`) and its error if known."""
 
     map: Tensor
     kind: Kind
@@ -48,9 +48,9 @@ class AlignmentChoice:
 
 
 def alignment_error_rate(map: Tensor, gold: Gold, sure: Gold | None = None) -> float:
-    """Of the best source of each row; rows past the gold, and rows whose gold is empty, do not count.
+    """AER of the best source of each row; rows without gold do not count.
 
-    With `sure` links of their own, `gold` are the possible ones and all sure links are to be found.
+    With separate `sure` links, `gold` are the possible ones and all sure links are to be found.
     """
     best = map.argmax(-1).tolist()
     rows = [t for t, links in enumerate(gold) if links and t < len(best)]
@@ -78,7 +78,7 @@ def best_head(
 ) -> AlignmentChoice:
     """The cross-attention head (of one layer, or of all) that aligns best over all texts of a call.
 
-    With gold, one a text, by its error; else by `aligning`. Choose on some texts, judge on others.
+    By its error with gold (one per text), else by `aligning`. Choose on some texts, evaluate on others.
     """
     one = seen.call(call)
     kind = _kind(seen, call)
@@ -87,14 +87,14 @@ def best_head(
     table = []
     for own in layers:
         maps = [seen.attention(own, batch=text, kind=kind, call=call) for text in texts]
-        found = [[_judge(head, None if gold is None else gold[text]) for head in maps[text]] for text in texts]
+        found = [[_rate_map(head, None if gold is None else gold[text]) for head in maps[text]] for text in texts]
         table.append(torch.tensor(found, dtype=torch.float64).mean(0))
     whole = torch.stack(table)
     place = int(whole.argmax() if gold is None else whole.argmin())
     return AlignmentChoice(kind, layers[place // whole.shape[1]], place % whole.shape[1], layers, whole)
 
 
-def _judge(map: Tensor, gold: Gold | None) -> float:
+def _rate_map(map: Tensor, gold: Gold | None) -> float:
     return aligning(map) if gold is None else alignment_error_rate(map, gold)
 
 
@@ -106,9 +106,9 @@ def align(
     head: int | None = None,
     call: int = -1,
 ) -> Alignment:
-    """One text's alignment: the head asked for, else the one that aligns best (without a look at the gold).
+    """One text's alignment: by the head asked for, else by the one that aligns best (chosen without gold).
 
-    Row t stands for the t-th token written. Recurrent attention has one head, its own.
+    Row t stands for the t-th token written. Recurrent attention has one head.
     """
     kind = _kind(seen, call)
     if head is None:

@@ -1,7 +1,7 @@
-"""Filters: what the first layer of a vision model looks for, and how alike position vectors are.
+"""Filters: what the first layer of a vision model responds to, and how similar position vectors are.
 
-The first filters of a vision transformer look like edges and colors: the principal components of its patch filters
-(Dosovitskiy et al. 2021 show the first 28). Positions that are near should be alike: cosine similarity shows it.
+The principal components of a vision transformer's patch filters look like edges and colors (Dosovitskiy et al. 2021
+show the first 28). Vectors of nearby positions should be similar: cosine similarity shows it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST = 28
 class Filters:
     """Principal components (n, channels, p, p) of the patch filters, and the share of the variance that each has.
 
-    Each has unit length; which way it points is chosen so that its largest number is positive.
+    Each has unit norm; its sign is chosen so that its largest number is positive.
     """
 
     images: Tensor
@@ -37,7 +37,7 @@ class Filters:
 
 @torch.no_grad()
 def patch_filters(subject: Any, count: int = FIRST) -> Filters:
-    """Of the map from patches to vectors, or of the first convolution where a stem stands before it."""
+    """Of the linear map from patches to vectors, or of the first convolution of a stem."""
     weight = _filter_weight(module_of(subject)).double()
     flat = weight.flatten(1)
     _, sizes, components = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
@@ -63,23 +63,23 @@ def _filter_weight(module: nn.Module) -> Tensor:
 
 @dataclass(frozen=True)
 class Similarity:
-    """Cosine similarity (N, N) of position vectors; those of an image stand in a `grid` (h, w) after `extra` tokens."""
+    """Cosine similarity (N, N) of position vectors; those of an image form a `grid` (h, w) after `extra` tokens."""
 
     cosine: Tensor
     grid: tuple[int, int] | None = None
     extra: int = 0
 
     def of_cell(self, row: int, column: int) -> Tensor:
-        """(h, w): how alike every cell's position is to that of one cell."""
+        """(h, w): the similarity of every cell's position to that of one cell."""
         if self.grid is None:
-            raise WeftError("these positions stand in a row, not in a grid: read a row of `cosine`")
+            raise WeftError("these positions form a sequence, not a grid: read a row of `cosine`")
         place = self.extra + row * self.grid[1] + column
         return self.cosine[place, self.extra :].view(self.grid)
 
 
 @torch.no_grad()
 def position_similarity(subject: Any, length: int | None = None) -> Similarity:
-    """Of learned, fixed and grid positions; of rotary ones, how alike a vector is to itself turned by i - j."""
+    """Of learned, fixed and grid positions; of rotary ones, of a vector to itself rotated by i - j."""
     module = module_of(subject)
     for part in module.modules():
         if isinstance(part, (GridTable, GridAxes, GridSinusoids)):
@@ -124,7 +124,7 @@ def _cosine(vectors: Tensor) -> Tensor:
 
 
 def _length(module: nn.Module) -> int:
-    """How long the model's texts are; 64 where it does not say."""
+    """The length of the model's texts; 64 where its spec has none."""
     return int(getattr(getattr(module, "spec", None), "length", 64))
 
 

@@ -1,8 +1,8 @@
-"""Flow: attention as a network of pipes (Abnar and Zuidema 2020).
+"""Flow: attention as a flow network (Abnar and Zuidema 2020).
 
-Nodes are tokens at each layer, and a pipe from token i above to token j below has the capacity A~_l[i, j] of rollout.
-The flow of row i to input j is the most that can run from i at the top to j at the bottom at once. Unlike rollout's
-products it does not fade with depth. Each pair is a maximum flow (Dinic 1970): for short inputs, or a few rows.
+Nodes are tokens at each layer; the edge from token i above to token j below has the capacity A~_l[i, j] of rollout.
+The flow of row i to input j is the maximum flow from i at the top to j at the bottom. Unlike rollout's products it does
+not fade with depth. Each pair is computed by itself (Dinic 1970): for short inputs, or a few rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def flow(
 
 
 def layered_flow(layers: list[Tensor], rows: Rows = None) -> Tensor:
-    """The same for maps (T, T) as given, lowest layer first."""
+    """The same for given capacities (T, T) per layer, lowest first."""
     T = layers[0].shape[0]
     network = Network(T * (len(layers) + 1))
     for depth, map in enumerate(layers):
@@ -50,55 +50,55 @@ def layered_flow(layers: list[Tensor], rows: Rows = None) -> Tensor:
 
 
 class Network:
-    """Pipes between nodes, and the most that runs through them from one node to another (Dinic's algorithm)."""
+    """A directed graph with capacities, and its maximum flow from one node to another (Dinic's algorithm)."""
 
     def __init__(self, nodes: int) -> None:
-        self.pipes: list[list[int]] = [[] for _ in range(nodes)]
+        self.edges: list[list[int]] = [[] for _ in range(nodes)]
         self.ends: list[int] = []
         self.capacities: list[float] = []
 
     def connect(self, first: int, second: int, capacity: float) -> None:
-        """A pipe one way; its other way starts empty and gives back what ran."""
+        """Add an edge, and its reverse edge of capacity 0."""
         for end, start, room in ((second, first, capacity), (first, second, 0.0)):
-            self.pipes[start].append(len(self.ends))
+            self.edges[start].append(len(self.ends))
             self.ends.append(end)
             self.capacities.append(room)
 
     def most(self, source: int, sink: int) -> float:
-        """The maximum flow; the pipes are as empty afterwards as before."""
+        """The maximum flow from source to sink."""
         room = list(self.capacities)
         total = 0.0
         while (levels := self._levels(source, sink, room)) is not None:
-            at = [0] * len(self.pipes)
+            at = [0] * len(self.edges)
             while (found := self._push(source, sink, float("inf"), levels, at, room)) > SMALL:
                 total += found
         return total
 
     def _levels(self, source: int, sink: int, room: list[float]) -> list[int] | None:
-        """How many pipes away each node is, along pipes with room; None if the sink cannot be reached."""
-        levels = [-1] * len(self.pipes)
+        """Each node's distance along edges with residual capacity; None if the sink cannot be reached."""
+        levels = [-1] * len(self.edges)
         levels[source] = 0
-        waiting = deque([source])
-        while waiting and levels[sink] < 0:
-            node = waiting.popleft()
-            for pipe in self.pipes[node]:
-                if room[pipe] > SMALL and levels[self.ends[pipe]] < 0:
-                    levels[self.ends[pipe]] = levels[node] + 1
-                    waiting.append(self.ends[pipe])
+        queue = deque([source])
+        while queue and levels[sink] < 0:
+            node = queue.popleft()
+            for edge in self.edges[node]:
+                if room[edge] > SMALL and levels[self.ends[edge]] < 0:
+                    levels[self.ends[edge]] = levels[node] + 1
+                    queue.append(self.ends[edge])
         return levels if levels[sink] >= 0 else None
 
     def _push(self, node: int, sink: int, most: float, levels: list[int], at: list[int], room: list[float]) -> float:
-        """Send up to `most` from a node on, only ever one level down; what got through."""
+        """Send up to `most` from a node, one level at a time; returns what reached the sink."""
         if node == sink:
             return most
-        while at[node] < len(self.pipes[node]):
-            pipe = self.pipes[node][at[node]]
-            end = self.ends[pipe]
-            if room[pipe] > SMALL and levels[end] == levels[node] + 1:
-                found = self._push(end, sink, min(most, room[pipe]), levels, at, room)
+        while at[node] < len(self.edges[node]):
+            edge = self.edges[node][at[node]]
+            end = self.ends[edge]
+            if room[edge] > SMALL and levels[end] == levels[node] + 1:
+                found = self._push(end, sink, min(most, room[edge]), levels, at, room)
                 if found > SMALL:
-                    room[pipe] -= found
-                    room[pipe ^ 1] += found
+                    room[edge] -= found
+                    room[edge ^ 1] += found
                     return found
             at[node] += 1
         return 0.0

@@ -1,12 +1,13 @@
-"""Lens: what the residual stream holds after each block, read as if it were the last one.
+"""Lens: the residual stream after each block, read as if the block were the last one.
 
 - norms |z_l| of each token, layer by layer;
-- logit lens (nostalgebraist 2020): head(norm(z_l)), the answer that the model would give if it stopped at layer l;
+- logit lens (nostalgebraist 2020): head(norm(z_l)), the answer of the model if it stopped at layer l;
 - next-token distributions step by step, and loss by position.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,17 +19,19 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
-from weft.inspection.recording.calling import answers, module_of, part_by_part, tokens_of
+from weft.inference.fast.optimized import parts_only
+from weft.inspection.recording.calling import answers, module_of, tokens_of
 from weft.inspection.recording.function_overrides import FunctionOverrides
-from weft.models.output import Output
+from weft.parts.observer import Observer, observing
 from weft.parts.stack import Stack
 
 Read = Callable[[Tensor], Tensor]
+BlockList = tuple[str, list[nn.Module], nn.Module | None]
 
 
 @dataclass
 class Streams:
-    """The residual stream of the last forward: `states`, [B, T, D] each: what went in, then after each block.
+    """The residual stream of the last forward: `states`, [B, T, D] each: the input, then the output of each block.
 
     Of an encoder-decoder those of the stack that ran last, the decoder; `stacks` has all, by path.
     """
@@ -39,62 +42,79 @@ class Streams:
 
     @property
     def states(self) -> list[Tensor]:
-        """Of the stack that ran last."""
         if not self.stacks:
             raise WeftError("no blocks have run yet: run the model inside `with streams(...) as s:`")
         return self.stacks[self.last]
 
+    def keep(self, path: str, layer: int, x: Tensor, output: Tensor) -> None:
+        """One block's input and output; the first block of a stack begins it anew."""
+        if layer == 0:
+            self.stacks[path] = [x.detach()]
+        self.stacks[path].append(output.detach())
+        self.last = path
+
     @property
     def names(self) -> list[str]:
-        """Of the states."""
         return ["input", *(f"block {layer}" for layer in range(len(self.states) - 1))]
+
+
+class _StreamObserver(Observer):
+    """Keeps the residual stream of Weft's own stacks, and how the model reads it."""
+
+    def __init__(self, found: Streams, stacks: list[BlockList]) -> None:
+        self.found = found
+        self.norms = {path: norm for path, _, norm in stacks}
+        self.places = {id(block): (path, layer) for path, blocks, _ in stacks for layer, block in enumerate(blocks)}
+        self.here = threading.local()
+
+    def on_block(self, part: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        self.here.stack, layer = self.places.get(id(part), (None, 0))
+        if self.here.stack is not None:
+            self.found.keep(self.here.stack, layer, x, output)
+        return output
+
+    def on_answer(self, hidden: Tensor, head: Read) -> None:
+        stack = getattr(self.here, "stack", None)
+        if stack is not None:  # the blocks that ran last in this thread are this model's, and so is the answer
+            norm = self.norms[stack]
+            self.found.read = lambda z: head(z if norm is None else norm(z))
 
 
 @contextmanager
 def streams(subject: Any) -> Iterator[Streams]:
     """Keep the residual stream of any forward inside (references, nothing is computed)."""
     module = module_of(subject)
-    found = Streams()
-    with part_by_part(module), FunctionOverrides() as overrides:
-        for path, blocks, norm in stacks_of(module):
-            for layer, block in enumerate(blocks):
-                overrides.on(block, "forward", _keep(found, path, layer))
-            _listen_to_answers(overrides, module, found, norm)
+    found, stacks = Streams(), stacks_of(module)
+    with parts_only(module), observing(_StreamObserver(found, stacks)), FunctionOverrides() as overrides:
+        if not any(isinstance(part, Stack) for part in module.modules()):
+            _keep_foreign(found, module, stacks, overrides)
         yield found
 
 
-def _keep(found: Streams, path: str, layer: int) -> Any:
+def _keep_foreign(found: Streams, module: nn.Module, stacks: list[BlockList], overrides: FunctionOverrides) -> None:
+    for path, blocks, norm in stacks:
+        for layer, block in enumerate(blocks):
+            overrides.on(block, "forward", _foreign_block(found, path, layer))
+        head = getattr(module, "get_output_embeddings", lambda: None)()
+        if isinstance(head, nn.Module):
+            found.read = _foreign_read(head, norm)
+
+
+def _foreign_block(found: Streams, path: str, layer: int) -> Any:
     def wrapper(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         out = run(part, x, *args, **kwargs)
-        if layer == 0:
-            found.stacks[path] = [x.detach()]
-        found.stacks[path].append((out if isinstance(out, Tensor) else out[0]).detach())
-        found.last = path
+        found.keep(path, layer, x, out if isinstance(out, Tensor) else out[0])
         return out
 
     return wrapper
 
 
-def _listen_to_answers(overrides: FunctionOverrides, module: nn.Module, found: Streams, norm: nn.Module | None) -> None:
-    """How the last state is read: by the model's last norm and its head."""
-
-    def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = run(part, *args, **kwargs)
-        if isinstance(out, Output):
-            head = out.head
-            found.read = lambda z: head(z if norm is None else norm(z))
-        return out
-
-    for name in ("forward", "decode"):
-        if hasattr(module, name):
-            overrides.on(module, name, wrapper)
-    head = getattr(module, "get_output_embeddings", lambda: None)()
-    if isinstance(head, nn.Module):
-        found.read = lambda z: head(z if norm is None else norm(z))
+def _foreign_read(head: nn.Module, norm: nn.Module | None) -> Read:
+    return lambda z: head(z if norm is None else norm(z))
 
 
-def stacks_of(module: nn.Module) -> list[tuple[str, list[nn.Module], nn.Module | None]]:
-    """(path, blocks, last norm) of our stacks; of another library's model its largest list of like modules."""
+def stacks_of(module: nn.Module) -> list[BlockList]:
+    """(path, blocks, last norm) of Weft's stacks; of another library's model its largest list of like modules."""
     own = [(path, part) for path, part in module.named_modules() if isinstance(part, Stack)]
     if own:
         return [(path, list(stack.blocks), stack.norm) for path, stack in own]
@@ -109,7 +129,7 @@ def stacks_of(module: nn.Module) -> list[tuple[str, list[nn.Module], nn.Module |
 
 
 def _norm_after(module: nn.Module, path: str) -> nn.Module | None:
-    """The norm that stands beside a list of blocks, after it."""
+    """The first norm after a list of blocks in the same module."""
     parent, _, own = path.rpartition(".")
     names = [name for name, _ in module.get_submodule(parent).named_children()]
     for name, part in module.get_submodule(parent).named_children():
@@ -119,15 +139,15 @@ def _norm_after(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def residual_norms(found: Streams, batch: int = 0) -> Tensor:
-    """(L + 1, T): the length of each token's vector after each block."""
+    """(L + 1, T): the norm of each token's vector after each block."""
     return torch.stack([widen(state[batch]).norm(dim=-1) for state in found.states])
 
 
 @dataclass(frozen=True)
 class Lens:
-    """At each depth (L + 1) and place T the likeliest answers and their probabilities (L + 1, T, top), and entropy.
+    """At each depth (L + 1) and token T the likeliest answers, their probabilities (L + 1, T, top), and entropy.
 
-    A model that gives one answer a sequence has one place.
+    For a model with one answer per sequence T is 1.
     """
 
     names: list[str]
@@ -138,7 +158,7 @@ class Lens:
 
 @torch.no_grad()
 def logit_lens(found: Streams, batch: int = 0, top: int = 5) -> Lens:
-    """The answer at each depth; the last is the model's own."""
+    """The answer at each depth; the last is the model's answer."""
     if found.read is None:
         raise WeftError("this model has no head over a vocabulary or classes: the logit lens has nothing to read with")
     tokens, chances, entropies = [], [], []
@@ -156,7 +176,7 @@ def logit_lens(found: Streams, batch: int = 0, top: int = 5) -> Lens:
 class NextTokens:
     """After each token of a text, the likeliest next ones (T, top) with their probabilities.
 
-    `chance` (T - 1) and `rank` (T - 1): of the token that really came next; rank 0 is the likeliest.
+    `chance` (T - 1) and `rank` (T - 1): probability and rank of the actual next token; rank 0 is the likeliest.
     """
 
     tokens: Tensor
@@ -177,7 +197,7 @@ def next_tokens(subject: Any, tokens: Any, top: int = 10, source: Any = None) ->
 
 
 def loss_by_position(subject: Any, tokens: Any, source: Any = None, real: Tensor | None = None) -> Tensor:
-    """(T - 1): the mean cross-entropy of the token at each position 1 .. T - 1 over texts [B, T], padding aside."""
+    """(T - 1): the mean cross-entropy of the token at each position 1 .. T - 1 over texts [B, T] without padding."""
     module = module_of(subject)
     texts = tokens_of(tokens, module)
     logits = widen(answers(subject, texts, _source(source, module), real))

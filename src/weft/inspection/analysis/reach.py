@@ -1,7 +1,7 @@
 """Reach: how much gradient of an output reaches each input token, near or far.
 
-Without attention the gradient of a late target runs back through every step of a recurrence and fades (or grows) on
-the way; attention shortens the way to one step. g_ts = |d log p(y_t) / d x_s| with x_s the embedding of token s.
+Without attention the gradient of a late target passes through every step of a recurrence and vanishes (or explodes);
+attention shortens the path to one step. g_ts = |d log p(y_t) / d x_s| with x_s the embedding of token s.
 """
 
 from __future__ import annotations
@@ -17,55 +17,59 @@ from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import eval_mode
 from weft.inspection.recording.calling import caller, tokens_of
 from weft.inspection.recording.function_overrides import FunctionOverrides
-from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
-from weft.parts.word_embedding import WordEmbedding
-
-EMBEDDINGS = (TokenEmbedding, VectorEmbedding, PatchEmbedding, WordEmbedding, nn.Embedding)
+from weft.parts.observer import Observer, observing
 
 
 @dataclass(frozen=True)
 class Reach:
-    """`matrix` (T, S): the gradient of output t that reaches input s, of a source where there is one."""
+    """`matrix` (T, S): the norm of the gradient of output t with respect to input s, a source's where there is one."""
 
     matrix: Tensor
 
     def by_distance(self) -> Tensor:
-        """(D): the mean over pairs whose input lies d = t - s tokens back, d = 0 .. T - 1; for one sequence."""
+        """(D): the mean over pairs at distance d = t - s, d = 0 .. T - 1; for one sequence."""
         T, S = self.matrix.shape
         return torch.stack([self.matrix.diagonal(-d).mean() for d in range(min(T, S))])
 
     def by_place(self) -> Tensor:
-        """(S): the mean over all outputs, input by input: for a source, how far back the first tokens are heard."""
+        """(S): the mean over all outputs, per input token."""
         return self.matrix.mean(0)
 
 
+class _EmbeddingLeaves(Observer):
+    """Makes what embeddings give leaves of the graph, so that gradients with respect to them can be asked for."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts = {id(part) for part in module.modules()}
+        self.found: list[Tensor] = []
+
+    def on_embedding(self, part: nn.Module, given: Tensor, output: Tensor) -> Tensor:
+        return self._leaf(output) if id(part) in self.parts else output
+
+    def foreign(self, run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self._leaf(run(part, *args, **kwargs))
+
+    def _leaf(self, vectors: Tensor) -> Tensor:
+        self.found.append(vectors.detach().requires_grad_())
+        return self.found[-1]
+
+
 def gradient_reach(subject: Any, tokens: Any, source: Any = None) -> Reach:
-    """Of one text [T], or of a target [T] with its `source` [S]: outputs against the source's tokens."""
+    """For one text [T], or for a target [T] with respect to the tokens of its `source` [S]."""
     own = caller(subject)
     text = tokens_of(tokens, own.module)[:1]
     given = None if source is None else tokens_of(source, own.module)[:1]
-    fed: list[Tensor] = []
-
-    def wrapper(run: Any, part: nn.Module, asked: Tensor, *args: Any, **kwargs: Any) -> Any:
-        out = run(part, asked, *args, **kwargs)
-        vectors = out[0] if isinstance(out, tuple) else out
-        leaf = vectors.detach().requires_grad_()
-        fed.append(leaf)
-        return (leaf, *out[1:]) if isinstance(out, tuple) else leaf
-
-    with FunctionOverrides() as overrides, eval_mode(own.module), torch.enable_grad():
+    leaves = _EmbeddingLeaves(own.module)
+    with observing(leaves), FunctionOverrides() as overrides, eval_mode(own.module), torch.enable_grad():
         for part in own.module.modules():
-            if isinstance(part, EMBEDDINGS) and not _is_position(own.module, part):
-                overrides.on(part, "forward", wrapper)
+            if isinstance(part, nn.Embedding) and not _is_position(own.module, part):
+                overrides.on(part, "forward", leaves.foreign)
         logits = own.run(SubjectCall(text, source=given))
-    if not fed:
-        raise WeftError("no embedding was seen at work: the gradient has no token to reach")
-    leaf = fed[0]
-    chances = (
-        logits[0].float().log_softmax(-1)
-        if logits.dtype in (torch.float16, torch.bfloat16)
-        else (logits[0].log_softmax(-1))
-    )
+    if not leaves.found:
+        raise WeftError("none of the model's embeddings ran: the gradient has no token to reach")
+    leaf = leaves.found[0]
+    half = logits.dtype in (torch.float16, torch.bfloat16)
+    chances = (logits[0].float() if half else logits[0]).log_softmax(-1)
     came = torch.cat((text[0, 1:], chances[-1].argmax()[None])) if own.loss_inputs() else chances.argmax(-1)
     rows = []
     for t in range(chances.shape[0]):

@@ -2,8 +2,8 @@
 
     A~_l = (1 - r) mean_h A_lh + r I,   R = A~_L ... A~_2 A~_1
 
-r = 0.5 stands for the residual, which carries each token past attention; r = 0 is attention alone. R_ij: how much
-of what token i holds at the top came from input token j, if attention were all that mixes.
+r = 0.5 stands for the residual connection past attention; r = 0 is attention alone. R_ij is the share of token i at
+the top that comes from input token j, if tokens were mixed by attention only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESIDUAL = 0.5
 
 
 def rollout(seen: Seen, batch: int = 0, residual: float = RESIDUAL, kind: Kind | None = None, call: int = -1) -> Tensor:
-    """R (T, T); row 0 of a model with a class token is what its answer looks at."""
+    """R (T, T); row 0 of a model with a class token shows what its answer looks at."""
     return roll_out(averaged_layers(seen, batch, kind, call), residual)
 
 

@@ -1,4 +1,4 @@
-"""Expert routing: which experts each token is sent to, and with what weight."""
+"""Expert routing: which experts each token is sent to, and with which gates."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
-from weft.inspection.recording.calling import module_of, part_by_part
-from weft.inspection.recording.function_overrides import FunctionOverrides
+from weft.inference.fast.optimized import parts_only
+from weft.inspection.recording.calling import module_of
 from weft.parts.experts import Experts
+from weft.parts.observer import Observer, observing
 
 
 @dataclass
 class Routed:
-    """Of the last forward: for each layer with experts the chosen ones and their gates, (B, T, A)."""
+    """For each layer with experts, the experts chosen in the last forward and their gates, (B, T, A)."""
 
     paths: list[str]
     experts: dict[int, int] = field(default_factory=dict)
@@ -26,7 +27,7 @@ class Routed:
 
     @property
     def layers(self) -> list[int]:
-        """The layers with experts that have run, counted among those with experts."""
+        """The layers that have run, counted among those with experts."""
         return sorted(self.kept)
 
     def chosen(self, layer: int) -> Tensor:
@@ -34,7 +35,7 @@ class Routed:
         return self._of(layer)[0]
 
     def gates(self, layer: int) -> Tensor:
-        """(B, T, A): what each contributes with; they sum to one."""
+        """(B, T, A): the weight of each chosen expert; they sum to one."""
         return self._of(layer)[1]
 
     def shares(self, layer: int) -> Tensor:
@@ -49,6 +50,19 @@ class Routed:
         return self.kept[layer]
 
 
+class _RoutingObserver(Observer):
+    """Keeps the choices of a model's routers."""
+
+    def __init__(self, found: Routed, parts: list[Experts]) -> None:
+        self.found, self.layers = found, {id(part): layer for layer, part in enumerate(parts)}
+
+    def on_experts(self, part: nn.Module, x: Tensor, gates: Tensor, chosen: Tensor) -> None:
+        layer = self.layers.get(id(part))
+        if layer is not None:
+            size = (*x.shape[:-1], chosen.shape[-1])
+            self.found.kept[layer] = (chosen.detach().view(size), gates.detach().view(size))
+
+
 @contextmanager
 def routed(subject: Any) -> Iterator[Routed]:
     """Keep which experts any forward inside chooses."""
@@ -57,26 +71,5 @@ def routed(subject: Any) -> Iterator[Routed]:
     if not parts:
         raise WeftError("this model has no experts: build one with feedforward.kind experts, such as nano-moe")
     found = Routed([path for path, _ in parts], {layer: part.experts for layer, (_, part) in enumerate(parts)})
-    with part_by_part(module), FunctionOverrides() as overrides:
-        for layer, (_, part) in enumerate(parts):
-            shape: list[torch.Size] = []
-            overrides.on(part, "forward", _sizes(shape))
-            overrides.on(part, "mix", _choices(found, layer, shape))
+    with parts_only(module), observing(_RoutingObserver(found, [part for _, part in parts])):
         yield found
-
-
-def _sizes(shape: list[torch.Size]) -> Any:
-    def wrapper(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        shape[:] = [x.shape[:-1]]
-        return run(part, x, *args, **kwargs)
-
-    return wrapper
-
-
-def _choices(found: Routed, layer: int, shape: list[torch.Size]) -> Any:
-    def wrapper(run: Any, part: nn.Module, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Any:
-        size = (*shape[0], chosen.shape[-1])
-        found.kept[layer] = (chosen.detach().view(size), gates.detach().view(size))
-        return run(part, tokens, gates, chosen)
-
-    return wrapper

@@ -1,10 +1,10 @@
 """Statistics of all heads at once, a block of rows at a time: O(H x block x S) memory, nothing T x S.
 
-- entropy of a row: -sum_j A_ij log A_ij, in nats: 0 looks at one key, log n at n keys alike;
+- entropy of a row: -sum_j A_ij log A_ij, in nats: 0 for one key, log n for n keys of equal weight;
 - distance: sum_j A_ij |i - j|, for two sequences from the diagonal |j - i (S-1)/(T-1)|;
-- column mass: sum_i A_ij, how much each key receives;
+- column mass: sum_i A_ij, the weight that each key receives;
 - sharpness: the largest weight of a row; with unit normal q, k the variance of q.k is D_K, so that without the
-  scale 1/sqrt(D_K) attention starts out sharp, gradients vanish and it takes long to move.
+  scale 1/sqrt(D_K) attention starts out sharp and its gradients vanish.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from weft.parts.scores import Dot, ScaledDot
 if TYPE_CHECKING:
     from weft.inspection.recording.watch import Seen
 
-NUMBERS = 1 << 18  # weights that a block may hold at once
+NUMBERS = 1 << 18  # number of weights that a block may hold at once
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of each layer and head [L, H]: mean entropy, distance and largest weight of a row; column mass, L times [H, S].
+    """Per layer and head [L, H]: mean entropy, distance and largest weight of a row; column mass, L times [H, S].
 
-    Rows that may record nowhere (padding) count in no mean.
+    Rows that see no key (padding) are not counted.
     """
 
     kind: Kind
@@ -77,16 +77,16 @@ def _of_layer(call: RecordedCall, layer: int, kind: Kind, batch: int) -> tuple[T
 
 
 def row_blocks(H: int, T: int, S: int) -> Iterator[slice]:
-    """Blocks of rows whose maps hold few numbers at once."""
+    """Blocks of rows whose maps hold at most about `NUMBERS` weights at once."""
     block = max(1, NUMBERS // max(1, H * S))
     return (slice(first, min(first + block, T)) for first in range(0, T, block))
 
 
 @dataclass(frozen=True)
 class Sharpness:
-    """The mean largest weight of a row with and without the scale 1/sqrt(D_K), [L, H]; `uniform` if all were alike.
+    """The mean largest weight of a row with and without the scale 1/sqrt(D_K), [L, H]; `uniform`: of equal weights.
 
-    `variance`: of q.k itself, [L, H]; D_K for unit normal queries and keys.
+    `variance`: of q.k, [L, H]; D_K for unit normal queries and keys.
     """
 
     scaled: Tensor
@@ -96,7 +96,7 @@ class Sharpness:
 
 
 def sharpness(seen: Seen, kind: Kind | None = None, batch: int = 0, call: int = -1) -> Sharpness:
-    """Of what was seen, most telling for a model that has just been built."""
+    """Of a recorded call, most informative for a model that has just been built."""
     one = seen.call(call)
     kind = one.choose(kind)
     found = [_sharpness_of(one, layer, kind, batch) for layer in one.layers(kind)]

@@ -1,1 +1,1 @@
-"""Comparison: where two models part, and why."""
+"""Comparison: where two models diverge, and why."""

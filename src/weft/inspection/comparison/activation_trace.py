@@ -1,4 +1,4 @@
-"""Sightings: every tensor that goes into or comes out of a submodule in one run, in order, with all that is watched."""
+"""Activation traces: every tensor that goes into or comes out of a submodule in one run, in order."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ class ActivationEvent:
 
     @property
     def name(self) -> str:
-        """In words."""
         return f"{'into' if self.when == 'in' else 'out of'} {self.path or 'the model'}"
 
 
 @dataclass(eq=False)
 class ActivationTrace:
-    """One model's run: events in order, what was watched, the answer; `exact` if it ran in float64."""
+    """One run of a model: events in order, attention records, the answer; `exact` if it ran in float64."""
 
     module: nn.Module
     events: list[ActivationEvent]
@@ -51,11 +50,11 @@ class ActivationTrace:
     exact: bool
 
     def inside(self, path: str) -> list[ActivationEvent]:
-        """Sightings of one part and all that is in it."""
+        """The events of one part and of all parts in it."""
         return [one for one in self.events if one.path == path or one.path.startswith(f"{path}.") or not path]
 
     def blocks(self) -> list[str]:
-        """The paths of the blocks of its stacks, in order; none where there are none."""
+        """The paths of the blocks of its stacks, in order."""
         try:
             found = stacks_of(self.module)
         except WeftError:
@@ -65,7 +64,7 @@ class ActivationTrace:
 
 
 def trace_activations(module: nn.Module, run: Callable[[nn.Module], Any]) -> ActivationTrace:
-    """Run a float64 copy of the module (the module itself where it cannot be copied), at rest."""
+    """Run a float64 copy of the module (the module itself where it cannot be copied) in evaluation mode."""
     try:
         twin, exact = copy.deepcopy(module).cpu().double().eval(), True
     except Exception:

@@ -1,4 +1,4 @@
-"""Causes inside attention: what queries, keys, scores and masks of two models say about why they part."""
+"""Causes inside attention: what queries, keys, scores and masks of two models say about why they diverge."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.inspection.comparison.activation_trace import apart
-from weft.inspection.recording.attention_records import Kind, PartAttentionRecord
+from weft.inspection.recording.attention_records import AttentionRecord, Kind, PartAttentionRecord
 from weft.inspection.recording.calls import LayerRecord, RecordedCall
 from weft.parts.relative import Rotary, rotate_pairs
 from weft.parts.token_positions import TokenPositions
 
 if TYPE_CHECKING:
-    from weft.inspection.comparison.causes import Cause, Parting
+    from weft.inspection.comparison.causes import Cause, Divergence
 
 FAR = -1e8  # scores below are masked, whether by -inf or by a large number
 BASES = (1e3, 1e4, 1e5, 5e5, 1e6, 1e7)
 
 
-def attention_cause(p: Parting) -> Cause | None:
-    """Of the attention around the place where they part; None where there is none or it agrees."""
+def attention_cause(p: Divergence) -> Cause | None:
+    """The cause inside the attention where they diverge; None where there is none or it agrees."""
     pair = _records(p)
     if pair is None:
         return None
@@ -34,24 +34,24 @@ def attention_cause(p: Parting) -> Cause | None:
         return None
 
 
-def _records(p: Parting) -> tuple[tuple[RecordedCall, LayerRecord], tuple[RecordedCall, LayerRecord]] | None:
+def _records(p: Divergence) -> tuple[tuple[RecordedCall, LayerRecord], tuple[RecordedCall, LayerRecord]] | None:
     """The attention that a path belongs to, and its counterpart: the same kind and layer in the other model."""
     if not p.one.seen.calls or not p.two.seen.calls:
         return None
     mine, theirs = p.one.seen.call(), p.two.seen.call()
-    for key, record in mine.layer_records.items():
-        if _belongs(p.a.path, record.path) and key in theirs.layer_records:
-            return (mine, record), (theirs, theirs.layer_records[key])
+    for key, layer in mine.layer_records.items():
+        if _belongs(p.a.path, layer.path) and key in theirs.layer_records:
+            return (mine, layer), (theirs, theirs.layer_records[key])
     return None
 
 
 def _belongs(path: str, attention: str) -> bool:
-    """Whether a part is inside an attention, or holds it (or is the attention's neighbor in a small module)."""
+    """Whether a part is inside an attention, or is its neighbor in the same module."""
     parent = attention.rpartition(".")[0]
     return path == attention or path.startswith(f"{attention}.") or (bool(parent) and path.startswith(f"{parent}."))
 
 
-def _compare(p: Parting, call_a: RecordedCall, a: LayerRecord, call_b: RecordedCall, b: LayerRecord) -> Cause | None:
+def _compare(p: Divergence, call_a: RecordedCall, a: LayerRecord, call_b: RecordedCall, b: LayerRecord) -> Cause | None:
     kind: Kind = a.kind
     scores = [c.maps(r.layer, kind, None, None, 0, "scores") for c, r in ((call_a, a), (call_b, b))]
     vectors = [c.vectors(r.layer, kind, 0) for c, r in ((call_a, a), (call_b, b))]
@@ -64,7 +64,7 @@ def _compare(p: Parting, call_a: RecordedCall, a: LayerRecord, call_b: RecordedC
     same_vectors = [p.same(x, y) for x, y in zip(vectors[0], vectors[1], strict=True)]
     if not p.same(shown[0], shown[1]):
         found = _ratio(p, shown, vectors, a.path) if same_vectors[0] and same_vectors[1] else None
-        return found or _turned(p, call_a, a, vectors) or _by_distance(p, shown, a.path)
+        return found or _rotated(p, a, vectors) or _by_distance(p, shown, a.path)
     if not same_vectors[2]:
         order = _order(p, vectors[0][2], vectors[1][2])
         return ("head order", f"b's value heads stand in the order {order} of a's ({a.path})") if order else None
@@ -72,7 +72,7 @@ def _compare(p: Parting, call_a: RecordedCall, a: LayerRecord, call_b: RecordedC
 
 
 def _masks(a: Tensor, b: Tensor, path: str) -> str:
-    """In words: who sees more, and where."""
+    """Which model sees more pairs, and where."""
     T, S = a.shape[-2:]
     i, j = torch.arange(T)[:, None], torch.arange(S)[None]
     said = []
@@ -86,7 +86,7 @@ def _masks(a: Tensor, b: Tensor, path: str) -> str:
     return f"{', '.join(said)} ({path})"
 
 
-def _ratio(p: Parting, shown: list[Tensor], vectors: list[Any], path: str) -> Cause | None:
+def _ratio(p: Divergence, shown: list[Tensor], vectors: list[Any], path: str) -> Cause | None:
     x, y = shown[0].double(), shown[1].double()
     factor = float((x * y).sum() / x.square().sum().clamp(min=1e-300))
     if not p.same(x * factor, y):
@@ -97,45 +97,45 @@ def _ratio(p: Parting, shown: list[Tensor], vectors: list[Any], path: str) -> Ca
     return "score scale", f"b's scores are {factor:.6g}{name} times a's, D_K = {K} ({path})"
 
 
-def _turned(p: Parting, call: RecordedCall, record: LayerRecord, vectors: list[Any]) -> Cause | None:
-    """Rotary positions with another offset, base or layout: turn a's own queries anew and attention for b's."""
+def _rotated(p: Divergence, layer: LayerRecord, vectors: list[Any]) -> Cause | None:
+    """Rotary positions with another offset, base or layout: rotate a's queries again and compare them with b's."""
     query, other = vectors[0][0], vectors[1][0]
     if query.shape != other.shape or apart(query.norm(dim=-1), other.norm(dim=-1)) > 1e-6:
         return None
-    attention = record.records[0][1]
-    raw = _unturned(attention, query)
-    otherwise = ("positions", f"queries are as long but point elsewhere: they are turned otherwise ({record.path})")
+    record = layer.records[0][1]
+    raw = _unrotated(record, query)
+    otherwise = ("positions", f"queries have equal norms but other directions: another rotation ({layer.path})")
     if raw is None:
         return otherwise
-    rotary, token_positions = attention.context.position, attention.context.queries  # type: ignore[attr-defined]
+    rotary, token_positions = record.context.position, record.context.queries  # type: ignore[attr-defined]
     t = token_positions.positions[:1]
     for k in (1, -1, 2, -2, 3, -3, 4, -4):
         if p.same(rotate_pairs(raw, *rotary.angles(t + k, raw.dtype))[0], other):
-            return "position offset", f"b's positions are a's {k:+d} ({record.path})"
+            return "position offset", f"b's positions are a's {k:+d} ({layer.path})"
     for base in BASES:
         changed = Rotary(query.shape[-1], base)
         changed.width = rotary.width
         if p.same(rotate_pairs(raw, *changed.angles(t, raw.dtype))[0], other):
-            return "rotary base", f"{rotary.base:g} in a, {base:g} in b ({record.path})"
+            return "rotary base", f"{rotary.base:g} in a, {base:g} in b ({layer.path})"
     R = rotary.width
     order = torch.arange(R).view(2, R // 2).T.flatten()
     mixed = torch.cat((raw[..., :R][..., order.argsort()], raw[..., R:]), -1)
-    turned = rotate_pairs(mixed, *rotary.angles(t, raw.dtype))
-    if p.same(torch.cat((turned[..., :R][..., order], turned[..., R:]), -1)[0], other):
-        return "rotary layout", f"a turns pairs (i, i + {R // 2}), b neighbors (2i, 2i + 1) ({record.path})"
+    rotated = rotate_pairs(mixed, *rotary.angles(t, raw.dtype))
+    if p.same(torch.cat((rotated[..., :R][..., order], rotated[..., R:]), -1)[0], other):
+        return "rotary layout", f"a rotates pairs (i, i + {R // 2}), b neighbors (2i, 2i + 1) ({layer.path})"
     return otherwise
 
 
-def _unturned(attention: Any, query: Tensor) -> Tensor | None:
-    """[1, H, T, K]: queries before they were turned, where our own rotary positions turned them."""
-    if not isinstance(attention, PartAttentionRecord) or not isinstance(attention.context.position, Rotary):
+def _unrotated(record: AttentionRecord, query: Tensor) -> Tensor | None:
+    """[1, H, T, K]: queries before Weft's rotary positions rotated them; None for other positions."""
+    if not isinstance(record, PartAttentionRecord) or not isinstance(record.context.position, Rotary):
         return None
-    token_positions: TokenPositions = attention.context.queries
-    cos, sin = attention.context.position.angles(token_positions.positions[:1], query.dtype)
+    token_positions: TokenPositions = record.context.queries
+    cos, sin = record.context.position.angles(token_positions.positions[:1], query.dtype)
     return rotate_pairs(query[None], cos, -sin)
 
 
-def _by_distance(p: Parting, shown: list[Tensor], path: str) -> Cause | None:
+def _by_distance(p: Divergence, shown: list[Tensor], path: str) -> Cause | None:
     """A bias that depends on i - j only."""
     difference = shown[1] - shown[0]
     T, S = difference.shape[-2:]
@@ -148,7 +148,7 @@ def _by_distance(p: Parting, shown: list[Tensor], path: str) -> Cause | None:
     return "position bias", f"scores differ by a function of the distance, up to {most:.3g} ({path})"
 
 
-def _order(p: Parting, a: Tensor, b: Tensor) -> list[int] | None:
-    """Which of a's heads each of b's is, if all are found."""
+def _order(p: Divergence, a: Tensor, b: Tensor) -> list[int] | None:
+    """For each of b's heads the equal one of a's, if all are found."""
     found = [next((n for n in range(len(a)) if p.same(a[n], head)), -1) for head in b]
     return found if -1 not in found and found != list(range(len(a))) else None

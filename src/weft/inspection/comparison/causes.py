@@ -1,4 +1,4 @@
-"""Likely causes of a parting: each is tried on the very tensors, and named only if it turns one into the other."""
+"""Likely causes of a divergence: each is tried on the tensors, and named only if it turns one into the other."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SHIFTS = (1, -1, 2, -2, 3, -3, 4, -4)
 
 
 @dataclass(eq=False)
-class Parting:
-    """The first two tensors that differ, both runs, and the tensors agreed on before, newest first."""
+class Divergence:
+    """The first two tensors that differ, the traces of both runs, and the tensors that agreed before, newest first."""
 
     a: ActivationEvent
     b: ActivationEvent
@@ -38,21 +38,21 @@ class Parting:
     limit: float
 
     def same(self, x: Tensor, y: Tensor) -> bool:
-        """Equal for this purpose."""
+        """Whether two tensors are equal up to rounding."""
         return x.shape == y.shape and apart(x, y) <= 100 * self.limit
 
     @property
     def given(self) -> Tensor | None:
-        """What went into the part that gave something else."""
+        """The input of a's part whose output differs."""
         own = [s for s in self.one.events if s.path == self.a.path and s.visit == self.a.visit and s.when == "in"]
         return own[0].tensor if own else None
 
 
 @torch.no_grad()
-def likely_cause(parting: Parting) -> Cause:
-    """The first cause that explains it, and the numbers behind it."""
-    tried = (_shapes, _order, _inside_attention) if parting.a.when == "in" else (_shapes,)
-    ways: tuple[Callable[[Parting], Cause | None], ...] = (
+def likely_cause(divergence: Divergence) -> Cause:
+    """The first cause that explains the divergence, and the numbers behind it."""
+    tried = (_shapes, _order, _inside_attention) if divergence.a.when == "in" else (_shapes,)
+    ways: tuple[Callable[[Divergence], Cause | None], ...] = (
         *tried,
         _epsilon,
         _norm_kind,
@@ -67,23 +67,23 @@ def likely_cause(parting: Parting) -> Cause:
         _weights,
     )
     for way in ways:
-        found = way(parting)
+        found = way(divergence)
         if found is not None:
             return found
-    return "unknown", f"{parting.a.name} and {parting.b.name} differ; no known cause turns one into the other"
+    return "unknown", f"{divergence.a.name} and {divergence.b.name} differ; no known cause turns one into the other"
 
 
-def _shapes(p: Parting) -> Cause | None:
+def _shapes(p: Divergence) -> Cause | None:
     if p.a.tensor.shape == p.b.tensor.shape:
         return None
     return "shape", f"{tuple(p.a.tensor.shape)} {p.a.name} but {tuple(p.b.tensor.shape)} {p.b.name}"
 
 
-def _children(trace_activations: ActivationTrace, path: str) -> list[str]:
-    """AttentionNames of the direct parts of a part, in the order in which they first run."""
+def _children(trace: ActivationTrace, path: str) -> list[str]:
+    """The names of a part's direct parts, in the order in which they first run."""
     prefix = f"{path}." if path else ""
     found: list[str] = []
-    for s in trace_activations.events:
+    for s in trace.events:
         if s.when == "in" and s.path.startswith(prefix) and s.path != path:
             name = s.path[len(prefix) :].split(".")[0]
             if name not in found:
@@ -91,7 +91,7 @@ def _children(trace_activations: ActivationTrace, path: str) -> list[str]:
     return found
 
 
-def _order(p: Parting) -> Cause | None:
+def _order(p: Divergence) -> Cause | None:
     """Pre-norm or post-norm: the same parts run in another order."""
     parents = [s.path.rpartition(".")[0] for s in (p.a, p.b)]
     mine, theirs = _children(p.one, parents[0]), _children(p.two, parents[1])
@@ -110,12 +110,12 @@ def _is_norm(part: Any) -> bool:
     return "norm" in type(part).__name__.lower()
 
 
-def _inside_attention(p: Parting) -> Cause | None:
+def _inside_attention(p: Divergence) -> Cause | None:
     return attention_cause(p)
 
 
-def _epsilon(p: Parting) -> Cause | None:
-    """A norm's epsilon: put b's into a."""
+def _epsilon(p: Divergence) -> Cause | None:
+    """A norm's epsilon: a's norm runs again with other values."""
     x, own = p.given, _attribute(p.a.part, EPSILONS)
     if x is None or own is None or p.a.when != "out":
         return None
@@ -152,8 +152,8 @@ def _run(part: nn.Module, x: Tensor) -> Tensor | None:
     return out if isinstance(out, Tensor) else None
 
 
-def _norm_kind(p: Parting) -> Cause | None:
-    """LayerNorm takes the mean away, RMSNorm does not; some add 1 to gamma."""
+def _norm_kind(p: Divergence) -> Cause | None:
+    """LayerNorm subtracts the mean, RMSNorm does not; some norms add 1 to gamma."""
     x = p.given
     if x is None or p.a.when != "out" or not (_is_norm(p.a.part) or _is_norm(p.b.part)):
         return None
@@ -179,8 +179,8 @@ def _norms(x: Tensor, gamma: Tensor, beta: Tensor | None, epsilon: float) -> Ite
     yield "no norm", x
 
 
-def _activation(p: Parting) -> Cause | None:
-    """One activation for another, plain or gated, between what was agreed on and what differs."""
+def _activation(p: Divergence) -> Cause | None:
+    """Another activation, plain or gated, between the tensors that agree and those that differ."""
     for x in _before(p, 8):
         for ways in (_plain_ways, _gated_ways):
             names = [next((name for name, y in ways(x, s.tensor) if p.same(y, s.tensor)), None) for s in (p.a, p.b)]
@@ -207,7 +207,7 @@ def _linear(part: nn.Module) -> Tensor | None:
     return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
 
 
-def _transposed(p: Parting) -> Cause | None:
+def _transposed(p: Divergence) -> Cause | None:
     x, W = p.given, _linear(p.a.part)
     if x is None or W is None or p.a.when != "out" or W.shape[0] != W.shape[1] or not x.is_floating_point():
         return None
@@ -218,7 +218,7 @@ def _transposed(p: Parting) -> Cause | None:
     return None
 
 
-def _bias(p: Parting) -> Cause | None:
+def _bias(p: Divergence) -> Cause | None:
     """The difference is one vector, the same for every token."""
     x, y = p.a.tensor, p.b.tensor
     if x.dim() < 2 or x.flatten(0, -2).shape[0] < 2:
@@ -242,7 +242,7 @@ def _bias_of(part: nn.Module) -> Tensor | None:
     return None
 
 
-def _gain(p: Parting) -> Cause | None:
+def _gain(p: Divergence) -> Cause | None:
     """A norm's gamma: each feature has its own factor, the same for every token."""
     if not (_is_norm(p.a.part) or _is_norm(p.b.part)) or p.a.when != "out":
         return None
@@ -254,8 +254,8 @@ def _gain(p: Parting) -> Cause | None:
     return "norm weights", f"gamma differs by factors of {low:.3g} to {high:.3g} ({p.a.path})"
 
 
-def _shifted(p: Parting) -> Cause | None:
-    """Position vectors that begin at another row."""
+def _shifted(p: Divergence) -> Cause | None:
+    """Position vectors that start at another row of the table."""
     x, y = p.a.tensor, p.b.tensor
     T = x.shape[-2] if x.dim() > 1 else 0
     for base in [*(t for t in _before(p, 4) if t.shape == x.shape), torch.zeros_like(x)]:
@@ -269,12 +269,12 @@ def _shifted(p: Parting) -> Cause | None:
     return None
 
 
-def _before(p: Parting, count: int) -> list[Tensor]:
-    """What went into the part, and the last tensors agreed on."""
+def _before(p: Divergence, count: int) -> list[Tensor]:
+    """The part's input, and the last tensors that agreed."""
     return ([] if p.given is None else [p.given]) + p.agreed[:count]
 
 
-def _residual(p: Parting) -> Cause | None:
+def _residual(p: Divergence) -> Cause | None:
     difference = p.a.tensor - p.b.tensor
     for x in p.agreed[:24]:
         for sign, who in ((1, "b"), (-1, "a")):
@@ -283,7 +283,7 @@ def _residual(p: Parting) -> Cause | None:
     return None
 
 
-def _scale(p: Parting) -> Cause | None:
+def _scale(p: Divergence) -> Cause | None:
     x, y = p.a.tensor.double(), p.b.tensor.double()
     factor = float((x * y).sum() / x.square().sum().clamp(min=1e-300))
     if not p.same(x * factor, y) or abs(factor) < 1e-12:
@@ -292,8 +292,7 @@ def _scale(p: Parting) -> Cause | None:
     return "embedding scale" if embeds else "scale", f"b is {factor:.6g} times a ({p.a.path})"
 
 
-def _weights(p: Parting) -> Cause | None:
-    """The part's own weights differ."""
+def _weights(p: Divergence) -> Cause | None:
     mine, theirs = dict(p.a.part.named_parameters()), dict(p.b.part.named_parameters())
     for name, weight in mine.items():
         other = theirs.get(name)

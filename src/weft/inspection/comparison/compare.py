@@ -1,9 +1,9 @@
-"""The parity microscope: where two models first part, by how much, and a likely cause.
+"""Comparing two models: where they first diverge, by how much, and a likely cause.
 
     print(weft.compare(mine, theirs, tokens))
 
-Both run in float64 copies, so that only what is meant to differ does. Models with the same submodules are compared
-tensor by tensor; others block by block, then by which tensors of one are found in the other.
+Both run as float64 copies, so that rounding does not count. Models with the same submodules are compared tensor by
+tensor; others block by block, then by which tensors of one are found in the other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.inspection.comparison.activation_trace import ActivationEvent, ActivationTrace, apart, trace_activations
-from weft.inspection.comparison.causes import Parting, likely_cause
+from weft.inspection.comparison.causes import Divergence, likely_cause
 from weft.inspection.interventions.interventions import logits_of
 from weft.inspection.recording.calling import module_of
 
@@ -26,9 +26,9 @@ EXACT, ROUGH = 1e-9, 1e-4
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found. `agree`: nothing differs. `path_a`, `path_b`: where they part; `layer`: the block's number.
+    """The result. `agree`: nothing differs. `path_a`, `path_b`: where they diverge; `layer`: the block's number.
 
-    `difference` and `relative` (to the largest number) at that place; `final`: relative, in the answers. `cause` is a
+    `difference` and `relative` (to the largest number) at that part; `final`: relative, of the answers. `cause` is a
     name such as "norm epsilon", `evidence` the numbers behind it. `trail`: relative difference after each block.
     """
 
@@ -49,8 +49,8 @@ class Comparison:
         where = self.path_a if self.path_a == self.path_b else f"{self.path_a} and {self.path_b}"
         block = "" if self.layer is None else f" (block {self.layer})"
         lines = [
-            f"they part at {where or 'the model itself'}{block}: by {self.difference:.3g}, {self.relative:.2%} of the "
-            f"largest number there; {self.final:.2%} in the answer",
+            f"they diverge at {where or 'the model itself'}{block}: by {self.difference:.3g}, {self.relative:.2%} of "
+            f"the largest number there; {self.final:.2%} in the answer",
             f"likely cause: {self.cause}: {self.evidence}",
         ]
         lines += [f"  after {path or 'the model'}: {relative:.2g}" for path, relative in self.trail]
@@ -58,7 +58,7 @@ class Comparison:
 
 
 def compare(a: Any, b: Any, *inputs: Any, **keywords: Any) -> Comparison:
-    """SubjectCall both as `model(*inputs, **keywords)` and find the first place where they differ."""
+    """Call both as `model(*inputs, **keywords)` and find the first tensor that differs."""
     first, second = module_of(a), module_of(b)
     if not inputs and not keywords:
         raise WeftError("nothing to compare on: give tokens (or whatever both models take) as the third argument")
@@ -73,17 +73,17 @@ def compare(a: Any, b: Any, *inputs: Any, **keywords: Any) -> Comparison:
     final = apart(one.answer, two.answer)
     if final <= limit:
         return _equal(first, second, run, final)
-    parting = locate(one, two, limit)
-    cause, evidence = likely_cause(parting)
-    x, y = parting.a.tensor, parting.b.tensor
+    divergence = locate(one, two, limit)
+    cause, evidence = likely_cause(divergence)
+    x, y = divergence.a.tensor, divergence.b.tensor
     same = x.shape == y.shape
     return Comparison(
         False,
         cause,
         evidence,
-        parting.a.path,
-        parting.b.path,
-        _layer(parting.a.path),
+        divergence.a.path,
+        divergence.b.path,
+        _layer(divergence.a.path),
         float((x - y).abs().max()) if same and x.numel() else float("inf"),
         apart(x, y),
         final,
@@ -92,9 +92,9 @@ def compare(a: Any, b: Any, *inputs: Any, **keywords: Any) -> Comparison:
 
 
 def _equal(a: nn.Module, b: nn.Module, run: Any, final: float) -> Comparison:
-    """Exactly they agree; say so if they are in different modes, or differ by rounding."""
+    """They agree in float64; say so if they are in different modes, or differ by rounding."""
     if a.training != b.training:
-        said = f"a is {'training' if a.training else 'at rest'}, b is not: dropout and the like act in one of them only"
+        said = f"a is in {'training' if a.training else 'evaluation'} mode, b is not: dropout acts in one of them only"
         return Comparison(False, "mode", said, final=final)
     said = f"the answers differ by {final:.1g} of the largest number in float64"
     with torch.no_grad():
@@ -109,13 +109,13 @@ def _equal(a: nn.Module, b: nn.Module, run: Any, final: float) -> Comparison:
     return Comparison(True, "none", said, final=final)
 
 
-def locate(one: ActivationTrace, two: ActivationTrace, limit: float) -> Parting:
+def locate(one: ActivationTrace, two: ActivationTrace, limit: float) -> Divergence:
     """The first pair of tensors that should be the same and are not."""
     if {s.path for s in one.events} == {s.path for s in two.events}:
         found = _by_path(one.events, two.events, limit)
         if found is not None:
-            return Parting(*found, one, two, _agreed(one, two, found, limit), limit)
-    within = _parting_block(one, two, limit)
+            return Divergence(*found, one, two, _agreed(one, found[0]), limit)
+    within = _diverging_block(one, two, limit)
     mine, theirs = (t.events if w is None else t.inside(w) for t, w in zip((one, two), within, strict=True))
     return _by_value(one, two, mine, theirs, limit)
 
@@ -134,17 +134,14 @@ def _by_path(
     return None
 
 
-def _agreed(
-    one: ActivationTrace, two: ActivationTrace, found: tuple[ActivationEvent, ActivationEvent], limit: float
-) -> list[Tensor]:
-    """Tensors seen before the parting, newest first."""
-    del two, limit
-    before = one.events[: one.events.index(found[0])]
+def _agreed(trace: ActivationTrace, first: ActivationEvent) -> list[Tensor]:
+    """Tensors recorded before the first that differs, newest first."""
+    before = trace.events[: trace.events.index(first)]
     return [tensor for s in reversed(before) for tensor in (s.tensor, *s.others)]
 
 
-def _parting_block(one: ActivationTrace, two: ActivationTrace, limit: float) -> tuple[str | None, str | None]:
-    """The first pair of blocks that takes the same and gives something else; None where blocks tell nothing."""
+def _diverging_block(one: ActivationTrace, two: ActivationTrace, limit: float) -> tuple[str | None, str | None]:
+    """The first pair of blocks with equal inputs and different outputs; None where there is no such pair."""
     mine, theirs = one.blocks(), two.blocks()
     if len(mine) != len(theirs) or not mine:
         return None, None
@@ -158,7 +155,7 @@ def _parting_block(one: ActivationTrace, two: ActivationTrace, limit: float) -> 
 
 
 def _apart_at(one: ActivationTrace, own: str, two: ActivationTrace, other: str, when: str) -> float | None:
-    """How far apart what goes into (or comes out of) two parts is; None where one did not run."""
+    """The relative difference of the inputs (or outputs) of two parts; None where one did not run."""
     x = next((s.tensor for s in one.events if s.path == own and s.when == when), None)
     y = next((s.tensor for s in two.events if s.path == other and s.when == when), None)
     return None if x is None or y is None else apart(x, y)
@@ -166,22 +163,22 @@ def _apart_at(one: ActivationTrace, own: str, two: ActivationTrace, other: str, 
 
 def _by_value(
     one: ActivationTrace, two: ActivationTrace, mine: list[ActivationEvent], theirs: list[ActivationEvent], limit: float
-) -> Parting:
-    """Tensors of one that are found among the other's are agreed; the first of each that are not, part."""
+) -> Divergence:
+    """Tensors of one that are found among the other's agree; the first of each that are not found diverge."""
     agreed = [s.tensor for s in mine if any(holds(t.tensor, s.tensor, limit) for t in theirs)]
     lost_a = [s for s in mine if not any(holds(t.tensor, s.tensor, limit) for t in theirs)]
     lost_b = [t for t in theirs if not any(holds(s.tensor, t.tensor, limit) for s in mine)]
     for own in lost_a:
         other = next((t for t in lost_b if t.tensor.shape == own.tensor.shape and t.when == own.when), None)
         if other is not None:
-            return Parting(own, other, one, two, agreed[::-1], limit)
+            return Divergence(own, other, one, two, agreed[::-1], limit)
     own = lost_a[0] if lost_a else mine[-1]
     other = next((t for t in lost_b if t.tensor.shape == own.tensor.shape), lost_b[0] if lost_b else theirs[-1])
-    return Parting(own, other, one, two, agreed[::-1], limit)
+    return Divergence(own, other, one, two, agreed[::-1], limit)
 
 
 def holds(whole: Tensor, part: Tensor, limit: float) -> bool:
-    """Whether two tensors are the same, or one is a run of the other's last axis (a fused and a split projection)."""
+    """Whether two tensors are equal, or one is a slice of the other's last axis (a fused and a split projection)."""
     if whole.shape == part.shape:
         return apart(whole, part) <= limit
     if whole.dim() != part.dim() or whole.shape[:-1] != part.shape[:-1] or not part.numel() or not whole.numel():

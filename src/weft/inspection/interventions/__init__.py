@@ -1,1 +1,1 @@
-"""Interventions: switch parts off or replace what they say, and measure the effect."""
+"""Interventions: switch parts off or replace their outputs, and measure the effect."""

@@ -1,7 +1,7 @@
-"""Effects: which head does it? Each head is switched off (or patched from another input) in turn.
+"""Effects: which head matters? Each head is switched off (or patched from another input) in turn.
 
 A measure turns logits into one number, such as how much more likely one answer is than another: log p(a) - log p(b) is
-the difference of their logits. The head whose loss changes it most is the one that makes *it* mean the animal.
+the difference of their logits. The head whose absence changes it most is the one that makes *it* mean the animal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Measure = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Effects:
-    """The measure as it is, and by how much it changes when a head is changed: `table` (L, H)."""
+    """The measure before, and by how much it changes when each head is changed: `table` (L, H)."""
 
     kind: Kind
     layers: list[int]
@@ -50,7 +50,7 @@ def logit_difference(a: int, b: int, place: int = -1, batch: int = 0) -> Measure
 def head_effects(
     subject: Any, run: Callable[[], Any], measure: Measure, kind: Kind | None = None, change: Intervention = zero
 ) -> Effects:
-    """Intervention each head in turn (switch it off, unless told) and measure again."""
+    """Change each head in turn (by default switch it off) and measure again."""
 
     def with_head(head: Head) -> float:
         with replaced(subject, {head: change}):
@@ -62,7 +62,7 @@ def head_effects(
 def patch_effects(
     subject: Any, run: Callable[[], Any], other: Callable[[], Any], measure: Measure, kind: Kind | None = None
 ) -> Effects:
-    """Let each head say what it says in `other`, an input of the same length that asks for the other answer."""
+    """Give each head in turn its output in `other`, a run on an input of the same length with the other answer."""
 
     def with_head(head: Head) -> float:
         with patched(subject, activations(subject, [head], other)):

@@ -1,11 +1,12 @@
-"""Interventions: switch a part off or replace what it says, and see what changes; all is as before on leaving.
+"""Interventions: switch a part off or replace its output, and see what changes; all is as before on leaving.
 
     with switched_off(run, Head(2, 1), FeedForward(0)): run.predict(...)
     with replaced(run, {Head(2, 1): mean_over_tokens}): ...
     with patched(run, kept): ...              # kept = activations(run, [Head(2, 1)], lambda: module(other))
 
-Sites: a head's output Y_h, a whole attention, a feed-forward, tokens' embeddings, positions. Heads and attentions of
-other libraries can be changed where they run torch's fused kernel.
+Points: a head's output Y_h, a whole attention, a feed-forward, tokens' embeddings, positions. Interventions on Weft's
+own parts act in every thread. Heads of other libraries can be changed where they run torch's fused kernel, and only in
+the thread that intervenes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
+from weft.inference.fast.optimized import parts_only
 from weft.inspection.interventions.points import (
     Attention,
     FeedForward,
@@ -26,27 +28,28 @@ from weft.inspection.interventions.points import (
     InterventionPoint,
     Positions,
     Tokens,
-    apply_at,
+    intervene,
 )
-from weft.inspection.recording.calling import module_of, part_by_part
+from weft.inspection.recording.calling import module_of
 from weft.inspection.recording.function_overrides import FunctionOverrides
+from weft.parts.observer import observing
 
 Intervention = Callable[[Tensor], Tensor]
 
 
 def zero(values: Tensor) -> Tensor:
-    """Nothing: 0."""
+    """0 in place of the values."""
     return torch.zeros_like(values)
 
 
 def mean_over_tokens(values: Tensor) -> Tensor:
-    """The mean over all rows and tokens, the same for each: what it says regardless of the input."""
+    """The mean over all rows and tokens, the same for each."""
     axes = tuple(range(values.dim() - 1))
     return values.mean(axes, keepdim=True).expand_as(values)
 
 
 def mean_of(values: Tensor) -> Intervention:
-    """The mean of activations kept from other inputs."""
+    """The mean of activations recorded on other inputs, the same for each token."""
     mean = values.reshape(-1, values.shape[-1]).mean(0)
     return lambda own: mean.to(own).expand_as(own)
 
@@ -55,15 +58,15 @@ def mean_of(values: Tensor) -> Intervention:
 def replaced(subject: Any, changes: Mapping[InterventionPoint, Intervention]) -> Iterator[None]:
     """Each point's values [B, T, .] become `change(values)`."""
     module = module_of(subject)
-    with part_by_part(module), FunctionOverrides() as overrides:
-        for point, change in changes.items():
-            apply_at(module, point, overrides, change)
-        yield
+    with parts_only(module), FunctionOverrides() as overrides:
+        observers = [intervene(module, point, overrides, change) for point, change in changes.items()]
+        with observing(*(one for one in observers if one is not None)):
+            yield
 
 
 @contextmanager
 def switched_off(subject: Any, *points: InterventionPoint) -> Iterator[None]:
-    """These parts say nothing: their output is 0 (positions: as if there were none)."""
+    """The output of these points is 0 (positions: as if there were none)."""
     with replaced(subject, dict.fromkeys(points, zero)):
         yield
 
@@ -71,7 +74,7 @@ def switched_off(subject: Any, *points: InterventionPoint) -> Iterator[None]:
 def activations(
     subject: Any, points: Sequence[InterventionPoint], run: Callable[[], Any]
 ) -> dict[InterventionPoint, Tensor]:
-    """What these points say in one run, [B, T, .] each."""
+    """The values of these points in one run, [B, T, .] each."""
     kept: dict[InterventionPoint, Tensor] = {}
 
     def keep(point: InterventionPoint) -> Intervention:
@@ -93,14 +96,14 @@ def activations(
 def patched(
     subject: Any, kept: Mapping[InterventionPoint, Tensor], places: Sequence[int] | None = None
 ) -> Iterator[None]:
-    """These points say what they said in another run; with `places`, only at these tokens."""
+    """These points have the values that they had in another run; with `places`, only at these tokens."""
 
     def put(point: InterventionPoint, other: Tensor) -> Intervention:
         def change(values: Tensor) -> Tensor:
             if values.shape != other.shape:
                 raise WeftError(
-                    f"{point} says {tuple(values.shape)} here but {tuple(other.shape)} in the run that it is patched "
-                    "from: use inputs of one length"
+                    f"{point} is {tuple(values.shape)} here but {tuple(other.shape)} in the run that it is patched "
+                    "from: use inputs of the same length"
                 )
             if places is None:
                 return other.to(values)
@@ -128,13 +131,13 @@ class Changed:
 
     @property
     def divergence(self) -> Tensor:
-        """[...]: KL(before || after) in nats, place by place."""
+        """[...]: KL(before || after) in nats, per token."""
         p, q = self.before.double().log_softmax(-1), self.after.double().log_softmax(-1)
         return (p.exp() * (p - q)).sum(-1)
 
     @property
     def turned(self) -> Tensor:
-        """[...]: where the likeliest answer is another one."""
+        """[...]: True where the likeliest answer is another one."""
         return self.before.argmax(-1) != self.after.argmax(-1)
 
 
@@ -143,7 +146,7 @@ def effect(
     run: Callable[[], Any],
     changes: Mapping[InterventionPoint, Intervention] | Sequence[InterventionPoint],
 ) -> Changed:
-    """What an intervention changes in the logits of `run`; a list of points switches them off."""
+    """What an intervention changes in the logits of `run`; points given as a list are switched off."""
     given = changes if isinstance(changes, Mapping) else dict.fromkeys(changes, zero)
     with torch.no_grad():
         before = logits_of(run())

@@ -1,4 +1,8 @@
-"""Sites: the places in a model where an intervention can act, and how each is reached."""
+"""Intervention points: the places in a model where an intervention can act, and how each is reached.
+
+Weft's own parts are reached through `weft.parts.observer`; heads of other libraries, and torch's embeddings, through
+function overrides.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,11 @@ from weft.inspection.recording.calls import TextSide
 from weft.inspection.recording.foreign_attention import KERNEL
 from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.parts.attention import CrossAttention, SelfAttention
-from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
+from weft.parts.attention_context import AttentionContext
+from weft.parts.block import PostNorm, PreNorm
+from weft.parts.embeddings import PatchEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
 from weft.parts.grid_positions import GridAxes, GridSinusoids, GridTable
+from weft.parts.observer import Observer
 from weft.parts.positions import LearnedPositions, SinusoidalPositions
 from weft.parts.relative import AttentionPosition
 from weft.parts.stack import Stack
@@ -55,7 +62,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The embeddings of the tokens at these places, [B, n, D]."""
+    """The embeddings of the tokens at these n places, [B, n, D]."""
 
     places: tuple[int, ...]
     side: TextSide = "target"
@@ -63,30 +70,31 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Positions:
-    """What positions add: vectors at the first layer, turns and biases inside attention; only to be switched off."""
+    """What positions add: vectors at the first layer, rotations and biases in attention; can only be switched off."""
 
 
 InterventionPoint = Head | Attention | FeedForward | Tokens | Positions
 
 
-def apply_at(module: nn.Module, point: InterventionPoint, overrides: FunctionOverrides, change: Intervention) -> None:
-    """Let `change` act on what this point says."""
+def intervene(
+    module: nn.Module, point: InterventionPoint, overrides: FunctionOverrides, change: Intervention
+) -> Observer | None:
+    """The observer that lets `change` act on this point's values; None where overrides do so, for foreign parts."""
     if isinstance(point, Head):
-        _reach_head(module, point, overrides, change)
-    elif isinstance(point, Tokens):
-        _reach_tokens(module, point, overrides, change)
-    elif isinstance(point, Positions):
-        _switch_off_positions(module, overrides)
-    else:
-        overrides.on(_branch(module, point), "forward", _on_output(change))
+        return _at_head(module, point, overrides, change)
+    if isinstance(point, Tokens):
+        return _at_tokens(module, point, overrides, change)
+    if isinstance(point, Positions):
+        return _WithoutPositions(module)
+    return _BranchChange(_branch(module, point), change)
 
 
-def _on_output(change: Intervention) -> Any:
-    def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = run(part, *args, **kwargs)
-        return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
+class _BranchChange(Observer):
+    def __init__(self, part: nn.Module, change: Intervention) -> None:
+        self.part, self.change = part, change
 
-    return wrapper
+    def on_branch(self, part: nn.Module, output: Tensor) -> Tensor:
+        return self.change(output) if part is self.part else output
 
 
 def _branch(module: nn.Module, point: Attention | FeedForward) -> nn.Module:
@@ -98,10 +106,12 @@ def _branch(module: nn.Module, point: Attention | FeedForward) -> nn.Module:
         if encoder == (point.kind == "encoder"):
             found += list(stack.blocks)
     if not stacks:
-        raise WeftError(f"{point} cannot be reached: this model has no stack of our own blocks")
+        raise WeftError(f"{point} cannot be reached: this model has no stack of Weft's blocks")
     if not 0 <= point.layer < len(found):
         raise WeftError(f"there is no layer {point.layer}: choose 0 to {len(found) - 1}")
     block = found[point.layer]
+    if not isinstance(block, (PreNorm, PostNorm)):
+        raise WeftError(f"layer {point.layer} is a {type(block).__name__}: only PreNorm and PostNorm can be reached")
     name = "feedforward" if isinstance(point, FeedForward) else "cross" if point.kind == "cross" else "mixer"
     part = getattr(block, name)
     if not isinstance(part, nn.Module):
@@ -109,24 +119,33 @@ def _branch(module: nn.Module, point: Attention | FeedForward) -> nn.Module:
     return part
 
 
-def _reach_head(module: nn.Module, point: Head, overrides: FunctionOverrides, change: Intervention) -> None:
+class _HeadChange(Observer):
+    def __init__(self, part: nn.Module, head: int, change: Intervention) -> None:
+        self.part, self.head, self.change = part, head, change
+
+    def on_attention(
+        self, part: nn.Module, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, output: Tensor
+    ) -> Tensor:
+        return _with_head(output, self.head, self.change) if part is self.part else output
+
+
+def _at_head(module: nn.Module, point: Head, overrides: FunctionOverrides, change: Intervention) -> Observer | None:
     names = AttentionNames(module)
     own = [part for part in module.modules() if names.own.get(id(part), (None, -1))[:2] == (point.kind, point.layer)]
     if not own:
         if names.own or not names.foreign:
             layers = sorted({layer for kind, layer, _ in names.own.values() if kind == point.kind})
             raise WeftError(f"there is no layer {point.layer} of {point.kind} attention: choose one of {layers}")
-        _reach_foreign_head(point, names, overrides, change)
-        return
+        _override_foreign_head(point, names, overrides, change)
+        return None
     part = own[0]
-    assert isinstance(part, (SelfAttention, CrossAttention))
+    if not isinstance(part, (SelfAttention, CrossAttention)):
+        raise WeftError(
+            f"layer {point.layer} is a {type(part).__name__} without heads to change: use Attention instead"
+        )
     if not 0 <= point.head < part.heads:
         raise WeftError(f"there is no head {point.head} in a layer of {part.heads}: choose 0 to {part.heads - 1}")
-
-    def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        return _with_head(run(part, *args, **kwargs), point.head, change)
-
-    overrides.on(part, "gather", wrapper)
+    return _HeadChange(part, point.head, change)
 
 
 def _with_head(y: Tensor, head: int, change: Intervention) -> Tensor:
@@ -138,7 +157,9 @@ def _with_head(y: Tensor, head: int, change: Intervention) -> Tensor:
     return out
 
 
-def _reach_foreign_head(point: Head, names: AttentionNames, overrides: FunctionOverrides, change: Intervention) -> None:
+def _override_foreign_head(
+    point: Head, names: AttentionNames, overrides: FunctionOverrides, change: Intervention
+) -> None:
     """The layers of another library's model are counted as they run: those of one kind that call the fused kernel."""
     of_kind = [path for path, part in names.foreign.items() if names.kind_of(path, part) == point.kind]
     leaves = [path for path in of_kind if not any(other.startswith(path + ".") for other in of_kind)]
@@ -161,7 +182,32 @@ def _reach_foreign_head(point: Head, names: AttentionNames, overrides: FunctionO
     overrides.everywhere(F, KERNEL, kernel_wrapper)
 
 
-def _reach_tokens(module: nn.Module, point: Tokens, overrides: FunctionOverrides, change: Intervention) -> None:
+class _TokensChange(Observer):
+    def __init__(self, part: nn.Module, point: Tokens, change: Intervention, shared: bool) -> None:
+        self.part, self.point, self.change, self.shared = part, point, change, shared
+        self.runs = 0
+
+    def on_embedding(self, part: nn.Module, given: Tensor, output: Tensor) -> Tensor:
+        return self.changed(output) if part is self.part else output
+
+    def foreign(self, run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        return self.changed(run(part, *args, **kwargs))
+
+    def changed(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        # One embedding for both sides reads the source first, then the target, in turn.
+        if self.shared and (self.runs % 2 == 1) != (self.point.side == "source"):
+            return x
+        places = list(self.point.places)
+        if max(places) >= x.shape[1]:
+            last = x.shape[1] - 1
+            raise WeftError(f"there is no token {max(places)} in a text of {last + 1}: choose 0 to {last}")
+        x = x.clone()
+        x[:, places] = self.change(x[:, places])
+        return x
+
+
+def _at_tokens(module: nn.Module, point: Tokens, overrides: FunctionOverrides, change: Intervention) -> Observer | None:
     """The embedding of the side asked for: of models with a source, the first embedding reads it."""
     parts = [(path, part) for path, part in module.named_modules() if isinstance(part, EMBEDDINGS)]
     parts = [(path, part) for path, part in parts if not any(word in path for word in ("position", "wpe", "type"))]
@@ -170,44 +216,32 @@ def _reach_tokens(module: nn.Module, point: Tokens, overrides: FunctionOverrides
     declares = getattr(module, "declares", None)
     shared = len(parts) == 1 and declares is not None and declares().seq2seq
     part = parts[0][1] if point.side == "source" or len(parts) == 1 else parts[-1][1]
-    turn = [0]
-
-    def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = run(part, *args, **kwargs)
-        turn[0] += 1
-        # One embedding for both sides reads the source first, then the target, in turn.
-        if shared and (turn[0] % 2 == 1) != (point.side == "source"):
-            return out
-        x = out[0] if isinstance(out, tuple) else out
-        if max(point.places) >= x.shape[1]:
-            last = x.shape[1] - 1
-            raise WeftError(f"there is no token {max(point.places)} in a text of {last + 1}: choose 0 to {last}")
-        x = x.clone()
-        x[:, list(point.places)] = change(x[:, list(point.places)])
-        return (x, *out[1:]) if isinstance(out, tuple) else x
-
-    overrides.on(part, "forward", wrapper)
+    observer = _TokensChange(part, point, change, shared)
+    if isinstance(part, nn.Embedding):
+        overrides.on(part, "forward", observer.foreign)
+        return None
+    return observer
 
 
-def _switch_off_positions(module: nn.Module, overrides: FunctionOverrides) -> None:
-    found = False
-    for part in module.modules():
-        if isinstance(part, INPUT_POSITIONS):
-            overrides.on(part, "forward", _without_position)
-            found = True
-        elif isinstance(part, AttentionPosition):
-            for name in ("angles", "angles_of", "bias"):
-                if hasattr(part, name):
-                    overrides.on(part, name, lambda run, part, *args, **kwargs: None)
-            found = True
-    if not found:
-        raise WeftError("this model has no positions that could be switched off")
+class _WithoutPositions(Observer):
+    """Positions of a module add nothing; where they are concatenated, zeros stand in their place."""
 
+    def __init__(self, module: nn.Module) -> None:
+        parts = list(module.modules())
+        inputs = [part.position for part in parts if isinstance(part, SequenceInput)]
+        self.found = {id(part) for part in parts if isinstance(part, (AttentionPosition, *INPUT_POSITIONS))}
+        self.found |= {id(part) for part in inputs if part is not None}
+        if not self.found:
+            raise WeftError("this model has no positions that could be switched off")
 
-def _without_position(run: Any, part: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """x as it is; where positions are concatenated, zeros in their place."""
-    if getattr(part, "join", "add") == "add":
-        return x
-    out = run(part, x, *args, **kwargs).clone()
-    out[..., x.shape[-1] :] = 0
-    return out
+    def on_input_positions(self, part: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        if id(part) not in self.found:
+            return output
+        if getattr(part, "join", "add") == "add":
+            return x
+        out = output.clone()
+        out[..., x.shape[-1] :] = 0
+        return out
+
+    def on_attention_position(self, position: AttentionPosition) -> AttentionPosition | None:
+        return None if id(position) in self.found else position

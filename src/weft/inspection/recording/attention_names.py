@@ -1,4 +1,4 @@
-"""Which layer an attention is, and of which kind: read off our own models' stacks, off paths and names elsewhere."""
+"""Which layer an attention is, and of which kind: by the stacks of Weft's models, elsewhere by paths and names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ ATTENTION = re.compile("attention|attn|attend", re.IGNORECASE)
 CROSS = re.compile("cross|encoder_attn|encdec|multihead_attn|enc_dec", re.IGNORECASE)
 
 
-def is_attention(part: nn.Module) -> bool:
+def is_own(part: nn.Module) -> bool:
+    """Whether a module is one of Weft's own, which tell observers what they do."""
+    return type(part).__module__.partition(".")[0] == "weft"
+
+
+def is_foreign_attention(part: nn.Module) -> bool:
     """Whether a part of another library is called an attention."""
     return bool(ATTENTION.search(type(part).__name__)) and not isinstance(part, OWN)
 
@@ -25,15 +30,15 @@ def is_attention(part: nn.Module) -> bool:
 class AttentionNames:
     """Kind, layer and path of every attention of a module.
 
-    `own`: of our parts, by id; `stacks`: all of a stack's, by the id of its blocks. Parts of other libraries get their
-    layers in the order in which they first run; one that runs several times in a forward counts as several layers.
+    `own`: of Weft's parts, by id; `stacks`: all of a stack, by the id of its blocks. Parts of other libraries get their
+    layers in the order in which they first run; one that runs several times per forward counts as several layers.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.paths = {id(part): path for path, part in module.named_modules()}
         self.own: dict[int, tuple[Kind, int, str]] = {}
         self.stacks: dict[int, list[tuple[Kind, int, str]]] = {}
-        self.foreign = {path: part for path, part in module.named_modules() if is_attention(part)}
+        self.foreign = {path: part for path, part in module.named_modules() if is_foreign_attention(part)}
         self._crossing = any(CROSS.search(f"{path} {type(part).__name__}") for path, part in self.foreign.items())
         self._counts: Counter[Kind] = Counter()
         self._layers: dict[tuple[Kind, str, int], int] = {}
@@ -49,7 +54,7 @@ class AttentionNames:
                 self._counts[kind] += 1
 
     def _name_stack(self, stack: Stack, kind: Kind) -> None:
-        """Layers are numbered as the blocks are, those of a second stack of the same kind after the first's."""
+        """Layers are numbered as the blocks are; those of a second stack of the same kind follow the first one's."""
         first, across = self._counts[kind], self._counts["cross"]
         for layer, block in enumerate(stack.blocks):
             if isinstance(block.mixer, OWN):
@@ -63,13 +68,13 @@ class AttentionNames:
             self._counts["cross"] += len(stack.blocks)
 
     def kind_of(self, path: str, part: nn.Module) -> Kind:
-        """Of a part of another library."""
+        """The kind of a part of another library."""
         if CROSS.search(f"{path} {type(part).__name__}"):
             return "cross"
         return "encoder" if self._crossing and "encoder" in re.split(r"[._]", path) else "self"
 
     def layer_of(self, kind: Kind, path: str, time: int) -> int:
-        """The number of a foreign part's layer, on its `time`-th run within one forward."""
+        """The number of a foreign part's layer on its `time`-th run within one forward."""
         key = (kind, path, time)
         if key not in self._layers:
             self._layers[key] = self._counts[kind]

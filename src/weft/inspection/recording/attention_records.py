@@ -1,4 +1,4 @@
-"""Looks: what one attention was given in one call, kept by reference, and its maps, computed when asked for.
+"""Attention records: what one attention was given in one call, kept by reference; maps are computed when asked for.
 
 A = softmax(E + M) with E = e(Q, K) + bias, for one text, the heads and the rows asked for: O(heads x rows x S) memory.
 Shapes: queries [B, H, T, K], keys [B, G, S, K], values [B, G, S, V]; maps [heads, rows, S].
@@ -26,16 +26,16 @@ PAIRS = 1 << 22  # numbers that a score with a hidden layer may hold at once
 
 
 class AttentionRecord:
-    """One attention in one call. `sizes` is (B, H, T, S)."""
+    """One attention in one call; `sizes` is (B, H, T, S)."""
 
     sizes: tuple[int, int, int, int]
 
     def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """E with the position's bias, -inf where nothing may be seen: [heads, rows, S], float32 or wider."""
+        """E with the position's bias, -inf where a key is hidden: [heads, rows, S], float32 or wider."""
         raise NotImplementedError
 
     def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """A: [heads, rows, S]; a row that may record nowhere is zero."""
+        """A: [heads, rows, S]; a row that sees no key is zero."""
         return softmax(self.scores(b, heads, rows))
 
     def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,11 +43,11 @@ class AttentionRecord:
         raise NotImplementedError
 
     def real_rows(self, b: int) -> Tensor:
-        """The rows that stand for real tokens, where the call knows."""
+        """The rows of real tokens, where the call knows them."""
         return torch.arange(self.sizes[2], device=self.device)
 
     def columns(self, b: int) -> Tensor | None:
-        """The position of each key, where keys do not stand in order (a ring); None where they do."""
+        """The position of each key where keys are out of order (a ring buffer); None where they are in order."""
         return None
 
     @property
@@ -56,12 +56,11 @@ class AttentionRecord:
         return self.sizes[0]
 
     def continues(self, before: AttentionRecord) -> bool:
-        """Whether it goes on where `before` ended: a later step of one generation."""
+        """Whether it is the step of a generation after `before`."""
         return False
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
         raise NotImplementedError
 
 
@@ -83,7 +82,7 @@ def softmax(scores: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class PartAttentionRecord(AttentionRecord):
-    """Of one of our own attentions: its score and its context say how queries meet keys."""
+    """Of one of Weft's attentions: its score and its context say how queries are compared with keys."""
 
     query: Tensor
     key: Tensor
@@ -93,7 +92,7 @@ class PartAttentionRecord(AttentionRecord):
 
     @staticmethod
     def of(query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, score: Score) -> PartAttentionRecord:
-        """Keeps references; only a ring's keys, which later calls overwrite, are copied: O(window)."""
+        """References; only the keys of a ring buffer, which later calls overwrite, are copied: O(window)."""
         query, key, value = query.detach(), key.detach(), value.detach()
         if context.cache_write is not None and not context.cache_write.joined and context.mask.band()[0] is not None:
             key, value = key.clone(), value.clone()
@@ -101,18 +100,15 @@ class PartAttentionRecord(AttentionRecord):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
-        """(B, H, T, S)."""
         B, H, T, _ = self.query.shape
         return B, H, T, self.key.shape[2]
 
     @property
     def device(self) -> torch.device:
-        """The queries'."""
         return self.query.device
 
     @torch.no_grad()
     def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """Score, position, mask."""
         query, key = one_row(self.query, b)[:, :, rows], one_row(self.key, b)
         scores = widen(self._compare(query, key, heads))
         queries = some(self.context.queries, rows)
@@ -144,14 +140,12 @@ class PartAttentionRecord(AttentionRecord):
         return query, key.repeat_interleave(share, 0), value.repeat_interleave(share, 0)
 
     def real_rows(self, b: int) -> Tensor:
-        """All; in a generation, those of real tokens."""
         token_positions = self.context.queries
         if self.context.cache_write is None or token_positions.real is None:
             return super().real_rows(b)
         return one_row(token_positions.real, b)[0].nonzero().flatten()
 
     def columns(self, b: int) -> Tensor | None:
-        """Positions of a ring's keys."""
         if self.context.cache_write is None or self.context.mask.band()[0] is None:
             return None
         return one_row(self.context.keys.positions, b)[0]
@@ -163,40 +157,36 @@ class PartAttentionRecord(AttentionRecord):
 
 @dataclass(eq=False)
 class GivenAttentionRecord(AttentionRecord):
-    """Of an attention that computes its weights [B, H, T, S] in the open, and its scores where they are known."""
+    """Of an attention whose weights [B, H, T, S] are given, and its scores where they are known."""
 
     given: Tensor
     before: Tensor | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
-        """(B, H, T, S)."""
         B, H, T, S = self.given.shape
         return B, H, T, S
 
     @property
     def device(self) -> torch.device:
-        """The weights'."""
         return self.given.device
 
     def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """As they went into the softmax; else log A, which differs by a constant in each row."""
+        """The softmax's input; where unknown log A, which differs from it by a constant per row."""
         if self.before is None:
             return self.weights(b, heads, rows).log()
         return widen(one_row(self.before, b)[0][heads][:, rows])
 
     def continues(self, before: AttentionRecord) -> bool:
-        """Weights alone show it by their sizes only."""
         return isinstance(before, GivenAttentionRecord) and grows(before, self)
 
     def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """As they were."""
         return widen(one_row(self.given, b)[0][heads][:, rows])
 
 
 @dataclass(eq=False)
 class AlignmentRecord(GivenAttentionRecord):
-    """Of recurrent attention: weights [B, 1, T, S], queries s_t [B, 1, T, D], and the encoder's states h_i."""
+    """Of recurrent attention: weights [B, 1, T, S], queries s_t [B, 1, T, D] and the encoder's states h_i."""
 
     queries: Tensor | None = None
     hidden: Tensor | None = None
@@ -222,19 +212,18 @@ class AlignmentRecord(GivenAttentionRecord):
 
 
 class PendingAttentionRecord(AttentionRecord):
-    """Of a step that was computed as a whole, by native code: its map is found by running the stack again."""
+    """Of a step that native code computed as a whole: its map is computed by running the stack again."""
 
     def __init__(self, count: int) -> None:
         self._count = count
 
     @property
     def rows(self) -> int:
-        """B."""
         return self._count
 
 
 def some(token_positions: TokenPositions, rows: Tensor) -> TokenPositions:
-    """The token_positions of some rows only."""
+    """The token positions of some rows only."""
     n = len(rows)
     if (
         n == token_positions.length
@@ -258,6 +247,6 @@ def one_row(x: Tensor, b: int) -> Tensor:
 
 
 def _in_blocks(score: Any, query: Tensor, key: Tensor) -> Tensor:
-    """e(Q, K) some queries at a time: a score with a hidden layer holds a vector for every pair."""
+    """e(Q, K) for a few queries at a time: a score with a hidden layer holds a vector per pair."""
     block = max(1, PAIRS // max(1, key.numel() // max(1, key.shape[0])))
     return torch.cat([score(part, key) for part in query.split(block, 2)], 2)

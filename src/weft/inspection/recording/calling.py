@@ -1,9 +1,7 @@
-"""Running what is inspected: at rest, part by part, with inputs of any family."""
+"""Calling what is inspected: a run or a module of any library, in evaluation mode, with inputs of any family."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,21 +21,8 @@ def module_of(subject: Any) -> nn.Module:
     return module
 
 
-@contextmanager
-def part_by_part(module: nn.Module) -> Iterator[None]:
-    """Generation inside runs the model's own parts, not a optimized copy that computes whole steps at once.
-
-    A hook on the module is what tells it; the hook itself does nothing.
-    """
-    hook = module.register_forward_hook(lambda *_: None)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
 def answers(subject: Any, content: Tensor, source: Tensor | None = None, real: Tensor | None = None) -> Tensor:
-    """Logits [B, T, C] for content [B, T] of any family that answers every token; at rest, without gradients."""
+    """Logits [B, T, C] for content [B, T] of any family that answers every token, in evaluation mode."""
     own = caller(subject)
     with eval_mode(own.module), torch.no_grad():
         return own.run(SubjectCall(content, real, source=source))

@@ -1,7 +1,7 @@
-"""Calls: the attentions of one forward, or of a whole generation, whose steps are stitched into one map.
+"""Calls: the attentions of one forward, or of a whole generation, whose steps are joined into one map.
 
-A generation is many passes: the prompt, then a token each. Rows of the batch may be repeated, dropped or put into
-another order between them (beam search, texts that end); each text is followed back through all passes.
+A generation is many steps: the prompt, then one token each. Rows of the batch may be repeated, dropped or reordered
+between them (beam search, texts that end); each text is followed back through all steps.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class StackInput:
     """
 
     stack: Stack
-    x: Tensor | None = None
-    token_positions: TokenPositions | None = None
+    x: Tensor
+    token_positions: TokenPositions
     memory: tuple[Tensor, TokenPositions] | None = None
     begun: bool = False
 
 
 @dataclass(eq=False)
 class RecordedStep:
-    """One pass through a stack: how many rows, whom of the step before each continues, and what was fed in.
+    """One pass through a stack: the number of rows, which row of the step before each continues, and the inputs.
 
-    `parents`: row -> row of the step before (None: the same). `taken_back`: so many last tokens did not stay.
+    `parents`: row -> row of the step before (None: the same). `taken_back`: number of last tokens that did not stay.
     """
 
     rows: int
@@ -54,7 +54,7 @@ class RecordedStep:
     parents: list[int] | None = None
     inputs: dict[str, Tensor] = field(default_factory=dict)
     real: Tensor | None = None
-    fed: StackInput | None = None
+    stack_input: StackInput | None = None
     length: int = 0
     taken_back: int = 0
 
@@ -71,7 +71,7 @@ class LayerRecord:
 
 @dataclass(eq=False)
 class _Piece:
-    """The rows of one text in one record, and where they begin in the whole map."""
+    """The rows of one text in one record, and the row of the whole map at which they begin."""
 
     record: AttentionRecord
     b: int
@@ -81,7 +81,6 @@ class _Piece:
 
     @property
     def end(self) -> int:
-        """Where they end."""
         return self.first + len(self.rows)
 
 
@@ -95,12 +94,11 @@ class RecordedCall:
         self._again: dict[int, tuple[int, RecordedCall]] = {}
 
     def begin(self, step: RecordedStep) -> int:
-        """A new step; gives its number."""
+        """Add a step and return its number."""
         self.steps.append(step)
         return len(self.steps) - 1
 
     def add(self, kind: Kind, layer: int, path: str, step: int, record: AttentionRecord) -> None:
-        """One more record of one layer."""
         self.layer_records.setdefault((kind, layer), LayerRecord(kind, layer, path)).records.append((step, record))
 
     def forget(self, count: int) -> None:
@@ -112,7 +110,7 @@ class RecordedCall:
                 count -= some
 
     def fork(self, steps: int) -> RecordedCall:
-        """A call of its own that shares the first steps."""
+        """Another call that shares the first steps."""
         other = RecordedCall()
         other.steps, other.met = self.steps[:steps], set(self.met)
         for key, own in self.layer_records.items():
@@ -122,7 +120,6 @@ class RecordedCall:
 
     @property
     def kinds(self) -> list[Kind]:
-        """The kinds of attention that it has."""
         present = {kind for kind, _ in self.layer_records}
         return [kind for kind in KINDS if kind in present]
 
@@ -132,7 +129,7 @@ class RecordedCall:
         return sorted(layer for own, layer in self.layer_records if own == kind)
 
     def choose(self, kind: Kind | None = None) -> Kind:
-        """The kind asked for, or the first that there is."""
+        """The kind asked for, or the first one recorded."""
         if not self.kinds:
             raise WeftError("none of the layers kept has attention: watch other layers, or all of them")
         if kind is None:
@@ -151,7 +148,7 @@ class RecordedCall:
         return self.layer_records[kind, found]
 
     def texts(self) -> list[list[int]]:
-        """For each text, its row in every step until it ended; ordered as they began."""
+        """For each text, its row in every step until it ended, in the order in which texts began."""
         ended: list[list[int]] = []
         alive: list[list[int]] = [[row] for row in range(self.steps[0].rows)] if self.steps else []
         for step in self.steps[1:]:
@@ -167,7 +164,7 @@ class RecordedCall:
         return sorted(ended + alive)
 
     def text(self, batch: int) -> list[int]:
-        """The rows of one text."""
+        """The row of one text in every step."""
         texts = self.texts()
         if not -len(texts) <= batch < len(texts):
             raise WeftError(f"there is no text {batch} in this call of {len(texts)}: choose 0 to {len(texts) - 1}")
@@ -215,7 +212,7 @@ class RecordedCall:
         return queries, placed[0], placed[1]
 
     def record(self, layer: int, kind: Kind | None = None, batch: int = 0) -> AttentionRecord:
-        """The first record of one text: how queries meet keys there."""
+        """The first record of one text, which says how queries are compared with keys."""
         return self._pieces(self.layer_record(layer, kind), batch)[0].record
 
     def inputs(self, batch: int = 0, of: TextSide = "target") -> dict[str, Tensor]:
@@ -233,11 +230,12 @@ class RecordedCall:
         return {name: ordinary(rows[0] if len(rows) == 1 else torch.cat(rows)) for name, rows in found.items()}
 
     def _run_again(self, batch: int, path: list[int]) -> RecordedCall:
-        """The stack's parts on all that one text was fed, computed at the first use and kept until it grows."""
+        """One text run again by the stack's parts; computed at the first use and kept until the text grows."""
         length, found = self._again.get(batch, (0, None))
         if found is None or length != len(self.steps):
-            fed = [(step.fed, b, step.taken_back) for step, b in zip(self.steps, path, strict=False) if step.fed]
-            self._again[batch] = (len(self.steps), found := run_again(fed))
+            steps = zip(self.steps, path, strict=False)
+            given = [(step.stack_input, b, step.taken_back) for step, b in steps if step.stack_input is not None]
+            self._again[batch] = (len(self.steps), found := run_again(given))
         return found
 
     def _pieces(self, own: LayerRecord, batch: int) -> list[_Piece]:
@@ -257,21 +255,20 @@ class RecordedCall:
 
 
 def ordinary(x: Tensor) -> Tensor:
-    """A tensor that was made in inference mode as one that may be used anywhere."""
+    """A copy of a tensor made in inference mode, which autograd may use; other tensors as they are."""
     return x.clone() if x.is_inference() else x
 
 
 @torch.no_grad()
-def run_again(fed: list[tuple[StackInput, int, int]]) -> RecordedCall:
-    """One text once more, by the parts themselves: what was fed to its stack in each step, its row, what was undone."""
+def run_again(given: list[tuple[StackInput, int, int]]) -> RecordedCall:
+    """One text once more, by the parts: what its stack was given in each step, its row, the number of tokens undone."""
     from weft.inspection.recording.recorder import Recorder
 
-    stack = fed[0][0].stack
-    if fed[0][0].begun:
+    stack = given[0][0].stack
+    if given[0][0].begun:
         raise WeftError("this text was begun before it was watched: watch from its first token on")
     vectors, positions = [], []
-    for one, b, taken_back in fed:
-        assert one.x is not None and one.token_positions is not None
+    for one, b, taken_back in given:
         place = one.token_positions.positions[b if one.token_positions.positions.shape[0] > 1 else 0]
         real = (place >= 0).nonzero().flatten()
         real = real[: len(real) - taken_back]
@@ -280,17 +277,17 @@ def run_again(fed: list[tuple[StackInput, int, int]]) -> RecordedCall:
     x, where = torch.cat(vectors)[None], torch.cat(positions)
     in_order = bool((where[1:] - where[:-1] == 1).all())
     token_positions = TokenPositions.run(int(where[0]), len(where), x.device) if in_order else TokenPositions.of(where)
-    last, b, _ = fed[-1]
+    last, b, _ = given[-1]
     row = torch.tensor([b], device=x.device)
     memory = None if last.memory is None else (last.memory[0][row], last.memory[1].reorder(row))
     recorder = Recorder(stack, None, 1)
-    with recorder.alone():
-        Stack.forward(stack, x, token_positions, memory=memory)
+    with recorder.recording_alone():
+        stack.forward(x, token_positions, memory=memory)
     return recorder.calls[0]
 
 
 def pick(rows: Rows, T: int) -> Tensor:
-    """Row numbers asked for: an index, a slice, some indices, or all."""
+    """The numbers of the rows asked for: an index, a slice, several indices, or all."""
     if rows is None:
         return torch.arange(T)
     if isinstance(rows, slice):
@@ -311,7 +308,7 @@ def _heads(head: int | None, H: int) -> Tensor:
 
 
 def _placed(found: Tensor, piece: _Piece, tokens: Tensor | None, S: int, empty: float) -> Tensor:
-    """Rows of one record with all S columns of the whole map, each key in its token's column."""
+    """Rows of one record with all S columns of the whole map, each key in the column of its token."""
     if tokens is None and found.shape[-1] >= S:
         return found[..., :S]
     whole = found.new_full((*found.shape[:2], S), empty)
@@ -324,7 +321,7 @@ def _placed(found: Tensor, piece: _Piece, tokens: Tensor | None, S: int, empty: 
 
 
 def _width(pieces: list[_Piece]) -> int:
-    """S: all keys; in a generation whose rows are ragged or whose keys are a ring, one for each token."""
+    """S: all keys; in a generation with ragged rows or a ring buffer, one per token."""
     last = pieces[-1]
     cache_write = last.record.context.cache_write if isinstance(last.record, PartAttentionRecord) else None
     if cache_write is None:
@@ -333,7 +330,7 @@ def _width(pieces: list[_Piece]) -> int:
 
 
 def _positions(pieces: list[_Piece]) -> Tensor | None:
-    """The position of each row, where keys are found by it (a ring); None where they stand in order."""
+    """The position of each row, where keys are found by it (a ring buffer); None where keys are in order."""
     if pieces[-1].record.columns(pieces[-1].b) is None:
         return None
     records = [(piece, piece.record) for piece in pieces]
@@ -343,7 +340,7 @@ def _positions(pieces: list[_Piece]) -> Tensor | None:
 
 
 def _index_of(piece: _Piece, tokens: Tensor) -> Tensor:
-    """For each key of a ring, the number of the token that stood at its position last; -1 where there was none."""
+    """For each key of a ring buffer, the number of the last token at its position; -1 where there was none."""
     positions = piece.record.columns(piece.b)
     assert positions is not None
     known = tokens[: piece.end]

@@ -1,6 +1,6 @@
-"""Listening to other libraries' attention: torch's fused kernel, softmaxes in the open, nn.MultiheadAttention.
+"""Attention of other libraries: torch's fused kernel, visible softmaxes, nn.MultiheadAttention.
 
-torch's fast paths are neither switched off nor hooked (a hook alone would make torch take another way): where they
+torch's fast paths are neither switched off nor hooked (a hook alone would make torch take another path): where they
 hide queries and keys, the inputs are kept and projected again when a map is asked for.
 """
 
@@ -28,24 +28,24 @@ MULTIHEAD = (
 LAYER = ("src", "src_mask", "src_key_padding_mask", "is_causal")
 
 
-def listen_to_foreign(recorder: Recorder, overrides: FunctionOverrides) -> None:
-    """Listen to whatever attention there is beside our own parts'."""
+def observe_foreign_attention(recorder: Recorder, overrides: FunctionOverrides) -> None:
+    """Record the attentions of a module that are not Weft's own."""
     names = recorder.names
     if names.own and not names.foreign:
         return
-    listener = _Listener(recorder)
+    wrappers = _Wrappers(recorder)
     for path, part in names.foreign.items():
         if isinstance(part, nn.MultiheadAttention):
-            overrides.on(part, "forward", listener.multihead(path))
+            overrides.on(part, "forward", wrappers.multihead(path))
         else:
-            overrides.on(part, "forward", listener.part(path))
+            overrides.on(part, "forward", wrappers.part(path))
     for part in recorder.module.modules():
         if isinstance(part, nn.TransformerEncoderLayer):
-            overrides.on(part, "forward", listener.encoder_layer)
+            overrides.on(part, "forward", wrappers.encoder_layer)
     for code, name in _homes(recorder.module):
-        overrides.everywhere(code, name, listener.kernel)
-    overrides.everywhere(torch.Tensor, "softmax", listener.softmax)
-    overrides.everywhere(torch, "softmax", listener.softmax)
+        overrides.everywhere(code, name, wrappers.kernel)
+    overrides.everywhere(torch.Tensor, "softmax", wrappers.softmax)
+    overrides.everywhere(torch, "softmax", wrappers.softmax)
 
 
 def _homes(module: nn.Module) -> list[tuple[Any, str]]:
@@ -59,38 +59,35 @@ def _homes(module: nn.Module) -> list[tuple[Any, str]]:
     return homes
 
 
-class _Listener:
-    """Wrapper for each way in which other libraries compute attention."""
+class _Wrappers:
+    """One for each way in which other libraries compute attention."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.names, self.here = recorder, recorder.names, recorder.here
+        self.recorder, self.names, self.here = recorder, recorder.names, recorder.log.here
 
-    def see(self, kind: Kind, path: str, record: AttentionRecord) -> None:
-        """File a record under its layer."""
+    def add(self, kind: Kind, path: str, record: AttentionRecord) -> None:
+        """Add a record to its layer."""
         own = self.here.passes[-1] if self.here.passes else None
         time = 0 if own is None else own.times[path]
         if own is not None:
             own.times[path] += 1
         layer = self.names.layer_of(kind, path, time)
-        if self.recorder.wanted(layer):
-            self.recorder.file(kind, layer, path, record)
-        else:
-            self.recorder.file(kind, layer, path, None, record.rows)
+        self.recorder.add(kind, layer, path, record if self.recorder.wanted(layer) else None, record.rows)
 
     def part(self, path: str) -> Any:
         """An attention of another library: remember that we are inside."""
 
         def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self.here.parts.append((path, self.names.kind_of(path, part)))
+            self.here.foreign_parts.append((path, self.names.kind_of(path, part)))
             try:
                 return run(part, *args, **kwargs)
             finally:
-                self.here.parts.pop()
+                self.here.foreign_parts.pop()
 
         return wrapper
 
     def multihead(self, path: str) -> Any:
-        """nn.MultiheadAttention: where the kernel was not seen at work, keep its inputs."""
+        """nn.MultiheadAttention: where the kernel was not called, keep its inputs."""
 
         def wrapper(run: Any, part: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Any:
             given = dict(zip(MULTIHEAD, args, strict=False), **kwargs)
@@ -98,13 +95,13 @@ class _Listener:
             if given["key"] is not given["query"] and kind != "encoder":
                 kind = "cross"
             before = self.here.count
-            self.here.parts.append((path, kind))
+            self.here.foreign_parts.append((path, kind))
             try:
                 out = run(part, *args, **kwargs)
             finally:
-                self.here.parts.pop()
+                self.here.foreign_parts.pop()
             if self.here.count == before:
-                self.see(kind, path, multihead_record(part, **given))
+                self.add(kind, path, multihead_record(part, **given))
             return out
 
         return wrapper
@@ -123,26 +120,26 @@ class _Listener:
                     x = part.norm1(kept) if part.norm_first else kept
                 return multihead_record(part.self_attn, x, x, x, padding, attn_mask=mask).made
 
-            self.see(self.names.kind_of(path, part.self_attn), path, DeferredAttentionRecord(kept.size(0), make))
+            self.add(self.names.kind_of(path, part.self_attn), path, DeferredAttentionRecord(kept.size(0), make))
         return out
 
     def kernel(self, run: Any, *args: Any, **kwargs: Any) -> Any:
         """The fused kernel, called from inside the module."""
         out = run(*args, **kwargs)
         here = self.here
-        if (here.passes or here.parts) and not here.inside_own:
+        if (here.passes or here.foreign_parts) and not here.own_depth:
             record = KernelAttentionRecord.of(*args, **kwargs)
             if record is not None:
-                path, kind = here.parts[-1] if here.parts else ("", "self")
-                self.see(kind, path, record)
+                path, kind = here.foreign_parts[-1] if here.foreign_parts else ("", "self")
+                self.add(kind, path, record)
         return out
 
     def softmax(self, run: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """A softmax over keys inside an attention: its weights are in the open."""
+        """A softmax over keys inside an attention gives its weights."""
         out = run(scores, *args, **kwargs)
         here = self.here
         dim = kwargs.get("dim", args[0] if args else None)
-        if here.parts and not here.inside_own and scores.dim() == 4 and dim in (-1, 3):
-            path, kind = here.parts[-1]
-            self.see(kind, path, GivenAttentionRecord(out.detach(), scores.detach()))
+        if here.foreign_parts and not here.own_depth and scores.dim() == 4 and dim in (-1, 3):
+            path, kind = here.foreign_parts[-1]
+            self.add(kind, path, GivenAttentionRecord(out.detach(), scores.detach()))
         return out

@@ -1,7 +1,8 @@
-"""FunctionOverrides: a method or function is wrapped while someone listens, and is as it was once nobody does.
+"""Function overrides: methods of foreign modules and torch functions, wrapped while somebody observes them.
 
-Classes and modules are wrapped, never a watched object itself, so that copies made meanwhile are ordinary ones; calls
-of objects that nobody listens to pass straight through. Wrapper wraps a call: `wrapper(run, part, *args, **kwargs)`.
+Weft's own parts tell observers themselves (`weft.parts.observer`); this is for code that cannot be changed. Classes and
+files of code are patched, never an observed object itself, so that copies made meanwhile are ordinary ones. Wrappers
+act only in the thread that made them and on the objects asked for; other calls go straight through.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _overrides: dict[tuple[int, str], _Override] = {}
 
 
 class _Override:
-    """One wrapped name of one owner: a class, a module of code, or an object that has the name as its own."""
+    """One wrapped name of one owner: a class, a file of code, or an object that has the name as its own."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
         self.own = name in vars(owner)
         self.before = vars(owner).get(name)
         self.original: Callable[..., Any] = getattr(owner, name)
-        self.wrappers: dict[int | None, tuple[Wrapper, ...]] = {}
+        self.wrappers: dict[tuple[int, int | None], tuple[Wrapper, ...]] = {}
         self.wrapper = self._wrap()
         setattr(owner, name, self.wrapper)
 
@@ -37,15 +38,16 @@ class _Override:
 
             @functools.wraps(original)
             def method(part: Any, *args: Any, **kwargs: Any) -> Any:
-                listening = wrappers.get(id(part), ()) + wrappers.get(None, ())
-                return _chain(original, listening)(part, *args, **kwargs)
+                thread = threading.get_ident()
+                chosen = wrappers.get((thread, id(part)), ()) + wrappers.get((thread, None), ())
+                return _chain(original, chosen)(part, *args, **kwargs)
 
             return method
         if isinstance(self.owner, ModuleType):
 
             @functools.wraps(original)
             def function(*args: Any, **kwargs: Any) -> Any:
-                return _chain(original, wrappers.get(None, ()))(*args, **kwargs)
+                return _chain(original, wrappers.get((threading.get_ident(), None), ()))(*args, **kwargs)
 
             return function
 
@@ -54,7 +56,8 @@ class _Override:
             def run(part: Any, *args: Any, **kwargs: Any) -> Any:
                 return original(*args, **kwargs)
 
-            return _chain(run, wrappers.get(id(self.owner), ()))(self.owner, *args, **kwargs)
+            chosen = wrappers.get((threading.get_ident(), id(self.owner)), ())
+            return _chain(run, chosen)(self.owner, *args, **kwargs)
 
         return own
 
@@ -75,21 +78,26 @@ def _chain(run: Callable[..., Any], wrappers: tuple[Wrapper, ...]) -> Callable[.
 
 
 class FunctionOverrides:
-    """What one listener listens to; leaving the context releases all of it, in any order with other listeners."""
+    """Overrides that end together when the context does, in any order with those of others.
+
+    They act in the thread that makes this object.
+    """
 
     def __init__(self) -> None:
-        self._held: list[tuple[_Override, int | None, Wrapper, Any]] = []
+        self._thread = threading.get_ident()
+        self._held: list[tuple[_Override, tuple[int, int | None], Wrapper, Any]] = []
 
     def on(self, part: nn.Module, name: str, wrapper: Wrapper) -> None:
-        """Listen to one method of one part: `wrapper(run, part, *args, **kwargs)`."""
+        """Wrap one method of one part: `wrapper(run, part, *args, **kwargs)`."""
         owner = part if name in vars(part) else type(part)
         self._hold(owner, name, id(part), wrapper, part)
 
     def everywhere(self, owner: type | ModuleType, name: str, wrapper: Wrapper) -> None:
-        """Listen to a method of all objects of a class, or to a function: `wrapper(run, *args, **kwargs)`."""
+        """Wrap a method of all objects of a class, or a function: `wrapper(run, *args, **kwargs)`."""
         self._hold(owner, name, None, wrapper, owner)
 
-    def _hold(self, owner: Any, name: str, key: int | None, wrapper: Wrapper, alive: Any) -> None:
+    def _hold(self, owner: Any, name: str, part: int | None, wrapper: Wrapper, alive: Any) -> None:
+        key = (self._thread, part)
         with _lock:
             override = _overrides.get((id(owner), name))
             if override is None:
@@ -98,7 +106,7 @@ class FunctionOverrides:
             self._held.append((override, key, wrapper, alive))
 
     def release(self) -> None:
-        """Stop listening."""
+        """Put everything back."""
         with _lock:
             while self._held:
                 override, key, wrapper, _ = self._held.pop()

@@ -1,4 +1,4 @@
-"""Looks of other libraries' attention: torch's scaled_dot_product_attention and nn.MultiheadAttention."""
+"""Attention records of other libraries: torch's scaled_dot_product_attention and nn.MultiheadAttention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.inspection.recording.attention_records import AttentionRecord, grows
 
 @dataclass(eq=False)
 class KeyValueStore:
-    """Keys and values [B, G, S, .] of the newest call of a generation; earlier calls saw the first of them."""
+    """Keys and values [B, G, S, .] of the newest step of a generation; earlier steps had the first of them."""
 
     key: Tensor
     value: Tensor
@@ -46,7 +46,7 @@ class KernelAttentionRecord(AttentionRecord):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> KernelAttentionRecord | None:
-        """The arguments as torch takes them; [B, T, K] counts as one head. None for what is no such call."""
+        """From torch's arguments; [B, T, K] counts as one head. None for nested tensors and other shapes."""
         del dropout_p, enable_gqa
         if query.is_nested or query.dim() not in (3, 4):
             return None
@@ -68,12 +68,11 @@ class KernelAttentionRecord(AttentionRecord):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
-        """(B, H, T, S)."""
         B, H, T, _ = self.query.shape
         return B, H, T, self.S
 
     def continues(self, before: AttentionRecord) -> bool:
-        """Whether its keys are those of `before` and its own; if so they are kept once."""
+        """Whether its keys are those of `before` and new ones; if so, they are stored once."""
         if not isinstance(before, KernelAttentionRecord) or not grows(before, self):
             return False
         old, new = before.key[:, :, before.S - 1], self.key[:, :, before.S - 1]
@@ -85,7 +84,6 @@ class KernelAttentionRecord(AttentionRecord):
 
     @property
     def device(self) -> torch.device:
-        """The queries'."""
         return self.query.device
 
     @torch.no_grad()
@@ -113,43 +111,36 @@ class KernelAttentionRecord(AttentionRecord):
         return mask[:, rows] if mask.shape[1] > 1 else mask
 
     def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
-        """As the kernel got them."""
         share = self.query.shape[1] // self.key.shape[1]
         return self.query[b], self.key[b].repeat_interleave(share, 0), self.value[b].repeat_interleave(share, 0)
 
 
 class DeferredAttentionRecord(AttentionRecord):
-    """A record that is made when it is first asked for, from inputs that are kept; `count` is B."""
+    """A record that is made at its first use, from inputs that are kept; `count` is B."""
 
     def __init__(self, count: int, make: Callable[[], KernelAttentionRecord]) -> None:
         self._count, self._make = count, make
 
     @property
     def rows(self) -> int:
-        """B."""
         return self._count
 
     @lazy
     def made(self) -> KernelAttentionRecord:
-        """The record itself."""
         return self._make()
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:  # type: ignore[override]
-        """(B, H, T, S)."""
         return self.made.sizes
 
     @property
     def device(self) -> torch.device:
-        """The queries'."""
         return self.made.device
 
     def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """See `KernelAttentionRecord`."""
         return self.made.scores(b, heads, rows)
 
     def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `KernelAttentionRecord`."""
         return self.made.vectors(b)
 
 
@@ -164,7 +155,7 @@ def multihead_record(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> DeferredAttentionRecord:
-    """Of nn.MultiheadAttention however it computes (its fast path never shows queries and keys): projected later."""
+    """Of nn.MultiheadAttention, whose fast path hides queries and keys: they are projected again when asked for."""
     del need_weights, average_attn_weights
     q, k, v = (x.detach() for x in (query, key, value))
     mask = attn_mask

@@ -1,4 +1,4 @@
-"""Looks of linear attention: it never computes its weights, but they exist: A_ij = phi(q_i).phi(k_j) / sum_j of it."""
+"""Attention records of linear attention, which never computes its weights A_ij = phi(q_i).phi(k_j) / sum_j of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from weft.parts.masks import Causal, Everything, visible_pairs
 
 @dataclass(eq=False)
 class LinearAttentionRecord(AttentionRecord):
-    """Of one linear attention: its input is kept, and projected again when a map is asked for.
+    """Of one linear attention: its input is kept and projected again when a map is asked for.
 
-    With the identity for phi nothing is normalized, so that rows need not sum to one. `scores` are phi(q_i).phi(k_j).
+    With the identity for phi nothing is normalized, so rows need not sum to one. `scores` are phi(q_i).phi(k_j).
     """
 
     part: LinearAttention
@@ -32,7 +32,6 @@ class LinearAttentionRecord(AttentionRecord):
 
     @property
     def device(self) -> torch.device:
-        """The input's."""
         return self.x.device
 
     @torch.no_grad()
@@ -44,7 +43,7 @@ class LinearAttentionRecord(AttentionRecord):
 
     @torch.no_grad()
     def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """phi(q_i).phi(k_j), -inf where nothing may be seen."""
+        """phi(q_i).phi(k_j), -inf where a key is hidden."""
         query, key, _ = self.vectors(b)
         products = query[heads][:, rows] @ key[heads].transpose(-2, -1)
         mask = Causal() if self.part.causal else Everything()
@@ -52,7 +51,6 @@ class LinearAttentionRecord(AttentionRecord):
         return products.masked_fill(~visible, float("-inf"))
 
     def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
-        """The share of each key."""
         products = self.scores(b, heads, rows)
         products = products.masked_fill(products.isneginf(), 0.0)
         return divide(products, products.sum(-1)) if self.part.normalize else products

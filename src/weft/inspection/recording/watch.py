@@ -1,7 +1,7 @@
 """Watching: what attention looked at in any forward or generation, without changing a bit of it.
 
-The kernel that fits computes the output; the watcher keeps references to the same queries, keys and values, and
-computes maps for the layers, heads and rows asked for: O(rows x S) memory, nothing T x S before it is asked for.
+The fastest kernel computes the output as ever; the recorder keeps references to the same queries, keys and values, and
+maps are computed for the layers, heads and rows asked for: O(rows x S) memory, nothing T x S before it is asked for.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from weft.inspection.recording.recorder import Recorder
 if TYPE_CHECKING:
     from weft.inspection.analysis.statistics import Statistics
 
-KEPT = 16  # calls that are kept, unless told: a whole generation counts as one
+KEPT = 16  # number of calls that are kept by default; a whole generation counts as one
 
 
 @contextmanager
 def watch(subject: Any, *, layers: Sequence[int] | None = None, keep: int | None = KEPT) -> Iterator[Seen]:
-    """LayerRecord what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
+    """Record what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
 
-    `layers`: keep only these (all if not told); `keep`: so many last calls (None = all). The tokens of one generation
-    are one call. Everything is as it was on leaving, also after an error; watching may be nested.
+    `layers`: keep only these (default: all); `keep`: number of last calls that are kept (None: all). The tokens of one
+    generation are one call. Everything is as it was on leaving, also after an error; watching may be nested.
+
+    Weft's own parts are watched in every thread, compiled ones uncompiled; for modules of other libraries torch
+    functions and methods are patched meanwhile, which acts only in the thread that watches.
     """
     seen = Seen(subject, layers, keep)
-    with seen.recorder.listening():
+    with seen.recorder.recording():
         yield seen
 
 
@@ -40,7 +43,7 @@ class Seen:
     """What was seen. Rows are queries (T), columns are keys (S); `call=-1` is the last call, `batch` one text of it.
 
     Kinds: "self" (of a decoder, where there are two stacks), "encoder" (self-attention of the encoder of an
-    encoder-decoder), "cross", "alignment" (recurrent attention). Without a kind: self, or what there is.
+    encoder-decoder), "cross", "alignment" (recurrent attention). Without a kind: self, or the first one recorded.
     """
 
     def __init__(self, subject: Any, layers: Sequence[int] | None = None, keep: int | None = KEPT) -> None:
@@ -49,15 +52,15 @@ class Seen:
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """All calls kept, oldest first: a forward, or a whole generation; see `recording.calls.RecordedCall`."""
+        """All calls kept, oldest first: forwards or whole generations; see `recording.calls.RecordedCall`."""
         return list(self.recorder.calls)
 
     def call(self, call: int = -1) -> RecordedCall:
-        """One of the calls; -1 is the last."""
+        """One call; -1 is the last."""
         calls = self.calls
         if not calls:
-            if self.recorder.ran:
-                raise WeftError("the model ran, but none of its parts is an attention that can be watched")
+            if self.recorder.runs or self.recorder.without_attention:
+                raise WeftError("nothing was recorded: none of its parts is an attention that can be watched")
             raise WeftError("nothing was watched yet: run the model inside `with watch(...) as seen:`")
         if not -len(calls) <= call < len(calls):
             raise WeftError(f"there is no call {call} of {len(calls)} kept: choose 0 to {len(calls) - 1}, or -1")
@@ -94,8 +97,8 @@ class Seen:
     ) -> Tensor:
         """A = softmax(E + M): (T, S) for one head, (H, T, S) for all; `rows` an index, a slice or indices.
 
-        Of a generation, the whole map: rows of the prompt and of each token written, stitched. One row as an index
-        leaves its axis out. Layer -1 is the last.
+        Of a generation, the whole map: rows of the prompt and of each token written. A single row given as an index
+        has no axis of its own. Layer -1 is the last.
         """
         return self.call(call).maps(layer, kind, head, rows, batch, "weights")
 
@@ -108,17 +111,17 @@ class Seen:
         kind: Kind | None = None,
         call: int = -1,
     ) -> Tensor:
-        """E before the softmax, position's bias included, -inf where nothing may be seen; shapes as `attention`."""
+        """E before the softmax, position's bias included, -inf where a key is hidden; shapes as `attention`."""
         return self.call(call).maps(layer, kind, head, rows, batch, "scores")
 
     def vectors(
         self, layer: int = -1, batch: int = 0, kind: Kind | None = None, call: int = -1
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (H, T, K), keys (H, S, K) and values (H, S, V) as attention used them: for the pair view, q.k."""
+        """Queries (H, T, K), keys (H, S, K) and values (H, S, V) as attention used them, after norms and rotation."""
         return self.call(call).vectors(layer, kind, batch)
 
     def inputs(self, batch: int = 0, call: int = -1, of: TextSide = "target") -> dict[str, Tensor]:
-        """What went into each embedding for one text, by its path: tokens [T], an image, numbers; `of` the source too.
+        """The inputs of each embedding for one text, by path: tokens [T], an image, numbers; `of` target or source.
 
         Those of a generation are joined; the last token written is never read, so it is not among them.
         """

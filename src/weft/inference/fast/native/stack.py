@@ -1,8 +1,8 @@
 """A stack that decodes by the native step: the same weights, masks and state, one call for all layers.
 
 It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or
-int8, with layer or RMS norms and rotary or no positions inside attention. For anything else, for many tokens at once
-and while the model is watched, the single-token stack runs.
+int8, with layer or RMS norms and rotary or no positions inside attention. For anything else and for many tokens at
+once the single-token stack runs.
 """
 
 from __future__ import annotations
@@ -92,18 +92,18 @@ class NativeStack(SingleTokenStack):
         )
         self._alone = weights < ALONE
 
-    def forward(
+    def run_blocks(
         self,
         x: Tensor,
         token_positions: TokenPositions,
-        mask: Mask | None = None,
-        state: State | None = None,
-        memory: tuple[Tensor, TokenPositions] | None = None,
-        auxiliary: Auxiliary | None = None,
+        mask: Mask | None,
+        state: State | None,
+        memory: tuple[Tensor, TokenPositions] | None,
+        auxiliary: Auxiliary | None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]: native for a few tokens per row with a state."""
         if not self._fits(x, mask, state, memory):
-            return super().forward(x, token_positions, mask, state, memory, auxiliary)
+            return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
         if not state.counter.begun:
             self._expect(x, mask, state, memory)
