@@ -19,13 +19,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from weft.foundation.errors import SpecError, WeftError
+from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
 from weft.models.build import AnySpec, build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder
 from weft.models.encoder_decoder import EncoderDecoder
 from weft.models.image_text import ImageTextDecoder
 from weft.models.part_tree import PartNode, active_parameters, parameters_by_role, part_tree
-from weft.models.products import MatrixProduct, Products, ProductView, position_products, products, score_products
+from weft.models.products import position_products, products
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
 from weft.models.stack_spec import StackSpec
@@ -284,7 +285,7 @@ def _recurrent_seq2seq(model: RecurrentSeq2Seq, length: int) -> _Plan:
     spec, view = model.spec, ProductView.full(length)
     looks: Products = ()
     if model.score is not None:
-        looks = score_products(model.score, (spec.hidden, spec.memory_width), view)
+        looks = model.score.matrix_products((spec.hidden, spec.memory_width), view)
         looks += (MatrixProduct("A H", "c_t = sum_i a_ti h_i", length, length, spec.memory_width),)
     first = MatrixProduct("first", "s_0 = tanh(W h_T)", 1, model.first.in_features, model.first.out_features)
     combine = model.combine

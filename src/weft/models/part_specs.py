@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 from torch import nn
 
 from weft.foundation.spec import Spec
@@ -18,23 +18,24 @@ from weft.parts.masks import Mask, Window
 from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.recurrence import Recurrence
-from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, Score
+from weft.parts.scores import SCORES, build_score
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 ActivationName = Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"]
-ScoreName = Literal["scaled-dot", "dot", "bilinear", "additive", "concatenated"]
 
 
-def build_score(name: ScoreName, query_width: int, key_width: int, heads: int = 1) -> Score:
-    """The score of this name, with one set of weights a head."""
-    if name in ("scaled-dot", "dot"):
-        return ScaledDot() if name == "scaled-dot" else Dot()
-    kinds: dict[str, type[Bilinear | Additive | Concatenated]] = {
-        "bilinear": Bilinear,
-        "additive": Additive,
-        "concatenated": Concatenated,
-    }
-    return kinds[name](query_width, key_width, heads)
+def _known_score(kind: str) -> str:
+    if kind not in SCORES:
+        raise ValueError(f"there is no score {kind!r}: choose one of {', '.join(SCORES)}")
+    return kind
+
+
+def _known_attention(kind: str) -> str:
+    return kind if kind == "none" else _known_score(kind)
+
+
+ScoreName = Annotated[str, AfterValidator(_known_score)]
+AttentionName = Annotated[str, AfterValidator(_known_attention)]
 
 
 class LayerNormSpec(Spec):

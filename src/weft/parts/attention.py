@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused, weigh
+from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
-from weft.parts.scores import ScaledDot, Score
+from weft.parts.scores import ScaledDot, Score, weigh
 from weft.parts.state import KeyValueState, TensorState
 
 

@@ -134,7 +134,8 @@ def _tables(module: nn.Module, scheme: Scheme, layers: int, random: torch.Genera
 
 def _score(module: Score, scheme: Scheme, layers: int, random: torch.Generator) -> None:
     for weight in module.parameters(recurse=False):
-        _on_cpu(weight, lambda w: _normal(w, w.shape[-1] ** -0.5, random))
+        if weight.dim():  # a single number keeps what the score gave it
+            _on_cpu(weight, lambda w: _normal(w, w.shape[-1] ** -0.5, random))
 
 
 def _recurrent(module: nn.RNNBase, scheme: Scheme, layers: int, random: torch.Generator) -> None:
