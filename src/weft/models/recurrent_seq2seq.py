@@ -55,8 +55,8 @@ class RecurrentSeq2SeqSpec(ModelSpec):
         if self.attention != "none" and self.bidirectional and SCORES[self.attention].equal_widths:
             raise ValueError(
                 f"attention {self.attention} compares vectors of one width, but the two-way encoder's are "
-                f"{2 * self.hidden} and the decoder's {self.hidden}: set bidirectional to false, or attention to bilinear "
-                "or additive"
+                f"{2 * self.hidden} and the decoder's {self.hidden}: "
+                "set bidirectional to false, or attention to bilinear or additive"
             )
         return self
 
