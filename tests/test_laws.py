@@ -15,7 +15,7 @@ from torch import nn
 import faulty as f
 import weft
 from weft.foreign.recognize import subject_of
-from weft.foreign.subject import Subject, Unable, stir
+from weft.foreign.subject import NotTestable, Subject, fill_zero_weights
 from weft.laws import LAWS, check
 from weft.laws.finding import Verdict
 from weft.laws.page import write_page
@@ -73,8 +73,8 @@ def test_zero_weights_are_stirred_in_the_copy_only_so_that_nothing_hides():
     layer = nn.Linear(3, 3)
     nn.init.zeros_(layer.weight)
     kept = layer.bias.detach().clone()
-    assert stir(layer) == 1 and layer.weight.any() and torch.equal(layer.bias, kept)
-    assert stir(layer) == 0
+    assert fill_zero_weights(layer) == 1 and layer.weight.any() and torch.equal(layer.bias, kept)
+    assert fill_zero_weights(layer) == 0
 
 
 def test_compiled_on_request():
@@ -140,9 +140,9 @@ def test_a_subject_that_cannot_be_copied_is_refused():
 
 def test_the_small_protocol_refuses_what_it_is_not_told():
     subject = Subject(nn.Identity(), weft.preset("gpt2").declares())
-    for ask in (lambda: subject.begin(1), lambda: subject.feed(None, None), lambda: subject.set_backend("x"),
+    for ask in (lambda: subject.make_cache(1), lambda: subject.run_cached(None, None), lambda: subject.set_backend("x"),
                 lambda: subject.attention_maps(None), lambda: subject.fresh(1)):  # fmt: skip
-        with pytest.raises(Unable):
+        with pytest.raises(NotTestable):
             ask()
     assert subject.backends() == ()
     with pytest.raises(NotImplementedError):

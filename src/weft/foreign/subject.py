@@ -1,6 +1,6 @@
 """A subject: a model as the laws see it, whatever library it comes from.
 
-An adapter says how to call it and what it declares. What it cannot do it refuses with `Unable`, so that a law that
+An adapter says how to call it and what it declares. What it cannot do it refuses with `NotTestable`, so that a law that
 needs it is reported as not testable, with the reason, and never as holding. To have any other module checked, subclass
 `Subject` and implement `run`.
 """
@@ -18,7 +18,7 @@ from weft.models.output import Declaration
 from weft.parts.masks import Mask
 
 
-def stir(module: nn.Module) -> int:
+def fill_zero_weights(module: nn.Module) -> int:
     """Give weight matrices that are all zero small random values; how many there were. Nothing else is touched."""
     random = torch.Generator().manual_seed(0)
     zeros = [p for p in module.parameters() if p.dim() >= 2 and p.numel() and not p.any()]
@@ -28,7 +28,7 @@ def stir(module: nn.Module) -> int:
     return len(zeros)
 
 
-class Unable(Exception):
+class NotTestable(Exception):
     """Why something cannot be asked of this subject, in words."""
 
 
@@ -55,7 +55,7 @@ class SubjectCall:
         """Refuse what an adapter has no way to pass on."""
         for name in ("real", "positions", "documents", "mask", "source", "source_real"):
             if getattr(self, name) is not None and name not in allowed:
-                raise Unable(f"this kind of module takes no {_WORDS.get(name, name)}")
+                raise NotTestable(f"this kind of module takes no {_WORDS.get(name, name)}")
 
 
 @dataclass
@@ -80,13 +80,13 @@ class Subject:
         """One output vector a token, [B, T, C], computed all at once."""
         raise NotImplementedError
 
-    def begin(self, batch: int) -> Any:
+    def make_cache(self, batch: int) -> Any:
         """An empty cache."""
-        raise Unable("this kind of module is called without a cache")
+        raise NotTestable("this kind of module is called without a cache")
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Outputs for the next tokens, given the cache; and the cache after them."""
-        raise Unable("this kind of module is called without a cache")
+        raise NotTestable("this kind of module is called without a cache")
 
     def backends(self) -> tuple[str, ...]:
         """Names of the ways to compute attention that can be chosen between."""
@@ -94,11 +94,11 @@ class Subject:
 
     def set_backend(self, name: str) -> None:
         """Choose one."""
-        raise Unable("the way attention is computed cannot be chosen from outside")
+        raise NotTestable("the way attention is computed cannot be chosen from outside")
 
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """The attention weights [B, H, T, S] of each layer, by the path or name of the layer."""
-        raise Unable("its attention weights cannot be asked for")
+        raise NotTestable("its attention weights cannot be asked for")
 
     def loss_inputs(self) -> bool:
         """Whether outputs are logits over the vocabulary of the content."""
@@ -106,18 +106,18 @@ class Subject:
 
     def fresh(self, seed: int) -> nn.Module:
         """The same model built again from a seed."""
-        raise Unable("it cannot be built again from outside: give a spec or a preset")
+        raise NotTestable("it cannot be built again from outside: give a spec or a preset")
 
     def widened(self) -> Subject:
         """An independent copy in float64, in eval mode; the original is left untouched."""
         try:
             module = copy.deepcopy(self.module)
         except Exception as error:
-            raise Unable(f"the module cannot be copied ({type(error).__name__})") from error
+            raise NotTestable(f"the module cannot be copied ({type(error).__name__})") from error
         other = self.over(module.cpu().double().eval())
-        stirred = stir(other.module)
-        if stirred:
-            said = f"{stirred} weights that are exactly zero got small values in the copy, to show what they hide"
+        filled = fill_zero_weights(other.module)
+        if filled:
+            said = f"{filled} weights that are exactly zero got small values in the copy, to show what they hide"
             other.assumed = (*self.assumed, said)
         return other
 
@@ -159,9 +159,9 @@ class Subject:
         choices = torch.arange(vocabulary) if vocabulary else torch.empty(0, dtype=torch.long)
         if vocabulary is None:
             if example is None:
-                raise Unable("its vocabulary is unknown: give an example of tokens")
+                raise NotTestable("its vocabulary is unknown: give an example of tokens")
             choices = example.flatten().unique()
         choices = choices[~torch.isin(choices, torch.tensor(self.avoid, dtype=torch.long))] if self.avoid else choices
         if len(choices) < 2:
-            raise Unable("fewer than two different tokens are known: give an example with more")
+            raise NotTestable("fewer than two different tokens are known: give an example with more")
         return choices[torch.randint(0, len(choices), shape, generator=random)]

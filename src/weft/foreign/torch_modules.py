@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 
 ENCODERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
@@ -46,7 +46,7 @@ class TorchSubject(Subject):
 
     def _decode(self, x: Tensor, call: SubjectCall, hidden: Tensor | None) -> Tensor:
         if call.source is None:
-            raise Unable("it needs a source")
+            raise NotTestable("it needs a source")
         source = call.source if self.batch_first else call.source.transpose(0, 1)
         ahead = torch.ones(call.content.shape[1], call.content.shape[1], dtype=torch.bool).triu(1)
         source_hidden = None if call.source_real is None else ~call.source_real
@@ -72,7 +72,7 @@ class TorchSubject(Subject):
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """Of a single MultiheadAttention, which gives them."""
         if not isinstance(self.module, nn.MultiheadAttention):
-            raise Unable("its layers ask their attention for no weights")
+            raise NotTestable("its layers ask their attention for no weights")
         x = call.content if self.batch_first else call.content.transpose(0, 1)
         return {"attention": self.module(x, x, x, need_weights=True, average_attn_weights=False)[1]}
 
@@ -85,13 +85,13 @@ class RecurrentSubject(Subject):
         call.takes()
         return self._step(call.content, None)[0]
 
-    def begin(self, batch: int) -> Any:
+    def make_cache(self, batch: int) -> Any:
         """No state yet: zeros."""
         if not self.declares.cached:
-            raise Unable("it reads in both directions, so it keeps no state")
+            raise NotTestable("it reads in both directions, so it keeps no state")
         return None
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """The state after the last token goes on."""
         call.takes()
         return self._step(call.content, cache)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.build import build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder, VectorsSpec, WordsSpec
@@ -68,13 +68,13 @@ class WeftSubject(Subject):
         """[B, T, C]: logits, or hidden states of an encoder (without its class token)."""
         return self._call(call, None)
 
-    def begin(self, batch: int) -> Any:
+    def make_cache(self, batch: int) -> Any:
         """The model's own state."""
         if not self.declares.cached:
-            raise Unable("it keeps no state: it sees all tokens at once")
+            raise NotTestable("it keeps no state: it sees all tokens at once")
         return self.module.make_state(batch)  # type: ignore[operator]
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """One call serves prefill and decoding."""
         return self._call(call, cache), cache
 
@@ -126,7 +126,7 @@ class WeftSubject(Subject):
             for hook in hooks:
                 hook.remove()
         if not found:
-            raise Unable("it has no self-attention")
+            raise NotTestable("it has no self-attention")
         return found
 
     def loss_inputs(self) -> bool:
@@ -154,5 +154,5 @@ def _mask(call: SubjectCall) -> Mask | None:
 
 def _given(source: Tensor | None) -> Tensor:
     if source is None:
-        raise Unable("it needs a source")
+        raise NotTestable("it needs a source")
     return source

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.foreign.recognize import subject_of
-from weft.foreign.subject import Subject, Unable
+from weft.foreign.subject import NotTestable, Subject
 from weft.foundation.errors import WeftError
 from weft.laws import dependence, sameness, sanity
 from weft.laws.finding import Finding, Report
@@ -69,7 +69,7 @@ def check(
         raise WeftError(f"there is no law {min(unknown)!r}: choose from {', '.join(LAWS)}")
     try:
         subject = subject.widened()
-    except Unable as why:
+    except NotTestable as why:
         raise WeftError(f"{name} cannot be checked: {why}") from None
     probe = Probe(subject, seed)
     with _few_threads(subject):
@@ -113,7 +113,7 @@ def _judge(name: str, law: Law, probe: Probe) -> Finding:
         return Finding(name, "not declared", "it sees an image whole, not a sequence of tokens")
     try:
         return law(probe)
-    except Unable as why:
+    except NotTestable as why:
         return Finding(name, "not testable", str(why))
     except Exception as error:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import SubjectCall, Unable
+from weft.foreign.subject import NotTestable, SubjectCall
 from weft.foundation.errors import WeftError
 from weft.laws.causes import causality_cause
 from weft.laws.finding import Finding
@@ -221,7 +221,7 @@ def document_isolation(probe: Probe) -> Finding:
     packed_call.documents = ids
     try:
         packed = probe.run(packed_call)
-    except Unable as why:
+    except NotTestable as why:
         return Finding(law, "not testable", str(why))
     except WeftError as error:
         return Finding(law, "not declared", f"it refuses packed documents: {error}")
@@ -273,7 +273,7 @@ def shift(probe: Probe) -> Finding:
     try:
         calls = [SubjectCall(probe.content, positions=positions), SubjectCall(probe.content, positions=positions + 7)]
         value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
-    except Unable as why:
+    except NotTestable as why:
         return Finding(law, "not testable", str(why))
     if value > max(probe.tolerance, 1e-5 * probe.effect if probe.noise > 0 else 0.0):
         path = _blame(probe, calls, parted_at_all(probe.tolerance))

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.foundation.seeds import generator
 
 Mode = Literal["eval", "training"]
@@ -149,5 +149,5 @@ class Probe:
 def within(length: int, wanted: int) -> int:
     """A length that fits, or a word why none does."""
     if length < 3:
-        raise Unable(f"it takes only {length} tokens: too few to test anything")
+        raise NotTestable(f"it takes only {length} tokens: too few to test anything")
     return min(length, wanted)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import SubjectCall, Unable
+from weft.foreign.subject import NotTestable, SubjectCall
 from weft.laws.causes import any_difference, cache_cause, padding_cause
 from weft.laws.dependence import traces
 from weft.laws.finding import Finding
@@ -51,7 +51,7 @@ def _padding(probe: Probe, side: str) -> Finding:
     call = _padded(probe, side, seed=1)
     try:
         out = probe.run(call)
-    except Unable as why:
+    except NotTestable as why:
         return Finding(law, "not testable", str(why))
     alone = probe.run(probe.call(probe.content[:, :n]))
     value = float(torch.nan_to_num((out[:1, first : first + n] - alone).abs(), nan=float("inf")).max())
@@ -97,7 +97,7 @@ def source_padding(probe: Probe) -> Finding:
         real[:, slice(0, PADS) if side == "left" else slice(S, None)] = False
         try:
             out = probe.run(SubjectCall(probe.content, source=source, source_real=real))
-        except Unable as why:
+        except NotTestable as why:
             return Finding(law, "not testable", str(why))
         value = float((out - alone).abs().max())
         if value > probe.tolerance:
@@ -156,7 +156,7 @@ def cache(probe: Probe) -> Finding:
     for name, sizes in (("token by token", [1] * T), ("in chunks", _chunks(T))):
         try:
             out = _feed(probe, sizes)
-        except Unable as why:
+        except NotTestable as why:
             return Finding(law, "not testable", str(why))
         value = float(torch.nan_to_num((out - probe.outputs).abs(), nan=float("inf")).max())
         if value > probe.tolerance:
@@ -182,12 +182,12 @@ def _chunks(T: int) -> list[int]:
 def _feed(probe: Probe, sizes: list[int]) -> Tensor:
     pieces, first = [], 0
     with torch.no_grad(), probe.in_mode("eval"):
-        kept = probe.subject.begin(1)
+        kept = probe.subject.make_cache(1)
         for size in sizes:
             piece = probe.content[:, first : first + size]
             if not piece.shape[1]:
                 break
-            out, kept = probe.subject.feed(SubjectCall(piece, source=probe.source), kept)
+            out, kept = probe.subject.run_cached(SubjectCall(piece, source=probe.source), kept)
             pieces.append(out.double())
             first += size
     return torch.cat(pieces, 1)
@@ -202,14 +202,16 @@ def _blame_cache(probe: Probe, sizes: list[int], differences: Tensor) -> str | N
         chunk += 1
     size, kept = sizes[chunk], None
     with torch.no_grad(), probe.in_mode("eval"):
-        kept = probe.subject.begin(1)
+        kept = probe.subject.make_cache(1)
         at = 0
         for number in range(chunk):
             piece = probe.content[:, at : at + sizes[number]]
-            _, kept = probe.subject.feed(SubjectCall(piece, source=probe.source), kept)
+            _, kept = probe.subject.run_cached(SubjectCall(piece, source=probe.source), kept)
             at += sizes[number]
         piece = probe.content[:, at : at + size]
-        stepped = trace(probe.subject.module, lambda: probe.subject.feed(SubjectCall(piece, source=probe.source), kept))
+        stepped = trace(
+            probe.subject.module, lambda: probe.subject.run_cached(SubjectCall(piece, source=probe.source), kept)
+        )
     whole = probe.content[:, : at + size]
     full = trace(probe.subject.module, lambda: probe.run(probe.call(whole)))
     return first_parting(stepped, full, parted_in_slice(size, at + size, at, probe.tolerance))
@@ -276,7 +278,7 @@ def lengths(probe: Probe) -> Finding:
         call = probe.call(probe.content[:, :length])
         try:
             out = probe.run(call)
-        except Unable as why:
+        except NotTestable as why:
             return Finding(law, "not testable", str(why))
         except Exception as error:
             return Finding(law, "broken", f"a text of {length} tokens fails: {str(error).splitlines()[0]:.120}")
@@ -326,7 +328,7 @@ def same_seed(probe: Probe) -> Finding:
     law = "same seed, same bits"
     try:
         a, b = probe.subject.fresh(5).state_dict(), probe.subject.fresh(5).state_dict()
-    except Unable as why:
+    except NotTestable as why:
         return Finding(law, "not testable", str(why))
     apart = [key for key in a if not torch.equal(a[key], b[key])]
     if apart:

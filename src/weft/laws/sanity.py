@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.foreign.subject import SubjectCall, Unable
+from weft.foreign.subject import NotTestable, SubjectCall
 from weft.foundation.errors import WeftError
 from weft.laws.finding import Finding
 from weft.laws.probe import Probe
@@ -47,7 +47,7 @@ def dead_rows(probe: Probe) -> Finding:
     call.real[1] = False
     try:
         out = probe.run(call)
-    except Unable as why:
+    except NotTestable as why:
         return Finding(law, "not testable", str(why))
     if not torch.isfinite(out).all():
         said = "a row of padding alone gives numbers that are not finite"
@@ -71,7 +71,7 @@ def distributions(probe: Probe) -> Finding:
     try:
         with torch.no_grad():
             maps = probe.subject.attention_maps(probe.call(probe.content))
-    except Unable as why:
+    except NotTestable as why:
         return Finding(law, "not testable", str(why))
     except Exception as error:
         return Finding(law, "not testable", f"asking for its attention fails: {str(error).splitlines()[0]:.100}")
@@ -121,7 +121,7 @@ def first_loss(probe: Probe) -> Finding:
         return Finding(law, "not declared", "its outputs are no logits over a vocabulary")
     try:
         module = probe.subject.fresh(1).double().eval()
-    except Unable as why:
+    except NotTestable as why:
         return Finding(law, "not testable", str(why))
     subject = probe.subject.over(module)
     length = min(32, probe.subject.declares.length or 32)
