@@ -1,19 +1,23 @@
 """A subject: a model as the laws see it, whatever library it comes from.
 
 An adapter says how to call it and what it declares. What it cannot do it refuses with `NotTestable`, so that a law that
-needs it is reported as not testable, with the reason, and never as holding. To have any other module checked, subclass
-`Subject` and implement `run`.
+needs it is reported as not testable, with the reason, and never as holding; so is a call in which the module itself
+fails (`CallFailed`). To have any other module checked, subclass `Subject` and implement `run`.
 """
 
 from __future__ import annotations
 
 import copy
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from weft.foundation.errors import WeftError
 from weft.models.output import Declaration
 from weft.parts.masks import Mask
 
@@ -30,6 +34,39 @@ def fill_zero_weights(module: nn.Module) -> int:
 
 class NotTestable(Exception):
     """Why something cannot be asked of this subject, in words."""
+
+
+class CallFailed(NotTestable):
+    """The subject's own code raised when it was called; `reason` is the first line of what it said."""
+
+    def __init__(self, error: Exception, what: str = "calling it fails") -> None:
+        self.reason = (str(error).splitlines() or [type(error).__name__])[0]
+        super().__init__(f"{what}: {type(error).__name__}: {self.reason:.160}")
+
+
+class CallRefused(CallFailed):
+    """A Weft model refuses the call, with the reason in words."""
+
+
+@contextmanager
+def subject_code(what: str = "calling it fails") -> Iterator[None]:
+    """What the subject raises inside becomes `CallFailed`; what a hook of the laws raises there stays an error."""
+    try:
+        yield
+    except NotTestable:
+        raise
+    except Exception as error:
+        if _in_a_hook_of_laws(error):
+            raise
+        raise (CallRefused if isinstance(error, WeftError) else CallFailed)(error, what) from error
+
+
+def _in_a_hook_of_laws(error: Exception) -> bool:
+    """Whether a frame of the laws lies below one of the subject's, in the traceback."""
+    rooms = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [room.startswith(("weft.laws.", "weft.foreign.", "contextlib")) for room in rooms]
+    first = ours.index(False) if False in ours else len(ours)
+    return any(room.startswith("weft.laws.") for room in rooms[first:])
 
 
 _WORDS = {"real": "padding mask", "source_real": "padding mask for its source", "documents": "document ids"}
@@ -77,7 +114,7 @@ class Subject:
     notes: list[str] = field(default_factory=list)
 
     def run(self, call: SubjectCall) -> Tensor:
-        """One output vector a token, [B, T, C], computed all at once."""
+        """One output vector per token, [B, T, C], computed all at once."""
         raise NotImplementedError
 
     def make_cache(self, batch: int) -> Any:
@@ -96,8 +133,12 @@ class Subject:
         """Choose one."""
         raise NotTestable("the way attention is computed cannot be chosen from outside")
 
+    def declares_distributions(self) -> bool:
+        """Whether the rows of its attention are meant to be distributions, as after a softmax."""
+        return True
+
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
-        """The attention weights [B, H, T, S] of each layer, by the path or name of the layer."""
+        """The weights [B, H, T, S] of each attention that declares distributions, by the path or name of its layer."""
         raise NotTestable("its attention weights cannot be asked for")
 
     def loss_inputs(self) -> bool:

@@ -20,6 +20,7 @@ from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Documents, Mask, Real
+from weft.parts.scores import Score
 
 KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
 
@@ -100,17 +101,24 @@ class WeftSubject(Subject):
     def backends(self) -> tuple[str, ...]:
         """The three kernels, where every score allows them."""
         attentions = [m for m in self.module.modules() if isinstance(m, SelfAttention)]
-        folds = attentions and all(part.score.folds != "never" for part in attentions)
-        return ("explicit", "fused", "blocked") if folds else ()
+        fusable = attentions and all(part.score.fusable != "never" for part in attentions)
+        return ("explicit", "fused", "blocked") if fusable else ()
 
     def set_backend(self, name: str) -> None:
         """Choose a kernel for every attention."""
         set_backend(self.module, name)  # type: ignore[arg-type]
 
+    def declares_distributions(self) -> bool:
+        """Unless every score leaves out the softmax."""
+        scores = [part for part in self.module.modules() if isinstance(part, Score)]
+        return not scores or any(score.normalized for score in scores)
+
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """Recomputed from the queries and keys of each self-attention in one forward."""
         found: dict[str, Tensor] = {}
-        paths = {m: name for name, m in self.module.named_modules() if isinstance(m, SelfAttention)}
+        paths = {
+            m: name for name, m in self.module.named_modules() if isinstance(m, SelfAttention) and m.score.normalized
+        }
 
         def look(part: SelfAttention, arguments: tuple[Any, ...], _: Any) -> None:
             x, context = arguments[0], arguments[1] if len(arguments) > 1 else None
