@@ -53,7 +53,6 @@ class HuggingFaceSubject(Subject):
 
     @property
     def names(self) -> Any:
-        """Names of the forward's arguments."""
         return inspect.signature(self.module.forward).parameters
 
     def run(self, call: SubjectCall) -> Tensor:
@@ -223,11 +222,9 @@ class HuggingFaceSubject(Subject):
         return {"pixel_values" if self.images else "input_ids": call.content}
 
     def loss_inputs(self) -> bool:
-        """A language-modeling head."""
         return any(head in type(self.module).__name__ for head in HEADS)
 
     def fresh(self, seed: int) -> nn.Module:
-        """Built again from its config."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return type(self.module)(copy.deepcopy(self.module.config))

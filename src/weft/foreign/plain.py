@@ -37,7 +37,7 @@ def first_tensor(out: Any) -> Tensor:
 
 
 def per_token(out: Tensor, length: int) -> Tensor:
-    """Refuse an answer that is not one vector a token."""
+    """Refuse an answer that is not one vector per token."""
     if out.dim() != 3 or out.shape[1] != length:
         raise NotTestable(f"its answer has shape {tuple(out.shape)}, not one vector for each of {length} tokens")
     return out
@@ -50,7 +50,6 @@ class PlainSubject(Subject):
     """
 
     def run(self, call: SubjectCall) -> Tensor:
-        """module(content, ...)."""
         real, position = self._argument(REAL_NAMES), self._argument(POSITION_NAMES)
         call.takes(*(["real"] if real else []), *(["positions"] if position else []))
         extra: dict[str, Any] = {}
@@ -95,7 +94,7 @@ def _senses(real: Tensor) -> tuple[Tensor, ...]:
 
 
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
-    """The last resort: a callable from content to one vector a token."""
+    """The last resort: a callable from content to one vector per token."""
     causal, why = guess_causal(module)
     vocabulary, said = None, [why, "called as module(content)"]
     tables = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]

@@ -130,7 +130,6 @@ class Subject:
         return ()
 
     def set_backend(self, name: str) -> None:
-        """Choose one."""
         raise NotTestable("the way attention is computed cannot be chosen from outside")
 
     def declares_distributions(self) -> bool:

@@ -56,7 +56,6 @@ class TorchSubject(Subject):
         return self.module(x, source, **masks)
 
     def source(self, batch: int, length: int, random: torch.Generator) -> Tensor | None:
-        """Vectors of the same width."""
         if self.source_example is None:
             return None
         return torch.randn(batch, length, self.source_example.shape[-1], generator=random, dtype=torch.float64)
@@ -86,13 +85,11 @@ class RecurrentSubject(Subject):
         return self._step(call.content, None)[0]
 
     def make_cache(self, batch: int) -> Any:
-        """No state yet: zeros."""
         if not self.declares.cached:
             raise NotTestable("it reads in both directions, so it keeps no state")
         return None
 
     def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
-        """The state after the last token goes on."""
         call.takes()
         return self._step(call.content, cache)
 

@@ -70,7 +70,6 @@ class WeftSubject(Subject):
         return self._call(call, None)
 
     def make_cache(self, batch: int) -> Any:
-        """The model's own state."""
         if not self.declares.cached:
             raise NotTestable("it keeps no state: it sees all tokens at once")
         return self.module.make_state(batch)  # type: ignore[operator]
@@ -105,7 +104,6 @@ class WeftSubject(Subject):
         return ("explicit", "fused", "blocked") if fusable else ()
 
     def set_backend(self, name: str) -> None:
-        """Choose a kernel for every attention."""
         set_backend(self.module, name)  # type: ignore[arg-type]
 
     def declares_distributions(self) -> bool:
@@ -138,11 +136,9 @@ class WeftSubject(Subject):
         return found
 
     def loss_inputs(self) -> bool:
-        """Language models only."""
         return isinstance(self.module, (Decoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq))
 
     def fresh(self, seed: int) -> nn.Module:
-        """Built again from its spec."""
         return build(self.module.spec, seed=seed)  # type: ignore[arg-type]
 
 

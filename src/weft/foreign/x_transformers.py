@@ -51,7 +51,6 @@ class XTransformersSubject(Subject):
         return {"context": memory, "context_mask": call.source_real}
 
     def make_cache(self, batch: int) -> Any:
-        """Nothing seen yet."""
         if not self.declares.cached:
             raise NotTestable("it cannot keep keys and values (can_cache_kv is False)")
         return None
@@ -93,7 +92,6 @@ class XTransformersSubject(Subject):
         return {f"attention {layer}": weights for layer, weights in enumerate(maps) if isinstance(weights, Tensor)}
 
     def loss_inputs(self) -> bool:
-        """Logits over the vocabulary."""
         return self.declares.vocabulary is not None and getattr(self._net, "to_logits", None) is not None
 
     def widened(self) -> Subject:

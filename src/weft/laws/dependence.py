@@ -83,7 +83,7 @@ def causality(probe: Probe) -> Finding:
 
 
 def _undeclared(probe: Probe) -> str:
-    """What a model does that declares no causality, where it gives an answer a token and so can be measured."""
+    """What a model does that declares no causality, where it gives one answer per token and so can be measured."""
     unknown, T = "it may look ahead", probe.length
     try:
         for mode in MODES:

@@ -33,7 +33,6 @@ class Finding:
     at: tuple[int, int] | None = None
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "law": self.law,
             "verdict": self.verdict,
@@ -94,7 +93,6 @@ class Report:
         return self
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "model": self.model,
             "broken": len(self.broken),

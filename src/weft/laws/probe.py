@@ -182,10 +182,3 @@ class Probe:
     def say(self, value: float) -> str:
         """A difference in words: exactly 0.0 is said so."""
         return "exactly 0.0" if value == 0 else f"{value:.2g}"
-
-
-def within(length: int, wanted: int) -> int:
-    """A length that fits, or a word why none does."""
-    if length < 3:
-        raise NotTestable(f"it takes only {length} tokens: too few to test anything")
-    return min(length, wanted)

@@ -2,7 +2,7 @@
 
 The model is built on the meta device (shapes without numbers), so parameters are counted, not guessed.
 
-FLOPs: 2 for each multiply-add of a matrix product, all else 0; one forward pass over one sequence of N tokens. Scores
+FLOPs: 2 per multiply-add of a matrix product, all else 0; one forward pass over one sequence of N tokens. Scores
 count at length N, a causal mask is not discounted, a window of w keys counts as w. Training is 3 x forward: one
 forward, two for the gradients of inputs and weights. Encoder-decoders read a source and a target of N tokens each.
 Memory: in bytes, for one sequence; activations of training are not counted.
@@ -56,7 +56,7 @@ class Group:
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """What the state keeps of one sequence while decoding: so many `numbers` of one kind, over all layers."""
+    """What the state keeps of one sequence while decoding: the count of `numbers` of one kind, over all layers."""
 
     what: str
     numbers: int

@@ -58,7 +58,6 @@ class NoPositionsSpec(PositionSpec):
     kind: Literal["none"] = "none"
 
     def nature(self) -> Nature:
-        """None."""
         return "none"
 
 
@@ -70,15 +69,12 @@ class LearnedSpec(PositionSpec):
     width: PositiveInt | None = None
 
     def nature(self) -> Nature:
-        """Absolute."""
         return "absolute"
 
     def own_width(self) -> int:
-        """`width` when concatenated."""
         return (self.width or 16) if self.join == "concatenate" else 0
 
     def build_input(self, length: int, width: int) -> nn.Module:
-        """The table."""
         return LearnedPositions(length, self.own_width() or width, self.join)
 
 
@@ -91,15 +87,12 @@ class SinusoidalSpec(PositionSpec):
     layout: Layout = "interleaved"
 
     def nature(self) -> Nature:
-        """Absolute."""
         return "absolute"
 
     def own_width(self) -> int:
-        """`width` when concatenated."""
         return (self.width or 16) if self.join == "concatenate" else 0
 
     def build_input(self, length: int, width: int) -> nn.Module:
-        """The formula."""
         return SinusoidalPositions(self.own_width() or width, self.join, self.layout)
 
 
@@ -110,7 +103,6 @@ class RelativeVectorsSpec(PositionSpec):
     reach: PositiveInt = 16
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The vectors."""
         return RelativeVectors(head_width, self.reach)
 
 
@@ -131,7 +123,6 @@ class BucketedSpec(PositionSpec):
         return self
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The table."""
         return BucketedBias(heads, self.buckets, self.farthest, both_ways=not causal)
 
 
@@ -141,7 +132,6 @@ class AlibiSpec(PositionSpec):
     kind: Literal["alibi"] = "alibi"
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The slopes."""
         return Alibi(heads)
 
 
@@ -152,7 +142,6 @@ class LinearScalingSpec(Spec):
     factor: PositiveFloat
 
     def build(self) -> Scaling:
-        """The scaling."""
         return Linear(self.factor)
 
 
@@ -163,7 +152,6 @@ class NTKScalingSpec(Spec):
     factor: PositiveFloat
 
     def build(self) -> Scaling:
-        """The scaling."""
         return NTK(self.factor)
 
 
@@ -177,7 +165,6 @@ class Llama3ScalingSpec(Spec):
     original: PositiveInt = 8192
 
     def build(self) -> Scaling:
-        """The scaling."""
         return Llama3(self.factor, self.low, self.high, self.original)
 
 
@@ -193,7 +180,6 @@ class RotarySpec(PositionSpec):
     scaling: ScalingSpec | None = None
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The rotation."""
         return Rotary(head_width, self.base, self.fraction, None if self.scaling is None else self.scaling.build())
 
 
@@ -230,16 +216,15 @@ class NoGridSpec(Spec):
     kind: Literal["none"] = "none"
 
     def build(self, grid: Grid, width: int, extra: int) -> None:
-        """Nothing."""
+        return None
 
 
 class GridTableSpec(Spec):
-    """One learned vector a cell, as in the vision transformer."""
+    """One learned vector per cell, as in the vision transformer."""
 
     kind: Literal["grid-table"] = "grid-table"
 
     def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
-        """The table."""
         return GridTable(grid, width, extra)
 
 
@@ -249,7 +234,6 @@ class GridAxesSpec(Spec):
     kind: Literal["grid-axes"] = "grid-axes"
 
     def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
-        """The two tables."""
         return GridAxes(grid, width, extra)
 
 
@@ -259,7 +243,6 @@ class GridSinusoidsSpec(Spec):
     kind: Literal["grid-sinusoids"] = "grid-sinusoids"
 
     def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
-        """The formula."""
         return GridSinusoids(width, extra)
 
 

@@ -191,7 +191,6 @@ class RecurrentSeq2Seq(nn.Module):
         return State(counter, {}, [TensorState()])
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()
 
 

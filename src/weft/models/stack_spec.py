@@ -111,7 +111,6 @@ class StackSpec(ModelSpec):
                 )
 
     def mixer_of(self, layer: int) -> MixerSpec:
-        """The mixer of one layer."""
         return self.mixer[layer % len(self.mixer)]
 
     def attention(self) -> AttentionSpec:

@@ -153,5 +153,4 @@ class VisionTransformer(nn.Module):
         return Output(hidden, lambda h: self.head(h, token_positions), None, auxiliary.summary())
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()

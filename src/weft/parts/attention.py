@@ -129,7 +129,7 @@ class SelfAttention(_Attention):
         if state is not None:
             if context.cache_write is None:
                 raise WeftError(
-                    "a state needs to know where its keys go: call the stack, or give a context with an cache_write"
+                    "a state needs to know where its keys go: call the stack, or give a context with a cache_write"
                 )
             key, value = state.append(key, value, context.cache_write)
         return self.merge(self.gather(query, key, value, context))
@@ -177,7 +177,7 @@ class CrossAttention(_Attention):
         return query if self.query_norm is None else self.query_norm(query)
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """M W_K, M W_V by one product, split into heads: computed once a memory."""
+        """M W_K, M W_V by one product, split into heads: computed once per memory."""
         expect_width(memory, self.memory_width, "cross-attention's memory")
         key, value = self.key_value(memory).split_with_sizes(self._sections, dim=-1)
         key = self.split(key, self.key_heads)

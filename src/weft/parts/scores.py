@@ -213,7 +213,7 @@ class LinearDot(ScaledDot):
     """Linear attention in its plain form: a_ij = q_i^T k_j / sqrt(D_K), without a softmax; 0 where hidden.
 
     Weights may be negative and a row's sum is free, so y_i = (sum_j v_j k_j^T) q_i / sqrt(D_K) is linear in the query
-    (Schlag et al. 2021). The mixer "linear-attention" computes that order; here the weights can be seen.
+    (Schlag et al. 2021). The mixer "linear-attention" sums k_j v_j^T first, in O(N); here the weights can be seen.
     """
 
     kind = "linear"
