@@ -106,10 +106,10 @@ class TextbookSubject(Subject):
         call.takes("real")
         return self.module(call.content, call.real)[0]
 
-    def begin(self, batch: int) -> Any:
+    def make_cache(self, batch: int) -> Any:
         return None
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         return self.module(call.content, past=cache)
 
     def fresh(self, seed: int) -> nn.Module:

@@ -10,11 +10,11 @@ import weft
 from weft.parts import kernels
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import blocked, choose, explicit, fused, weigh
+from weft.parts.kernels import blocked, choose, explicit, fused
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
-from weft.parts.scores import Additive, Bilinear, ScaledDot
+from weft.parts.scores import Additive, Bilinear, ScaledDot, weigh
 from weft.parts.token_positions import TokenPositions
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from weft.foundation.errors import SpecError, WeftError
+from weft.foundation.matrix_products import MatrixProduct, ProductView
 from weft.models.build import build
 from weft.models.encoder import PerTokenSpec, WordsSpec
 from weft.models.estimates import estimate, unfused_attention_bytes
@@ -27,7 +28,7 @@ from weft.models.part_specs import (
     RecurrenceSpec,
 )
 from weft.models.position_specs import NoPositionsSpec, RelativeVectorsSpec
-from weft.models.products import MatrixProduct, ProductView, products
+from weft.models.products import products
 from weft.parts.attention import set_backend
 from weft.parts.state import KeyValueState, TensorState
 

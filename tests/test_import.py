@@ -18,7 +18,7 @@ import weft
 from foreign_folders import FOLDERS, LABELS, bart, bert, decoder, gpt2, roberta, t5, vision
 from weft.checkpoints.certificate import draw_inputs, widened
 from weft.checkpoints.convert import convert_checkpoint
-from weft.checkpoints.families import FAMILIES, describe
+from weft.checkpoints.families import BUILT_IN, FAMILIES, describe
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.formats.huggingface import open_folder
 from weft.checkpoints.run_folder import RunFolder
@@ -126,7 +126,7 @@ def test_what_maps_to_no_other_library_says_why():
     names = {"gpt2": "GPT-2", "llama-3.2-1b": "Llama", "mistral-7b": "Llama", "mixtral-8x7b": "Llama", "t5-small": "T5"}
     for name, family in (names | {"bert-base": "BERT", "minilm-l6": "BERT", "vit-b16": "ViT"}).items():
         assert describe(weft.preset(name))[0].name == family
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    assert len({family.name for family in BUILT_IN}) == len(BUILT_IN)
 
 
 def test_a_wrong_table_shows_in_the_certificate(tmp_path, monkeypatch):
@@ -209,10 +209,10 @@ def test_older_configs_say_the_same(tmp_path):
     """rope_theta and rope_scaling stood in the config itself; windows by max_window_layers."""
     tree = {"model_type": "qwen2", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 3}
     tree |= {"num_attention_heads": 2, "rope_theta": 777.0, "use_sliding_window": True, "sliding_window": 5}
-    spec = FAMILIES[1].read(Config(tree | {"max_window_layers": 1}), None)
+    spec = FAMILIES["llama"].read(Config(tree | {"max_window_layers": 1}), None)
     assert [spec.mixer_of(layer).window for layer in range(3)] == [None, 5, 5] and spec.positions.base == 777.0
     tree |= {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 3.0}}
-    assert FAMILIES[1].read(Config(tree), None).positions.scaling.factor == 3.0
+    assert FAMILIES["llama"].read(Config(tree), None).positions.scaling.factor == 3.0
 
 
 # --- uses ------------------------------------------------------------------------------------------------------------

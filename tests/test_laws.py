@@ -15,7 +15,7 @@ from torch import nn
 import faulty as f
 import weft
 from weft.foreign.recognize import subject_of
-from weft.foreign.subject import Subject, Unable, stir
+from weft.foreign.subject import NotTestable, Subject, fill_zero_weights
 from weft.laws import LAWS, check
 from weft.laws.finding import Verdict
 from weft.laws.page import write_page
@@ -73,8 +73,8 @@ def test_zero_weights_are_stirred_in_the_copy_only_so_that_nothing_hides():
     layer = nn.Linear(3, 3)
     nn.init.zeros_(layer.weight)
     kept = layer.bias.detach().clone()
-    assert stir(layer) == 1 and layer.weight.any() and torch.equal(layer.bias, kept)
-    assert stir(layer) == 0
+    assert fill_zero_weights(layer) == 1 and layer.weight.any() and torch.equal(layer.bias, kept)
+    assert fill_zero_weights(layer) == 0
 
 
 def test_compiled_on_request():
@@ -140,9 +140,9 @@ def test_a_subject_that_cannot_be_copied_is_refused():
 
 def test_the_small_protocol_refuses_what_it_is_not_told():
     subject = Subject(nn.Identity(), weft.preset("gpt2").declares())
-    for ask in (lambda: subject.begin(1), lambda: subject.feed(None, None), lambda: subject.set_backend("x"),
+    for ask in (lambda: subject.make_cache(1), lambda: subject.run_cached(None, None), lambda: subject.set_backend("x"),
                 lambda: subject.attention_maps(None), lambda: subject.fresh(1)):  # fmt: skip
-        with pytest.raises(Unable):
+        with pytest.raises(NotTestable):
             ask()
     assert subject.backends() == ()
     with pytest.raises(NotImplementedError):
@@ -289,3 +289,61 @@ def test_the_fixture(pytester):
     result = pytester.runpytest("-p", "no:xdist", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*causality*broken*"])
+
+
+# --- faults of laws and of models ------------------------------------------------------------------------------------
+
+
+def faulty_law(monkeypatch, law):
+    monkeypatch.setitem(LAWS._loaded, "causality", law)
+    return check(weft.build(shrink(weft.preset("nano-gpt"))), laws=("causality",))["causality"]
+
+
+def test_a_bug_in_a_law_is_an_error_that_names_it(monkeypatch):
+    with pytest.raises(
+        weft.WeftError, match=r"the law 'causality' itself fails \(AttributeError: 'Probe'.*: report it"
+    ):
+        faulty_law(monkeypatch, lambda probe: probe.nothing)
+    with pytest.raises(KeyboardInterrupt):
+        faulty_law(monkeypatch, lambda probe: (_ for _ in ()).throw(KeyboardInterrupt))
+
+
+def test_a_bug_in_a_hook_of_a_law_is_an_error_too(monkeypatch):
+    """The hook runs inside the model's forward, but it is not the model that fails."""
+    monkeypatch.setattr("weft.laws.trace.tensors_in", lambda value: value.nothing)
+    with pytest.raises(weft.WeftError, match="the law 'finite outputs' itself fails"):
+        check(f.TextbookGPT(mlp=NotFinite), torch.randint(0, 11, (1, 9)), laws=("finite outputs",))
+
+
+class NotFinite(nn.Module):
+    def forward(self, x):
+        return x / 0.0
+
+
+def test_a_model_that_fails_is_not_testable_with_its_reason():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("out of luck\nsecond line")
+
+    report = check(Fails(), torch.randint(0, 11, (1, 9)), causal=True)
+    assert report["causality"].verdict == "not testable" and report.dependence is None
+    assert report["causality"].evidence == "calling it fails: RuntimeError: out of luck"
+    assert not [finding for finding in report.findings if finding.verdict in ("holds", "broken")]
+
+
+def test_an_answer_of_the_wrong_shape_is_the_models_fault():
+    class Short(Subject):
+        def run(self, call):
+            return call.content[:, 1:, None].double()
+
+    subject = Short(nn.Identity(), weft.preset("nano-gpt").declares(), example=torch.randint(0, 11, (1, 9)))
+    finding = check(subject, laws=("causality",))["causality"]
+    assert (
+        finding.verdict == "not testable" and "has shape (13, 12, 1), not one vector for each token" in finding.evidence
+    )
+
+
+def test_kernels_of_our_models_are_compared():
+    """A name that went stale in the adapter once turned this law into `not testable` for every model."""
+    for name in ("nano-gpt", "nano-t5", "nano-vit"):
+        assert check(weft.build(name), laws=("backend equality",))["backend equality"].verdict == "holds"

@@ -14,11 +14,11 @@ from weft.parts.attention_context import AttentionContext
 from weft.parts.block import PostNorm, PreNorm
 from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, patchify
 from weft.parts.feedforward import FeedForward
-from weft.parts.kernels import explicit, weigh
+from weft.parts.kernels import explicit
 from weft.parts.masks import Causal
 from weft.parts.norms import LayerNorm
 from weft.parts.relative import AttentionPosition
-from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, scaled_dot
+from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, scaled_dot, weigh
 from weft.parts.token_positions import TokenPositions
 
 pytestmark = pytest.mark.usefixtures("double")

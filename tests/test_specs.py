@@ -30,6 +30,18 @@ def test_specs_round_trip_and_are_frozen(name):
     assert spec.version == spec.VERSION
 
 
+def test_another_kind_starts_from_its_own_defaults():
+    """Fields of the kind before do not stay; those given together with the kind count, in any order."""
+    spec = weft.preset("nano-gpt").replace(**{"positions.base": 500.0})
+    assert spec.positions.kind == "rotary"
+    assert spec.replace(**{"positions.kind": "alibi"}).positions.to_tree() == {"kind": "alibi"}
+    changed = spec.replace(**{"positions.buckets": 8, "positions.kind": "bucketed"})
+    assert changed.positions.buckets == 8 and changed.positions.farthest == 128
+    assert spec.replace(**{"positions.kind": "rotary"}).positions.base == 500.0
+    with pytest.raises(weft.WeftError, match="there is no position 'turned': choose a kind of none, learned, "):
+        spec.replace(**{"positions.kind": "turned"})
+
+
 def test_replace_reaches_nested_fields():
     spec = weft.preset("nano-gpt").replace(layers=2, **{"mixer.heads": 2, "feedforward.hidden": 31})
     assert spec.layers == 2 and spec.mixer[0].heads == 2 and spec.feedforward.hidden == 31

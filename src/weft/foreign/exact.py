@@ -30,7 +30,6 @@ class Exact(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """One call of a torch function."""
         del types
         kwargs = kwargs or {}
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):

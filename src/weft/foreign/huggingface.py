@@ -20,7 +20,7 @@ from weft.foreign.huggingface_config import (
     window_of,
 )
 from weft.foreign.plain import first_tensor, per_token
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 
 SOURCES = ("input_ids", "input_features", "pixel_values")
@@ -53,7 +53,6 @@ class HuggingFaceSubject(Subject):
 
     @property
     def names(self) -> Any:
-        """Names of the forward's arguments."""
         return inspect.signature(self.module.forward).parameters
 
     def run(self, call: SubjectCall) -> Tensor:
@@ -66,7 +65,9 @@ class HuggingFaceSubject(Subject):
                 return _of_image(self.module(pixel_values=call.content))
             if "input_ids" not in self.names:
                 taken = ", ".join(list(self.names)[:2])
-                raise Unable(f"its forward takes {taken}, neither input_ids nor pixel_values: write a Subject for it")
+                raise NotTestable(
+                    f"its forward takes {taken}, neither input_ids nor pixel_values: write a Subject for it"
+                )
             call.takes("real", "positions", "documents")
             content, extra = self._masked(call.content, call.real), self._extra(call)
             out = per_token(first_tensor(self.module(input_ids=content, **extra)), call.content.shape[1])
@@ -78,13 +79,13 @@ class HuggingFaceSubject(Subject):
         """transformers looks for documents in position_ids only without an attention_mask, and not in every class."""
         whole = self.module(input_ids=content, attention_mask=torch.ones_like(content), **extra)
         if torch.allclose(first_tensor(whole), out, rtol=0, atol=1e-12):
-            raise Unable("its class makes no mask for packed documents from position_ids")
+            raise NotTestable("its class makes no mask for packed documents from position_ids")
 
     def _extra(self, call: SubjectCall) -> dict[str, Any]:
         extra: dict[str, Any] = {"use_cache": False} if "use_cache" in self.names else {}
         if call.real is not None:
             if "attention_mask" not in self.names:
-                raise Unable("its forward takes no attention_mask")
+                raise NotTestable("its forward takes no attention_mask")
             extra["attention_mask"] = call.real.long()
             if self.give_positions and call.positions is None and "position_ids" in self.names:
                 extra["position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0) + self.first_position
@@ -93,14 +94,14 @@ class HuggingFaceSubject(Subject):
             extra |= self._boundaries(call.documents)
         if call.positions is not None:
             if "position_ids" not in self.names:
-                raise Unable("its forward takes no position_ids")
+                raise NotTestable("its forward takes no position_ids")
             extra["position_ids"] = call.positions.expand(call.content.shape[0], -1) + self.first_position
         return extra
 
     def _packed(self, documents: Tensor) -> Tensor:
         """Positions that begin again at each document, from which transformers makes a mask for packed texts."""
         if "position_ids" not in self.names or "attention_mask" not in self.names or not self.give_positions:
-            raise Unable("its class makes no mask for packed documents from position_ids")
+            raise NotTestable("its class makes no mask for packed documents from position_ids")
         index = torch.arange(documents.shape[1]).expand_as(documents)
         starts = torch.ones_like(documents, dtype=torch.bool)
         starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -127,7 +128,7 @@ class HuggingFaceSubject(Subject):
             extra["attention_mask"] = call.source_real.long()
         if call.real is not None:
             if "decoder_attention_mask" not in self.names:
-                raise Unable("its forward takes no decoder_attention_mask")
+                raise NotTestable("its forward takes no decoder_attention_mask")
             extra["decoder_attention_mask"] = call.real.long()
             if self.give_positions and self._takes("decoder_position_ids", "decoder"):
                 extra["decoder_position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0)
@@ -145,7 +146,7 @@ class HuggingFaceSubject(Subject):
     def _source(self, call: SubjectCall) -> dict[str, Tensor]:
         """Tokens, sound [B, frames, channels] or an image, under the name that its forward has for them."""
         if call.source is None:
-            raise Unable("it needs a source")
+            raise NotTestable("it needs a source")
         if self.source_name == "input_features" and hasattr(self.module.config, "num_mel_bins"):
             return {self.source_name: call.source.transpose(1, 2)}
         return {self.source_name: self._masked(call.source, call.source_real)}
@@ -154,13 +155,13 @@ class HuggingFaceSubject(Subject):
     def _cache_name(self) -> str:
         return next(name for name in CACHES if name in self.names)
 
-    def begin(self, batch: int) -> Any:
+    def make_cache(self, batch: int) -> Any:
         """No past yet: the model makes its own in the first call."""
         if not self.declares.cached:
-            raise Unable(f"its forward takes none of {', '.join(CACHES)}")
+            raise NotTestable(f"its forward takes none of {', '.join(CACHES)}")
         return None, None
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Feed tokens with the past; their logits and the new past. A source is encoded once, as `generate` does."""
         call.takes("source")
         encoded, past = cache
@@ -174,7 +175,7 @@ class HuggingFaceSubject(Subject):
             out = self.module(**given, **{name: past}, use_cache=True)
         past = getattr(out, name, None)
         if past is None:
-            raise Unable(f"with use_cache=True its answer holds no {name}: it keeps its state to itself")
+            raise NotTestable(f"with use_cache=True its answer holds no {name}: it keeps its state to itself")
         return per_token(first_tensor(out), call.content.shape[1]), (encoded, past)
 
     def backends(self) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ class HuggingFaceSubject(Subject):
         """By the model's own switch, which may silently refuse."""
         self.module.set_attn_implementation(name)  # type: ignore[operator]
         if self._implementation != name:
-            raise Unable("its class does not let the implementation of attention be set")
+            raise NotTestable("its class does not let the implementation of attention be set")
 
     @property
     def _implementation(self) -> str:
@@ -194,7 +195,7 @@ class HuggingFaceSubject(Subject):
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """With the eager implementation, which returns them; then back to the one before."""
         if any(name.endswith("sinks") for name, _ in self.module.named_parameters()):
-            raise Unable("its rows share their mass with a sink that is not given: they sum to less than one")
+            raise NotTestable("its rows share their mass with a sink that is not given: they sum to less than one")
         before, lengths = self._implementation, self._lengths(call)
         try:
             self.module.set_attn_implementation("eager")  # type: ignore[operator]
@@ -209,7 +210,7 @@ class HuggingFaceSubject(Subject):
             if isinstance(weights, Tensor) and weights.dim() == 4 and (self.images or weights.shape[2] in lengths)
         }
         if not maps:
-            raise Unable("it gives no attention weights")
+            raise NotTestable("it gives no attention weights")
         return maps
 
     def _lengths(self, call: SubjectCall) -> set[int]:
@@ -221,11 +222,9 @@ class HuggingFaceSubject(Subject):
         return {"pixel_values" if self.images else "input_ids": call.content}
 
     def loss_inputs(self) -> bool:
-        """A language-modeling head."""
         return any(head in type(self.module).__name__ for head in HEADS)
 
     def fresh(self, seed: int) -> nn.Module:
-        """Built again from its config."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return type(self.module)(copy.deepcopy(self.module.config))

@@ -12,7 +12,7 @@ from weft.foreign.exact import Exact
 from weft.foreign.huggingface import HuggingFaceSubject
 from weft.foreign.huggingface_config import image_of
 from weft.foreign.plain import first_tensor, per_token
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 
 
 class ImageTextSubject(HuggingFaceSubject):
@@ -47,14 +47,14 @@ class ImageTextSubject(HuggingFaceSubject):
 
     def _with_image(self, call: SubjectCall) -> dict[str, Tensor]:
         if call.source is None:
-            raise Unable("it needs an image")
+            raise NotTestable("it needs an image")
         content = self._prefixed(call).content
         given = {"input_ids": content, "pixel_values": call.source}
         if "token_type_ids" in self.names:
             given["token_type_ids"] = (content == self.image_token).long()
         return given
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """The image goes in with the first tokens."""
         begun = cache[1] is not None
         given = {"input_ids": call.content} if begun else self._with_image(call)

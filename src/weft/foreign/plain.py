@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foreign.exact import Exact
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 
 OUTPUTS = ("logits", "last_hidden_state", "hidden")
@@ -33,13 +33,13 @@ def first_tensor(out: Any) -> Tensor:
     for value in values:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1:
             return value
-    raise Unable(f"its answer is a {type(out).__name__} without a tensor: wrap it so that it gives [B, T, C]")
+    raise NotTestable(f"its answer is a {type(out).__name__} without a tensor: wrap it so that it gives [B, T, C]")
 
 
 def per_token(out: Tensor, length: int) -> Tensor:
-    """Refuse an answer that is not one vector a token."""
+    """Refuse an answer that is not one vector per token."""
     if out.dim() != 3 or out.shape[1] != length:
-        raise Unable(f"its answer has shape {tuple(out.shape)}, not one vector for each of {length} tokens")
+        raise NotTestable(f"its answer has shape {tuple(out.shape)}, not one vector for each of {length} tokens")
     return out
 
 
@@ -50,7 +50,6 @@ class PlainSubject(Subject):
     """
 
     def run(self, call: SubjectCall) -> Tensor:
-        """module(content, ...)."""
         real, position = self._argument(REAL_NAMES), self._argument(POSITION_NAMES)
         call.takes(*(["real"] if real else []), *(["positions"] if position else []))
         extra: dict[str, Any] = {}
@@ -85,7 +84,9 @@ class PlainSubject(Subject):
                 continue
             if plain is None or torch.allclose(marked, plain, rtol=0, atol=1e-9):
                 return given
-        raise Unable(f"its argument {name} is no mask [B, T] of real tokens: a text that is all real changes with it")
+        raise NotTestable(
+            f"its argument {name} is no mask [B, T] of real tokens: a text that is all real changes with it"
+        )
 
 
 def _senses(real: Tensor) -> tuple[Tensor, ...]:
@@ -93,7 +94,7 @@ def _senses(real: Tensor) -> tuple[Tensor, ...]:
 
 
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
-    """The last resort: a callable from content to one vector a token."""
+    """The last resort: a callable from content to one vector per token."""
     causal, why = guess_causal(module)
     vocabulary, said = None, [why, "called as module(content)"]
     tables = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]

@@ -35,7 +35,6 @@ class _Function(nn.Module):
         self.function = function
 
     def forward(self, content: Tensor) -> Any:
-        """function(content)."""
         return self.function(content)
 
 

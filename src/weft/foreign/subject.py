@@ -1,24 +1,28 @@
 """A subject: a model as the laws see it, whatever library it comes from.
 
-An adapter says how to call it and what it declares. What it cannot do it refuses with `Unable`, so that a law that
-needs it is reported as not testable, with the reason, and never as holding. To have any other module checked, subclass
-`Subject` and implement `run`.
+An adapter says how to call it and what it declares. What it cannot do it refuses with `NotTestable`, so that a law that
+needs it is reported as not testable, with the reason, and never as holding; so is a call in which the module itself
+fails (`CallFailed`). To have any other module checked, subclass `Subject` and implement `run`.
 """
 
 from __future__ import annotations
 
 import copy
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from weft.foundation.errors import WeftError
 from weft.models.output import Declaration
 from weft.parts.masks import Mask
 
 
-def stir(module: nn.Module) -> int:
+def fill_zero_weights(module: nn.Module) -> int:
     """Give weight matrices that are all zero small random values; how many there were. Nothing else is touched."""
     random = torch.Generator().manual_seed(0)
     zeros = [p for p in module.parameters() if p.dim() >= 2 and p.numel() and not p.any()]
@@ -28,8 +32,41 @@ def stir(module: nn.Module) -> int:
     return len(zeros)
 
 
-class Unable(Exception):
+class NotTestable(Exception):
     """Why something cannot be asked of this subject, in words."""
+
+
+class CallFailed(NotTestable):
+    """The subject's own code raised when it was called; `reason` is the first line of what it said."""
+
+    def __init__(self, error: Exception, what: str = "calling it fails") -> None:
+        self.reason = (str(error).splitlines() or [type(error).__name__])[0]
+        super().__init__(f"{what}: {type(error).__name__}: {self.reason:.160}")
+
+
+class CallRefused(CallFailed):
+    """A Weft model refuses the call, with the reason in words."""
+
+
+@contextmanager
+def subject_code(what: str = "calling it fails") -> Iterator[None]:
+    """What the subject raises inside becomes `CallFailed`; what a hook of the laws raises there stays an error."""
+    try:
+        yield
+    except NotTestable:
+        raise
+    except Exception as error:
+        if _in_a_hook_of_laws(error):
+            raise
+        raise (CallRefused if isinstance(error, WeftError) else CallFailed)(error, what) from error
+
+
+def _in_a_hook_of_laws(error: Exception) -> bool:
+    """Whether a frame of the laws lies below one of the subject's, in the traceback."""
+    rooms = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [room.startswith(("weft.laws.", "weft.foreign.", "contextlib")) for room in rooms]
+    first = ours.index(False) if False in ours else len(ours)
+    return any(room.startswith("weft.laws.") for room in rooms[first:])
 
 
 _WORDS = {"real": "padding mask", "source_real": "padding mask for its source", "documents": "document ids"}
@@ -55,7 +92,7 @@ class SubjectCall:
         """Refuse what an adapter has no way to pass on."""
         for name in ("real", "positions", "documents", "mask", "source", "source_real"):
             if getattr(self, name) is not None and name not in allowed:
-                raise Unable(f"this kind of module takes no {_WORDS.get(name, name)}")
+                raise NotTestable(f"this kind of module takes no {_WORDS.get(name, name)}")
 
 
 @dataclass
@@ -77,28 +114,31 @@ class Subject:
     notes: list[str] = field(default_factory=list)
 
     def run(self, call: SubjectCall) -> Tensor:
-        """One output vector a token, [B, T, C], computed all at once."""
+        """One output vector per token, [B, T, C], computed all at once."""
         raise NotImplementedError
 
-    def begin(self, batch: int) -> Any:
+    def make_cache(self, batch: int) -> Any:
         """An empty cache."""
-        raise Unable("this kind of module is called without a cache")
+        raise NotTestable("this kind of module is called without a cache")
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Outputs for the next tokens, given the cache; and the cache after them."""
-        raise Unable("this kind of module is called without a cache")
+        raise NotTestable("this kind of module is called without a cache")
 
     def backends(self) -> tuple[str, ...]:
         """Names of the ways to compute attention that can be chosen between."""
         return ()
 
     def set_backend(self, name: str) -> None:
-        """Choose one."""
-        raise Unable("the way attention is computed cannot be chosen from outside")
+        raise NotTestable("the way attention is computed cannot be chosen from outside")
+
+    def declares_distributions(self) -> bool:
+        """Whether the rows of its attention are meant to be distributions, as after a softmax."""
+        return True
 
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
-        """The attention weights [B, H, T, S] of each layer, by the path or name of the layer."""
-        raise Unable("its attention weights cannot be asked for")
+        """The weights [B, H, T, S] of each attention that declares distributions, by the path or name of its layer."""
+        raise NotTestable("its attention weights cannot be asked for")
 
     def loss_inputs(self) -> bool:
         """Whether outputs are logits over the vocabulary of the content."""
@@ -106,18 +146,18 @@ class Subject:
 
     def fresh(self, seed: int) -> nn.Module:
         """The same model built again from a seed."""
-        raise Unable("it cannot be built again from outside: give a spec or a preset")
+        raise NotTestable("it cannot be built again from outside: give a spec or a preset")
 
     def widened(self) -> Subject:
         """An independent copy in float64, in eval mode; the original is left untouched."""
         try:
             module = copy.deepcopy(self.module)
         except Exception as error:
-            raise Unable(f"the module cannot be copied ({type(error).__name__})") from error
+            raise NotTestable(f"the module cannot be copied ({type(error).__name__})") from error
         other = self.over(module.cpu().double().eval())
-        stirred = stir(other.module)
-        if stirred:
-            said = f"{stirred} weights that are exactly zero got small values in the copy, to show what they hide"
+        filled = fill_zero_weights(other.module)
+        if filled:
+            said = f"{filled} weights that are exactly zero got small values in the copy, to show what they hide"
             other.assumed = (*self.assumed, said)
         return other
 
@@ -159,9 +199,9 @@ class Subject:
         choices = torch.arange(vocabulary) if vocabulary else torch.empty(0, dtype=torch.long)
         if vocabulary is None:
             if example is None:
-                raise Unable("its vocabulary is unknown: give an example of tokens")
+                raise NotTestable("its vocabulary is unknown: give an example of tokens")
             choices = example.flatten().unique()
         choices = choices[~torch.isin(choices, torch.tensor(self.avoid, dtype=torch.long))] if self.avoid else choices
         if len(choices) < 2:
-            raise Unable("fewer than two different tokens are known: give an example with more")
+            raise NotTestable("fewer than two different tokens are known: give an example with more")
         return choices[torch.randint(0, len(choices), shape, generator=random)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 
 ENCODERS = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
@@ -46,7 +46,7 @@ class TorchSubject(Subject):
 
     def _decode(self, x: Tensor, call: SubjectCall, hidden: Tensor | None) -> Tensor:
         if call.source is None:
-            raise Unable("it needs a source")
+            raise NotTestable("it needs a source")
         source = call.source if self.batch_first else call.source.transpose(0, 1)
         ahead = torch.ones(call.content.shape[1], call.content.shape[1], dtype=torch.bool).triu(1)
         source_hidden = None if call.source_real is None else ~call.source_real
@@ -56,7 +56,6 @@ class TorchSubject(Subject):
         return self.module(x, source, **masks)
 
     def source(self, batch: int, length: int, random: torch.Generator) -> Tensor | None:
-        """Vectors of the same width."""
         if self.source_example is None:
             return None
         return torch.randn(batch, length, self.source_example.shape[-1], generator=random, dtype=torch.float64)
@@ -72,7 +71,7 @@ class TorchSubject(Subject):
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """Of a single MultiheadAttention, which gives them."""
         if not isinstance(self.module, nn.MultiheadAttention):
-            raise Unable("its layers ask their attention for no weights")
+            raise NotTestable("its layers ask their attention for no weights")
         x = call.content if self.batch_first else call.content.transpose(0, 1)
         return {"attention": self.module(x, x, x, need_weights=True, average_attn_weights=False)[1]}
 
@@ -85,14 +84,12 @@ class RecurrentSubject(Subject):
         call.takes()
         return self._step(call.content, None)[0]
 
-    def begin(self, batch: int) -> Any:
-        """No state yet: zeros."""
+    def make_cache(self, batch: int) -> Any:
         if not self.declares.cached:
-            raise Unable("it reads in both directions, so it keeps no state")
+            raise NotTestable("it reads in both directions, so it keeps no state")
         return None
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
-        """The state after the last token goes on."""
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         call.takes()
         return self._step(call.content, cache)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.build import build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder, VectorsSpec, WordsSpec
@@ -20,6 +20,7 @@ from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Documents, Mask, Real
+from weft.parts.scores import Score
 
 KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
 
@@ -68,13 +69,12 @@ class WeftSubject(Subject):
         """[B, T, C]: logits, or hidden states of an encoder (without its class token)."""
         return self._call(call, None)
 
-    def begin(self, batch: int) -> Any:
-        """The model's own state."""
+    def make_cache(self, batch: int) -> Any:
         if not self.declares.cached:
-            raise Unable("it keeps no state: it sees all tokens at once")
+            raise NotTestable("it keeps no state: it sees all tokens at once")
         return self.module.make_state(batch)  # type: ignore[operator]
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """One call serves prefill and decoding."""
         return self._call(call, cache), cache
 
@@ -104,13 +104,19 @@ class WeftSubject(Subject):
         return ("explicit", "fused", "blocked") if fusable else ()
 
     def set_backend(self, name: str) -> None:
-        """Choose a kernel for every attention."""
         set_backend(self.module, name)  # type: ignore[arg-type]
+
+    def declares_distributions(self) -> bool:
+        """Unless every score leaves out the softmax."""
+        scores = [part for part in self.module.modules() if isinstance(part, Score)]
+        return not scores or any(score.normalized for score in scores)
 
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """Recomputed from the queries and keys of each self-attention in one forward."""
         found: dict[str, Tensor] = {}
-        paths = {m: name for name, m in self.module.named_modules() if isinstance(m, SelfAttention)}
+        paths = {
+            m: name for name, m in self.module.named_modules() if isinstance(m, SelfAttention) and m.score.normalized
+        }
 
         def look(part: SelfAttention, arguments: tuple[Any, ...], _: Any) -> None:
             x, context = arguments[0], arguments[1] if len(arguments) > 1 else None
@@ -126,15 +132,13 @@ class WeftSubject(Subject):
             for hook in hooks:
                 hook.remove()
         if not found:
-            raise Unable("it has no self-attention")
+            raise NotTestable("it has no self-attention")
         return found
 
     def loss_inputs(self) -> bool:
-        """Language models only."""
         return isinstance(self.module, (Decoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq))
 
     def fresh(self, seed: int) -> nn.Module:
-        """Built again from its spec."""
         return build(self.module.spec, seed=seed)  # type: ignore[arg-type]
 
 
@@ -154,5 +158,5 @@ def _mask(call: SubjectCall) -> Mask | None:
 
 def _given(source: Tensor | None) -> Tensor:
     if source is None:
-        raise Unable("it needs a source")
+        raise NotTestable("it needs a source")
     return source

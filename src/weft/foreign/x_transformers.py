@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from weft.foreign.exact import Exact
 from weft.foreign.plain import first_tensor, per_token
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 from weft.models.position_specs import Nature
 
@@ -46,17 +46,16 @@ class XTransformersSubject(Subject):
         if not self.declares.seq2seq:
             return {}
         if call.source is None:
-            raise Unable("it needs a source")
+            raise NotTestable("it needs a source")
         memory = self.module.encoder(call.source, mask=call.source_real, return_embeddings=True)  # type: ignore[operator]
         return {"context": memory, "context_mask": call.source_real}
 
-    def begin(self, batch: int) -> Any:
-        """Nothing seen yet."""
+    def make_cache(self, batch: int) -> Any:
         if not self.declares.cached:
-            raise Unable("it cannot keep keys and values (can_cache_kv is False)")
+            raise NotTestable("it cannot keep keys and values (can_cache_kv is False)")
         return None
 
-    def feed(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """It wants the whole text with each call; cache_age says how many of its last tokens are new."""
         call.takes("source")
         size = call.content.shape[1]
@@ -81,7 +80,7 @@ class XTransformersSubject(Subject):
     def attention_maps(self, call: SubjectCall) -> dict[str, Tensor]:
         """From its own attention, which keeps them."""
         if self.images or not hasattr(self._net, "to_logits"):
-            raise Unable("its attention weights cannot be asked for")
+            raise NotTestable("its attention weights cannot be asked for")
         before = [attend.flash for attend in self._attends()]
         try:
             self.set_backend("explicit")
@@ -93,7 +92,6 @@ class XTransformersSubject(Subject):
         return {f"attention {layer}": weights for layer, weights in enumerate(maps) if isinstance(weights, Tensor)}
 
     def loss_inputs(self) -> bool:
-        """Logits over the vocabulary."""
         return self.declares.vocabulary is not None and getattr(self._net, "to_logits", None) is not None
 
     def widened(self) -> Subject:

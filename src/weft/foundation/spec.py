@@ -28,9 +28,12 @@ class Spec(BaseModel):
             raise SpecError(explain(error, type(self))) from None
 
     def replace(self, **changes: Any) -> Self:
-        """A changed copy: `spec.replace(layers=2)`; nested fields by dots, `spec.replace(**{"mixer.heads": 2})`."""
+        """A changed copy: `spec.replace(layers=2)`; nested fields by dots, `spec.replace(**{"mixer.heads": 2})`.
+
+        Another `kind` starts from that kind's defaults.
+        """
         tree = self.to_tree()
-        for path, value in changes.items():
+        for path, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".kind")):
             set_path(tree, path, value.to_tree() if isinstance(value, Spec) else value)
         return type(self).from_tree(tree)
 
@@ -145,6 +148,8 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
     if isinstance(place, list) and last.isdigit() and int(last) < len(place):
         place[int(last)] = value
     elif isinstance(place, dict):
+        if last == "kind" and place.get("kind") != value:
+            place.clear()  # fields of another kind
         place[last] = value
     else:
         raise SpecError(f"{path!r} cannot be set: {'.'.join(parents) or path!r} is not a table of fields")

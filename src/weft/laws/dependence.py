@@ -7,8 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import SubjectCall, Unable
-from weft.foundation.errors import WeftError
+from weft.foreign.subject import CallRefused, NotTestable, SubjectCall, subject_code
 from weft.laws.causes import causality_cause
 from weft.laws.finding import Finding
 from weft.laws.probe import Mode, Probe
@@ -84,7 +83,7 @@ def causality(probe: Probe) -> Finding:
 
 
 def _undeclared(probe: Probe) -> str:
-    """What a model does that declares no causality, where it gives an answer a token and so can be measured."""
+    """What a model does that declares no causality, where it gives one answer per token and so can be measured."""
     unknown, T = "it may look ahead", probe.length
     try:
         for mode in MODES:
@@ -96,7 +95,7 @@ def _undeclared(probe: Probe) -> str:
                 where = "" if mode == "eval" else " in training"
                 said = f"it looks ahead: output {i} depends on token {j}{where}"
                 return f"{said}; pass causal=True (--causal) if it must not"
-    except Exception:  # Why it cannot be called the laws that are declared say.
+    except NotTestable:  # why it cannot be called, the laws that are declared say
         return unknown
     return "it does not look ahead" + ("" if float(probe.matrix.tril(-1).max()) > 0 else ", nor back")
 
@@ -152,8 +151,9 @@ def prefix(probe: Probe) -> Finding:
     if probe.source is None or not probe.source.is_floating_point():
         return Finding(law, "not testable", "its prefix cannot be changed from outside")
     image = probe.source.clone().requires_grad_()
-    out = probe.subject.run(SubjectCall(probe.content, source=image))
-    (gradient,) = torch.autograd.grad(out[0, 0].square().sum(), image)
+    out = probe.answer(SubjectCall(probe.content, source=image))
+    with subject_code("its gradient fails"):
+        (gradient,) = torch.autograd.grad(out[0, 0].square().sum(), image)
     unseen = float((gradient == 0).double().mean())
     if unseen > 0:
         return Finding(law, "broken", f"{unseen:.0%} of the prefix does not reach the first token of the text")
@@ -172,8 +172,8 @@ def graph_reach(probe: Probe) -> Finding:
     seen = torch.linalg.matrix_power(step, max(layers, 1)) > 0
     try:
         D = probe.dependence(SubjectCall(probe.content, mask=Graph(A)))
-    except WeftError as error:
-        return Finding(law, "not declared", f"it refuses a graph: {error}")
+    except CallRefused as why:
+        return Finding(law, "not declared", f"it refuses a graph: {why.reason}")
     value, (i, j) = _worst(D, ~seen)
     if value > _limit(probe):
         changed = probe.content.clone()
@@ -221,10 +221,8 @@ def document_isolation(probe: Probe) -> Finding:
     packed_call.documents = ids
     try:
         packed = probe.run(packed_call)
-    except Unable as why:
-        return Finding(law, "not testable", str(why))
-    except WeftError as error:
-        return Finding(law, "not declared", f"it refuses packed documents: {error}")
+    except CallRefused as why:
+        return Finding(law, "not declared", f"it refuses packed documents: {why.reason}")
     worst, path = 0.0, None
     for first, last in ((cut, T), (0, cut)):
         alone_call = probe.call(probe.content[:, first:last])
@@ -270,11 +268,8 @@ def shift(probe: Probe) -> Finding:
     if declares.seq2seq or declares.prefix is not None:
         return Finding(law, "not testable", "positions count from the source or the prefix")
     positions = torch.arange(probe.length)[None]
-    try:
-        calls = [SubjectCall(probe.content, positions=positions), SubjectCall(probe.content, positions=positions + 7)]
-        value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
-    except Unable as why:
-        return Finding(law, "not testable", str(why))
+    calls = [SubjectCall(probe.content, positions=positions), SubjectCall(probe.content, positions=positions + 7)]
+    value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
     if value > max(probe.tolerance, 1e-5 * probe.effect if probe.noise > 0 else 0.0):
         path = _blame(probe, calls, parted_at_all(probe.tolerance))
         return Finding(

@@ -16,6 +16,10 @@ class BrokenLawError(WeftError):
     """A model breaks a law that it declares."""
 
 
+class LawFailedError(WeftError):
+    """A law's own code raised: a bug in the law, not a finding on the model."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """The verdict on one law. `violation` is the largest one, at output `at[0]` because of input `at[1]`."""
@@ -29,7 +33,6 @@ class Finding:
     at: tuple[int, int] | None = None
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "law": self.law,
             "verdict": self.verdict,
@@ -90,7 +93,6 @@ class Report:
         return self
 
     def to_tree(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "model": self.model,
             "broken": len(self.broken),

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from weft.foreign.subject import Subject, SubjectCall, Unable
+from weft.foreign.subject import NotTestable, Subject, SubjectCall, subject_code
 from weft.foundation.seeds import generator
 
 Mode = Literal["eval", "training"]
@@ -57,7 +57,45 @@ class Probe:
     def run(self, call: SubjectCall, mode: Mode = "eval") -> Tensor:
         """The subject's outputs, without gradients; in training mode with the same random numbers every time."""
         with torch.no_grad(), self.in_mode(mode):
-            return self.subject.run(call).double()
+            return self.answer(call).double()
+
+    def answer(self, call: SubjectCall, subject: Subject | None = None) -> Tensor:
+        """Outputs [B, T, C] as the subject gives them, with a gradient where one is asked for.
+
+        Every call of the subject's own code goes through the probe: what fails there is no bug in a law.
+        """
+        subject = subject or self.subject
+        with subject_code():
+            out = subject.run(call)
+        axes = 1 if subject.images else 2
+        if not isinstance(out, Tensor) or out.dim() != 3 or out.shape[:axes] != call.content.shape[:axes]:
+            given = f"has shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"is a {type(out).__name__}"
+            raise NotTestable(f"its answer {given}, not one vector for each token")
+        return out
+
+    def make_cache(self, batch: int) -> Any:
+        with subject_code():
+            return self.subject.make_cache(batch)
+
+    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+        """The subject's outputs for the next tokens, given the cache; and the cache after them."""
+        with subject_code():
+            out, cache = self.subject.run_cached(call, cache)
+        return out.double(), cache
+
+    def set_backend(self, name: str) -> None:
+        with subject_code():
+            self.subject.set_backend(name)
+
+    def fresh(self, seed: int) -> nn.Module:
+        """The same model built again from a seed."""
+        with subject_code("building it again fails"):
+            return self.subject.fresh(seed)
+
+    def attention_maps(self) -> dict[str, Tensor]:
+        """The attention weights of the content, by layer."""
+        with torch.no_grad(), subject_code("asking for its attention fails"):
+            return self.subject.attention_maps(self.call(self.content))
 
     @contextmanager
     def in_mode(self, mode: Mode) -> Iterator[None]:
@@ -144,10 +182,3 @@ class Probe:
     def say(self, value: float) -> str:
         """A difference in words: exactly 0.0 is said so."""
         return "exactly 0.0" if value == 0 else f"{value:.2g}"
-
-
-def within(length: int, wanted: int) -> int:
-    """A length that fits, or a word why none does."""
-    if length < 3:
-        raise Unable(f"it takes only {length} tokens: too few to test anything")
-    return min(length, wanted)

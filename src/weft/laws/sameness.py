@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import SubjectCall, Unable
+from weft.foreign.subject import CallFailed, NotTestable, SubjectCall, subject_code
 from weft.laws.causes import any_difference, cache_cause, padding_cause
 from weft.laws.dependence import traces
 from weft.laws.finding import Finding
@@ -49,10 +49,7 @@ def _padding(probe: Probe, side: str) -> Finding:
     if n < 2:
         return Finding(law, "not testable", f"it takes only {T} tokens")
     call = _padded(probe, side, seed=1)
-    try:
-        out = probe.run(call)
-    except Unable as why:
-        return Finding(law, "not testable", str(why))
+    out = probe.run(call)
     alone = probe.run(probe.call(probe.content[:, :n]))
     value = float(torch.nan_to_num((out[:1, first : first + n] - alone).abs(), nan=float("inf")).max())
     full = float(torch.nan_to_num((out[1:] - probe.outputs).abs(), nan=float("inf")).max())
@@ -95,10 +92,7 @@ def source_padding(probe: Probe) -> Finding:
             return Finding(law, "not testable", "its source has one length")
         source[:, kept] = probe.source
         real[:, slice(0, PADS) if side == "left" else slice(S, None)] = False
-        try:
-            out = probe.run(SubjectCall(probe.content, source=source, source_real=real))
-        except Unable as why:
-            return Finding(law, "not testable", str(why))
+        out = probe.run(SubjectCall(probe.content, source=source, source_real=real))
         value = float((out - alone).abs().max())
         if value > probe.tolerance:
             runs = traces(
@@ -154,10 +148,7 @@ def cache(probe: Probe) -> Finding:
         return Finding(law, "not declared", "it keeps no cache")
     T, worst = probe.length, 0.0
     for name, sizes in (("token by token", [1] * T), ("in chunks", _chunks(T))):
-        try:
-            out = _feed(probe, sizes)
-        except Unable as why:
-            return Finding(law, "not testable", str(why))
+        out = _run_in_chunks(probe, sizes)
         value = float(torch.nan_to_num((out - probe.outputs).abs(), nan=float("inf")).max())
         if value > probe.tolerance:
             differences = any_difference(out, probe.outputs)
@@ -179,22 +170,22 @@ def _chunks(T: int) -> list[int]:
     return sizes
 
 
-def _feed(probe: Probe, sizes: list[int]) -> Tensor:
+def _run_in_chunks(probe: Probe, sizes: list[int]) -> Tensor:
     pieces, first = [], 0
     with torch.no_grad(), probe.in_mode("eval"):
-        kept = probe.subject.begin(1)
+        kept = probe.make_cache(1)
         for size in sizes:
             piece = probe.content[:, first : first + size]
             if not piece.shape[1]:
                 break
-            out, kept = probe.subject.feed(SubjectCall(piece, source=probe.source), kept)
-            pieces.append(out.double())
+            out, kept = probe.run_cached(SubjectCall(piece, source=probe.source), kept)
+            pieces.append(out)
             first += size
     return torch.cat(pieces, 1)
 
 
 def _blame_cache(probe: Probe, sizes: list[int], differences: Tensor) -> str | None:
-    """Trace the first chunk that differs against the same token_positions of the full forward."""
+    """Trace the first chunk that differs against the same places of the full forward."""
     wrong = int((differences > probe.tolerance).nonzero()[0])
     first = chunk = 0
     while first + sizes[chunk] <= wrong:
@@ -202,14 +193,14 @@ def _blame_cache(probe: Probe, sizes: list[int], differences: Tensor) -> str | N
         chunk += 1
     size, kept = sizes[chunk], None
     with torch.no_grad(), probe.in_mode("eval"):
-        kept = probe.subject.begin(1)
+        kept = probe.make_cache(1)
         at = 0
         for number in range(chunk):
             piece = probe.content[:, at : at + sizes[number]]
-            _, kept = probe.subject.feed(SubjectCall(piece, source=probe.source), kept)
+            _, kept = probe.run_cached(SubjectCall(piece, source=probe.source), kept)
             at += sizes[number]
         piece = probe.content[:, at : at + size]
-        stepped = trace(probe.subject.module, lambda: probe.subject.feed(SubjectCall(piece, source=probe.source), kept))
+        stepped = trace(probe.subject.module, lambda: probe.run_cached(SubjectCall(piece, source=probe.source), kept))
     whole = probe.content[:, : at + size]
     full = trace(probe.subject.module, lambda: probe.run(probe.call(whole)))
     return first_parting(stepped, full, parted_in_slice(size, at + size, at, probe.tolerance))
@@ -224,13 +215,13 @@ def backends(probe: Probe) -> Finding:
     outs: list[Tensor] = []
     try:
         for name in names:
-            probe.subject.set_backend(name)
+            probe.set_backend(name)
             outs.append(probe.run(probe.call(probe.content)))
-    except Exception as error:
-        return Finding(law, "not testable", f"{name}: {error}")
+    except NotTestable as why:
+        return Finding(law, "not testable", f"{name}: {why}")
     finally:
         if probe.subject.library == "weft":
-            probe.subject.set_backend("auto")
+            probe.set_backend("auto")
     value = max(float((outs[0] - other).abs().max()) for other in outs[1:])
     if value > probe.tolerance:
         path = _blame_backend(probe, names)
@@ -248,7 +239,7 @@ def backends(probe: Probe) -> Finding:
 def _blame_backend(probe: Probe, names: tuple[str, ...]) -> str | None:
     runs = []
     for name in names:
-        probe.subject.set_backend(name)
+        probe.set_backend(name)
         runs.append(trace(probe.subject.module, lambda: probe.run(probe.call(probe.content))))
     differs = parted_at_all(probe.tolerance)
     return next((path for other in runs[1:] if (path := first_parting(runs[0], other, differs)) is not None), None)
@@ -257,13 +248,10 @@ def _blame_backend(probe: Probe, names: tuple[str, ...]) -> str | None:
 def compiled(probe: Probe) -> Finding:
     """torch.compile gives the same."""
     law = "compiled"
-    try:
+    with torch.no_grad(), subject_code("torch.compile"):
         copied = probe.subject.over(copy.deepcopy(probe.subject.module))
         copied.module.compile(dynamic=False)
-        with torch.no_grad():
-            out = copied.run(probe.call(probe.content)).double()
-    except Exception as error:
-        return Finding(law, "not testable", f"torch.compile: {str(error).splitlines()[0]:.120}")
+        out = copied.run(probe.call(probe.content)).double()
     value = float((out - probe.outputs).abs().max())
     verdict = "holds" if value <= max(probe.tolerance, 1e-9 * probe.scale) else "broken"
     return Finding(law, verdict, f"compiled and eager differ by {probe.say(value)}", violation=value)  # type: ignore[arg-type]
@@ -276,10 +264,8 @@ def lengths(probe: Probe) -> Finding:
         call = probe.call(probe.content[:, :length])
         try:
             out = probe.run(call)
-        except Unable as why:
-            return Finding(law, "not testable", str(why))
-        except Exception as error:
-            return Finding(law, "broken", f"a text of {length} tokens fails: {str(error).splitlines()[0]:.120}")
+        except CallFailed as why:
+            return Finding(law, "broken", f"a text of {length} tokens fails: {why.reason:.120}")
         if not torch.isfinite(out).all():
             return Finding(law, "broken", f"a text of {length} tokens gives numbers that are not finite")
         if not probe.subject.declares.causal:
@@ -302,10 +288,10 @@ def determinism(probe: Probe) -> Finding:
     probe.run(probe.call(probe.subject.content(2, probe.length, probe.random)))
     torch.rand(3)
     with torch.no_grad():
-        again = probe.subject.run(probe.call(probe.content)).double()
+        again = probe.answer(probe.call(probe.content)).double()
     value = float(torch.nan_to_num((first - again).abs(), nan=float("inf")).max())
     if value > 0:
-        run = partial(probe.subject.run, probe.call(probe.content))
+        run = partial(probe.answer, probe.call(probe.content))
         a = trace(probe.subject.module, run)
         probe.run(probe.call(probe.subject.content(2, probe.length, probe.random)))
         b = trace(probe.subject.module, run)
@@ -324,10 +310,7 @@ def determinism(probe: Probe) -> Finding:
 def same_seed(probe: Probe) -> Finding:
     """Built twice from one seed, all weights have the same bits."""
     law = "same seed, same bits"
-    try:
-        a, b = probe.subject.fresh(5).state_dict(), probe.subject.fresh(5).state_dict()
-    except Unable as why:
-        return Finding(law, "not testable", str(why))
+    a, b = probe.fresh(5).state_dict(), probe.fresh(5).state_dict()
     apart = [key for key in a if not torch.equal(a[key], b[key])]
     if apart:
         return Finding(law, "broken", f"{len(apart)} weights differ, first {apart[0]}", apart[0].rsplit(".", 1)[0])

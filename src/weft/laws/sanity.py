@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.foreign.subject import SubjectCall, Unable
-from weft.foundation.errors import WeftError
+from weft.foreign.subject import CallRefused, SubjectCall, subject_code
 from weft.laws.finding import Finding
 from weft.laws.probe import Probe
 from weft.laws.trace import trace
@@ -45,10 +44,7 @@ def dead_rows(probe: Probe) -> Finding:
     call = probe.call(probe.content.expand(2, *probe.content.shape[1:]).clone())
     call.real = torch.ones(2, T, dtype=torch.bool)
     call.real[1] = False
-    try:
-        out = probe.run(call)
-    except Unable as why:
-        return Finding(law, "not testable", str(why))
+    out = probe.run(call)
     if not torch.isfinite(out).all():
         said = "a row of padding alone gives numbers that are not finite"
         return Finding(law, "broken", said, _first_not_finite(probe, call), "softmax over nothing is 0 / 0")
@@ -60,21 +56,17 @@ def dead_rows(probe: Probe) -> Finding:
         try:
             if not torch.isfinite(probe.run(call)).all():
                 return Finding(law, "broken", "a node without edges gives numbers that are not finite")
-        except WeftError as error:
-            return Finding(law, "holds", f"a row of padding alone stays finite; a graph is refused: {error}")
+        except CallRefused as why:
+            return Finding(law, "holds", f"a row of padding alone stays finite; a graph is refused: {why.reason}")
     return Finding(law, "holds", "all outputs are finite")
 
 
 def distributions(probe: Probe) -> Finding:
     """Attention rows are distributions: not negative, and they sum to one."""
     law = "attention rows are distributions"
-    try:
-        with torch.no_grad():
-            maps = probe.subject.attention_maps(probe.call(probe.content))
-    except Unable as why:
-        return Finding(law, "not testable", str(why))
-    except Exception as error:
-        return Finding(law, "not testable", f"asking for its attention fails: {str(error).splitlines()[0]:.100}")
+    if not probe.subject.declares_distributions():
+        return Finding(law, "not declared", "its score leaves out the softmax")
+    maps = probe.attention_maps()
     worst = 0.0
     for path, A in maps.items():
         value = float((A.double().sum(-1) - 1).abs().max())
@@ -95,9 +87,10 @@ def gradients(probe: Probe) -> Finding:
     content = probe.subject.content(4, length, probe.random)
     module.zero_grad(set_to_none=True)
     with torch.enable_grad():
-        out = probe.subject.run(probe.call(content)).double()
+        out = probe.answer(probe.call(content)).double()
         weight = torch.randn(out.shape, generator=probe.random, dtype=torch.float64)
-        (out * weight).sum().backward()
+        with subject_code("its gradient fails"):
+            (out * weight).sum().backward()
     unreached = [name for name, p in parameters.items() if p.numel() and (p.grad is None or not p.grad.any())]
     bad = [name for name, p in parameters.items() if p.grad is not None and not torch.isfinite(p.grad).all()]
     module.zero_grad(set_to_none=True)
@@ -119,16 +112,13 @@ def first_loss(probe: Probe) -> Finding:
     law, vocabulary = "initial loss", probe.subject.declares.vocabulary
     if not probe.subject.loss_inputs() or vocabulary is None:
         return Finding(law, "not declared", "its outputs are no logits over a vocabulary")
-    try:
-        module = probe.subject.fresh(1).double().eval()
-    except Unable as why:
-        return Finding(law, "not testable", str(why))
+    module = probe.fresh(1).double().eval()
     subject = probe.subject.over(module)
     length = min(32, probe.subject.declares.length or 32)
     content = subject.content(8, length, probe.random)
     call = probe.call(content)
     with torch.no_grad():
-        logits = subject.run(call).double()
+        logits = probe.answer(call, subject).double()
     targets = subject.content(8, length, probe.random).flatten()
     loss = float(F.cross_entropy(logits.flatten(0, 1), targets))
     best = math.log(vocabulary)
@@ -145,9 +135,9 @@ def tokenizer(probe: Probe, tokenizer: Any) -> Finding:
     if tokenizer is None:
         return Finding(law, "not declared", "no tokenizer was given")
     for text in TEXTS:
-        ids = tokenizer.encode(text)
-        ids = getattr(ids, "ids", ids)
-        back = tokenizer.decode(ids)
+        with subject_code("calling the tokenizer fails"):
+            ids = tokenizer.encode(text)
+            back = tokenizer.decode(getattr(ids, "ids", ids))
         if back.strip() != text.strip():
             return Finding(
                 law,

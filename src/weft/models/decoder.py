@@ -88,5 +88,4 @@ class Decoder(nn.Module):
         return self.stack.make_state(batch, self.embedding.weight.device, capacity)
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()

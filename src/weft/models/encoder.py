@@ -1,4 +1,4 @@
-"""Encoder: every token sees every other; one answer a sequence (class token, mean, last) or one a token.
+"""Encoder: every token sees every other; one answer per sequence (class token, mean, last) or per token.
 
 Over tokens (BERT), words with their characters, or numeric vectors (bodies in motion, sensors, log-mel frames).
 """
@@ -32,7 +32,6 @@ class TokensSpec(Spec):
     segments: PositiveInt | None = None
 
     def build(self, width: int) -> nn.Module:
-        """The look-up."""
         return TokenEmbedding(self.vocabulary, width)
 
 
@@ -54,7 +53,6 @@ class WordsSpec(Spec):
         return self
 
     def build(self, width: int) -> nn.Module:
-        """The look-up, and the convolution over characters."""
         return WordEmbedding(self.vocabulary, self.characters, width, self.character_width, self.kernel, self.longest)
 
 
@@ -66,12 +64,11 @@ class VectorsSpec(Spec):
     segments: None = None
 
     def build(self, width: int) -> nn.Module:
-        """The linear map."""
         return VectorEmbedding(self.channels, width)
 
 
 class PooledSpec(Spec):
-    """One answer a sequence; `hidden` puts a layer before it; without `classes` the pooled vector is the answer."""
+    """One answer per sequence; `hidden` puts a layer before it; without `classes` the pooled vector is the answer."""
 
     kind: Literal["pooled"] = "pooled"
     pool: Pool = "first"
@@ -80,18 +77,16 @@ class PooledSpec(Spec):
     activation: ActivationName | Literal["tanh"] = "tanh"
 
     def build(self, width: int) -> nn.Module:
-        """The head."""
         return PooledHead(width, self.classes, self.pool, self.hidden, self.activation)
 
 
 class PerTokenSpec(Spec):
-    """One answer a token."""
+    """One answer per token."""
 
     kind: Literal["per-token"] = "per-token"
     classes: PositiveInt = 2
 
     def build(self, width: int) -> nn.Module:
-        """The head."""
         return TokenHead(width, self.classes)
 
 
@@ -174,5 +169,4 @@ class Encoder(nn.Module):
         return Output(hidden, answer, None, auxiliary.summary())
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()

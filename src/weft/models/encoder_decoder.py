@@ -157,5 +157,4 @@ class EncoderDecoder(nn.Module):
         return self.decoder.make_state(batch, self.embedding.weight.device, capacity)
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()

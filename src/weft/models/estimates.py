@@ -2,7 +2,7 @@
 
 The model is built on the meta device (shapes without numbers), so parameters are counted, not guessed.
 
-FLOPs: 2 for each multiply-add of a matrix product, all else 0; one forward pass over one sequence of N tokens. Scores
+FLOPs: 2 per multiply-add of a matrix product, all else 0; one forward pass over one sequence of N tokens. Scores
 count at length N, a causal mask is not discounted, a window of w keys counts as w. Training is 3 x forward: one
 forward, two for the gradients of inputs and weights. Encoder-decoders read a source and a target of N tokens each.
 Memory: in bytes, for one sequence; activations of training are not counted.
@@ -19,13 +19,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from weft.foundation.errors import SpecError, WeftError
+from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
 from weft.models.build import AnySpec, build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder
 from weft.models.encoder_decoder import EncoderDecoder
 from weft.models.image_text import ImageTextDecoder
 from weft.models.part_tree import PartNode, active_parameters, parameters_by_role, part_tree
-from weft.models.products import MatrixProduct, Products, ProductView, position_products, products, score_products
+from weft.models.products import position_products, products
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
 from weft.models.stack_spec import StackSpec
@@ -55,7 +56,7 @@ class Group:
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """What the state keeps of one sequence while decoding: so many `numbers` of one kind, over all layers."""
+    """What the state keeps of one sequence while decoding: the count of `numbers` of one kind, over all layers."""
 
     what: str
     numbers: int
@@ -284,7 +285,7 @@ def _recurrent_seq2seq(model: RecurrentSeq2Seq, length: int) -> _Plan:
     spec, view = model.spec, ProductView.full(length)
     looks: Products = ()
     if model.score is not None:
-        looks = score_products(model.score, (spec.hidden, spec.memory_width), view)
+        looks = model.score.matrix_products((spec.hidden, spec.memory_width), view)
         looks += (MatrixProduct("A H", "c_t = sum_i a_ti h_i", length, length, spec.memory_width),)
     first = MatrixProduct("first", "s_0 = tanh(W h_T)", 1, model.first.in_features, model.first.out_features)
     combine = model.combine

@@ -145,5 +145,4 @@ class ImageTextDecoder(nn.Module):
         return self.stack.make_state(batch, self.embedding.weight.device, capacity, origin=self.spec.prefix)
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()

@@ -67,8 +67,9 @@ class Memory:
 class Declaration:
     """What a model promises of itself; the laws judge exactly this.
 
-    `window`: at each layer a query sees so many keys back, its own included, so `reach` tokens in all. `prefix`: so
-    many first tokens are seen by all. `positions`: none (order counts only through mask and mixer), absolute, relative.
+    `window`: the number of keys back that a query sees at each layer, its own included, so `reach` tokens in all.
+    `prefix`: the number of first tokens that are seen by all. `positions`: none (order counts only through mask and
+    mixer), absolute, relative.
     """
 
     family: str

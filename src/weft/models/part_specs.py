@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 from torch import nn
 
 from weft.foundation.spec import Spec
@@ -18,23 +18,24 @@ from weft.parts.masks import Mask, Window
 from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.recurrence import Recurrence
-from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, Score
+from weft.parts.scores import SCORES, build_score
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 ActivationName = Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"]
-ScoreName = Literal["scaled-dot", "dot", "bilinear", "additive", "concatenated"]
 
 
-def build_score(name: ScoreName, query_width: int, key_width: int, heads: int = 1) -> Score:
-    """The score of this name, with one set of weights a head."""
-    if name in ("scaled-dot", "dot"):
-        return ScaledDot() if name == "scaled-dot" else Dot()
-    kinds: dict[str, type[Bilinear | Additive | Concatenated]] = {
-        "bilinear": Bilinear,
-        "additive": Additive,
-        "concatenated": Concatenated,
-    }
-    return kinds[name](query_width, key_width, heads)
+def _known_score(kind: str) -> str:
+    if kind not in SCORES:
+        raise ValueError(f"there is no score {kind!r}: choose one of {', '.join(SCORES)}")
+    return kind
+
+
+def _known_attention(kind: str) -> str:
+    return kind if kind == "none" else _known_score(kind)
+
+
+ScoreName = Annotated[str, AfterValidator(_known_score)]
+AttentionName = Annotated[str, AfterValidator(_known_attention)]
 
 
 class LayerNormSpec(Spec):
@@ -45,7 +46,6 @@ class LayerNormSpec(Spec):
     bias: bool = True
 
     def build(self, width: int) -> Norm:
-        """A LayerNorm of this width."""
         return LayerNorm(width, self.epsilon, self.bias)
 
 
@@ -56,7 +56,6 @@ class RMSNormSpec(Spec):
     epsilon: float = 1e-6
 
     def build(self, width: int) -> Norm:
-        """An RMSNorm of this width."""
         return RMSNorm(width, self.epsilon)
 
 
@@ -66,7 +65,6 @@ class NoNormSpec(Spec):
     kind: Literal["none"] = "none"
 
     def build(self, width: int) -> Norm:
-        """Nothing."""
         return NoNorm()
 
 
@@ -83,7 +81,6 @@ class ClassicSpec(Spec):
     dropout: Share = 0.0
 
     def build(self, width: int) -> nn.Module:
-        """D -> hidden -> D."""
         return FeedForward(width, self.hidden, self.activation, self.bias, self.dropout)
 
 
@@ -97,7 +94,6 @@ class GatedSpec(Spec):
     dropout: Share = 0.0
 
     def build(self, width: int) -> nn.Module:
-        """D -> hidden -> D, gated."""
         return GatedFeedForward(width, self.hidden, self.activation, self.bias, self.dropout)
 
 
@@ -113,7 +109,6 @@ class ExpertsSpec(Spec):
     shared: bool = False
 
     def build(self, width: int) -> nn.Module:
-        """The mixture."""
         hidden = self.hidden or (gated_width(width) if self.gated else 4 * width)
         kind: type[GatedFeedForward | FeedForward] = GatedFeedForward if self.gated else FeedForward
         shared = kind(width, hidden, self.activation, False) if self.shared else None
@@ -126,14 +121,14 @@ class NoFeedForwardSpec(Spec):
     kind: Literal["none"] = "none"
 
     def build(self, width: int) -> None:
-        """Nothing."""
+        return None
 
 
 FeedForwardSpec = Annotated[ClassicSpec | GatedSpec | ExpertsSpec | NoFeedForwardSpec, Field(discriminator="kind")]
 
 
 class AttentionSpec(Spec):
-    """Softmax attention in `heads` heads; see `weft.parts.attention`."""
+    """Attention in `heads` heads, see `weft.parts.attention`; `score` is one of `weft.parts.scores`."""
 
     kind: Literal["attention"] = "attention"
     heads: PositiveInt = 4
@@ -152,7 +147,6 @@ class AttentionSpec(Spec):
         return SelfAttention(width, self.heads, *self._parts(width))
 
     def build_cross(self, width: int) -> CrossAttention:
-        """Cross-attention of the same kind."""
         return CrossAttention(width, self.heads, None, *self._parts(width))
 
     def _parts(self, width: int) -> tuple[Any, ...]:
@@ -183,11 +177,9 @@ class _PlainMixerSpec(Spec):
     """What mixers without a mask of their own share: they see what the model may see."""
 
     def mask(self, seen: Mask) -> Mask:
-        """What the model may see."""
         return seen
 
     def clashes(self, width: int, causal: bool) -> str | None:
-        """Why these numbers do not fit together, if they do not."""
         return None
 
 
@@ -201,11 +193,9 @@ class LinearAttentionSpec(_PlainMixerSpec):
     bias: bool = False
 
     def build(self, width: int, causal: bool) -> LinearAttention:
-        """Linear attention."""
         return LinearAttention(width, self.heads, causal, self.feature, self.head_width, self.bias)
 
     def clashes(self, width: int, causal: bool) -> str | None:
-        """Heads must divide the width."""
         if self.head_width is None and width % self.heads:
             return f"width {width} does not divide into mixer.heads {self.heads}: change one, or give mixer.head_width"
         return None
@@ -220,11 +210,9 @@ class RecurrenceSpec(_PlainMixerSpec):
     bidirectional: bool = False
 
     def build(self, width: int, causal: bool) -> Recurrence:
-        """A recurrence."""
         return Recurrence(width, self.cell, self.hidden, self.bidirectional)
 
     def clashes(self, width: int, causal: bool) -> str | None:
-        """A causal model cannot run backwards."""
         if causal and self.bidirectional:
             return "mixer.bidirectional looks ahead, but this model is causal: set mixer.bidirectional to false"
         return None
@@ -238,11 +226,9 @@ class ConvolutionSpec(_PlainMixerSpec):
     groups: PositiveInt = 1
 
     def build(self, width: int, causal: bool) -> Convolution:
-        """A convolution over time."""
         return Convolution(width, self.kernel, causal, self.groups)
 
     def clashes(self, width: int, causal: bool) -> str | None:
-        """A centered kernel is odd; groups divide the width."""
         if not causal and self.kernel % 2 == 0:
             return f"mixer.kernel {self.kernel} has no center, and this model is not causal: choose an odd one"
         if width % self.groups:
@@ -258,11 +244,9 @@ class GridConvolutionSpec(_PlainMixerSpec):
     groups: PositiveInt = 1
 
     def build(self, width: int, causal: bool) -> GridConvolution:
-        """A convolution over the grid."""
         return GridConvolution(width, self.kernel, self.groups)
 
     def clashes(self, width: int, causal: bool) -> str | None:
-        """A centered kernel is odd; groups divide the width."""
         if self.kernel % 2 == 0 or width % self.groups:
             return f"a grid convolution needs an odd mixer.kernel and mixer.groups that divide width {width}"
         return None
@@ -274,7 +258,7 @@ class NoMixerSpec(_PlainMixerSpec):
     kind: Literal["none"] = "none"
 
     def build(self, width: int, causal: bool) -> None:
-        """Nothing."""
+        return None
 
 
 MixerSpec = Annotated[
@@ -290,7 +274,6 @@ class LinearHeadSpec(Spec):
     bias: bool = False
 
     def build(self, width: int, vocabulary: int) -> LanguageHead:
-        """A linear map D -> C."""
         return LanguageHead(width, vocabulary, self.bias)
 
 
@@ -302,7 +285,6 @@ class TiedHeadSpec(Spec):
     bias: bool = False
 
     def build(self, width: int, vocabulary: int) -> TiedHead:
-        """The embedding, transposed."""
         return TiedHead(width, vocabulary, self.scale, self.bias)
 
 
@@ -318,7 +300,6 @@ class InitializationSpec(Spec):
     zero_residual: bool = False
 
     def build(self) -> Scheme:
-        """The scheme."""
         if self.scheme == "normal":
             return Normal(self.embedding, self.zero_residual, self.std)
         return (Xavier if self.scheme == "xavier" else FanIn)(self.embedding, self.zero_residual)

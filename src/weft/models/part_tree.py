@@ -48,7 +48,6 @@ class PartNode:
 
     @property
     def total(self) -> int:
-        """Parameters of all copies."""
         return self.copies * self.parameters
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, PartNode]]:

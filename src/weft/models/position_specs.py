@@ -1,12 +1,17 @@
-"""Specs of positions: at the first layer, inside attention, or on an image grid; each with its own builder."""
+"""Specs of positions: at the first layer, inside attention, or on an image grid; each with its own builder.
+
+Other packages add kinds: a subclass of `PositionSpec` with its `kind`, in the entry points `weft.positions`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 from torch import nn
 
+from weft.foundation.plugins import Registry
 from weft.foundation.spec import Spec
 from weft.parts.grid_positions import Grid, GridAxes, GridSinusoids, GridTable
 from weft.parts.positions import Join, Layout, LearnedPositions, SinusoidalPositions
@@ -25,8 +30,10 @@ from weft.parts.relative import (
 Nature = Literal["none", "absolute", "relative"]
 
 
-class _PositionSpec(Spec):
-    """What the kinds share: most act in one place only."""
+class PositionSpec(Spec):
+    """What the kinds share: most act in one place only. `kind` is the name that a spec gives them by."""
+
+    kind: str
 
     def nature(self) -> Nature:
         """What a model with these positions declares."""
@@ -45,17 +52,16 @@ class _PositionSpec(Spec):
         return None
 
 
-class NoPositionsSpec(_PositionSpec):
+class NoPositionsSpec(PositionSpec):
     """None: a sequence is a set, but for what masks and mixers know of order."""
 
     kind: Literal["none"] = "none"
 
     def nature(self) -> Nature:
-        """None."""
         return "none"
 
 
-class LearnedSpec(_PositionSpec):
+class LearnedSpec(PositionSpec):
     """A learned table of `length` vectors, added, or concatenated in `width` coordinates of their own."""
 
     kind: Literal["learned"] = "learned"
@@ -63,19 +69,16 @@ class LearnedSpec(_PositionSpec):
     width: PositiveInt | None = None
 
     def nature(self) -> Nature:
-        """Absolute."""
         return "absolute"
 
     def own_width(self) -> int:
-        """`width` when concatenated."""
         return (self.width or 16) if self.join == "concatenate" else 0
 
     def build_input(self, length: int, width: int) -> nn.Module:
-        """The table."""
         return LearnedPositions(length, self.own_width() or width, self.join)
 
 
-class SinusoidalSpec(_PositionSpec):
+class SinusoidalSpec(PositionSpec):
     """Sinusoids, added, or concatenated in `width` coordinates of their own; `layout` orders sines and cosines."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -84,30 +87,26 @@ class SinusoidalSpec(_PositionSpec):
     layout: Layout = "interleaved"
 
     def nature(self) -> Nature:
-        """Absolute."""
         return "absolute"
 
     def own_width(self) -> int:
-        """`width` when concatenated."""
         return (self.width or 16) if self.join == "concatenate" else 0
 
     def build_input(self, length: int, width: int) -> nn.Module:
-        """The formula."""
         return SinusoidalPositions(self.own_width() or width, self.join, self.layout)
 
 
-class RelativeVectorsSpec(_PositionSpec):
+class RelativeVectorsSpec(PositionSpec):
     """A learned vector for each distance up to `reach`."""
 
     kind: Literal["relative"] = "relative"
     reach: PositiveInt = 16
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The vectors."""
         return RelativeVectors(head_width, self.reach)
 
 
-class BucketedSpec(_PositionSpec):
+class BucketedSpec(PositionSpec):
     """A learned number for each head and bucket of distances (T5)."""
 
     kind: Literal["bucketed"] = "bucketed"
@@ -124,17 +123,15 @@ class BucketedSpec(_PositionSpec):
         return self
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The table."""
         return BucketedBias(heads, self.buckets, self.farthest, both_ways=not causal)
 
 
-class AlibiSpec(_PositionSpec):
+class AlibiSpec(PositionSpec):
     """A penalty on distance."""
 
     kind: Literal["alibi"] = "alibi"
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The slopes."""
         return Alibi(heads)
 
 
@@ -145,7 +142,6 @@ class LinearScalingSpec(Spec):
     factor: PositiveFloat
 
     def build(self) -> Scaling:
-        """The scaling."""
         return Linear(self.factor)
 
 
@@ -156,7 +152,6 @@ class NTKScalingSpec(Spec):
     factor: PositiveFloat
 
     def build(self) -> Scaling:
-        """The scaling."""
         return NTK(self.factor)
 
 
@@ -170,14 +165,13 @@ class Llama3ScalingSpec(Spec):
     original: PositiveInt = 8192
 
     def build(self) -> Scaling:
-        """The scaling."""
         return Llama3(self.factor, self.low, self.high, self.original)
 
 
 ScalingSpec = Annotated[LinearScalingSpec | NTKScalingSpec | Llama3ScalingSpec, Field(discriminator="kind")]
 
 
-class RotarySpec(_PositionSpec):
+class RotarySpec(PositionSpec):
     """Queries and keys turn with their position; `fraction` of each head's coordinates."""
 
     kind: Literal["rotary"] = "rotary"
@@ -186,14 +180,34 @@ class RotarySpec(_PositionSpec):
     scaling: ScalingSpec | None = None
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        """The rotation."""
         return Rotary(head_width, self.base, self.fraction, None if self.scaling is None else self.scaling.build())
 
 
-PositionSpec = Annotated[
-    NoPositionsSpec | LearnedSpec | SinusoidalSpec | RelativeVectorsSpec | BucketedSpec | AlibiSpec | RotarySpec,
-    Field(discriminator="kind"),
-]
+POSITIONS: Registry[type[PositionSpec]] = Registry(
+    "weft.positions",
+    "position",
+    {
+        spec.model_fields["kind"].default: spec
+        for spec in (
+            NoPositionsSpec, LearnedSpec, SinusoidalSpec, RelativeVectorsSpec, BucketedSpec, AlibiSpec, RotarySpec,
+        )
+    },
+)  # fmt: skip
+
+
+def _read_position(value: Any) -> Any:
+    if isinstance(value, PositionSpec):
+        return value
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str) or kind not in POSITIONS:
+        raise ValueError(f"there is no position {kind!r}: choose a kind of {', '.join(POSITIONS)}")
+    spec = POSITIONS[kind]
+    if not (isinstance(spec, type) and issubclass(spec, PositionSpec) and spec.model_fields["kind"].default == kind):
+        raise ValueError(f"position {kind!r} is not a PositionSpec of that kind: mend the package that adds it")
+    return spec(**value)
+
+
+AnyPositionSpec = Annotated[SerializeAsAny[PositionSpec], BeforeValidator(_read_position)]
 
 
 class NoGridSpec(Spec):
@@ -202,16 +216,15 @@ class NoGridSpec(Spec):
     kind: Literal["none"] = "none"
 
     def build(self, grid: Grid, width: int, extra: int) -> None:
-        """Nothing."""
+        return None
 
 
 class GridTableSpec(Spec):
-    """One learned vector a cell, as in the vision transformer."""
+    """One learned vector per cell, as in the vision transformer."""
 
     kind: Literal["grid-table"] = "grid-table"
 
     def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
-        """The table."""
         return GridTable(grid, width, extra)
 
 
@@ -221,7 +234,6 @@ class GridAxesSpec(Spec):
     kind: Literal["grid-axes"] = "grid-axes"
 
     def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
-        """The two tables."""
         return GridAxes(grid, width, extra)
 
 
@@ -231,7 +243,6 @@ class GridSinusoidsSpec(Spec):
     kind: Literal["grid-sinusoids"] = "grid-sinusoids"
 
     def build(self, grid: Grid, width: int, extra: int) -> nn.Module:
-        """The formula."""
         return GridSinusoids(width, extra)
 
 

@@ -2,17 +2,18 @@
 
 A block has six in all: fused QKV, Q K^T, A V and the output of attention, two of the MLP. Other mixers, cross-attention
 and experts have their own. One multiply-add counts 2 FLOPs; what is not a matrix product (norms, softmax, activations,
-look-ups) counts nothing. Shapes are for one sequence, with the letters of `weft.foundation.shapes`.
+look-ups) counts nothing; a score counts its own products. Shapes are for one sequence, with the letters of
+`weft.foundation.shapes`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 from torch import nn
 
+from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
@@ -22,50 +23,7 @@ from weft.parts.linear_attention import LinearAttention
 from weft.parts.outputs import DistilledHead, ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition, RelativeVectors
-from weft.parts.scores import Additive, Bilinear, Concatenated, Score
 from weft.parts.word_embedding import WordEmbedding
-
-
-@dataclass(frozen=True)
-class MatrixProduct:
-    """`copies` products (one a head, a group, an active expert) of [rows x inner] with [inner x columns]."""
-
-    name: str
-    formula: str
-    rows: int
-    inner: int
-    columns: int
-    copies: int = 1
-
-    @property
-    def flops(self) -> int:
-        """2 for each multiply-add."""
-        return 2 * self.copies * self.rows * self.inner * self.columns
-
-    @property
-    def shapes(self) -> str:
-        """What is multiplied with what, in numbers: `12 x [1024 x 64] [64 x 1024] -> [1024 x 1024]`."""
-        rows, inner, columns = self.rows, self.inner, self.columns
-        times = "" if self.copies == 1 else f"{self.copies} x "
-        return f"{times}[{rows} x {inner}] [{inner} x {columns}] -> [{rows} x {columns}]"
-
-
-@dataclass(frozen=True)
-class ProductView:
-    """`queries` tokens look at a sequence of `keys`, each at `seen` of them at most (fewer than all with a window)."""
-
-    queries: int
-    keys: int
-    seen: int
-
-    @staticmethod
-    def full(queries: int, keys: int | None = None) -> ProductView:
-        """Each sees all; a causal mask is not discounted."""
-        keys = queries if keys is None else keys
-        return ProductView(queries, keys, keys)
-
-
-Products = tuple[MatrixProduct, ...]
 
 
 @singledispatch
@@ -89,7 +47,7 @@ def _self_attention(part: SelfAttention, view: ProductView) -> Products:
     H, K, V = part.heads, part.head_width, part.value_width
     return (
         _linear("fused QKV", "X W_QKV", part.qkv, view.queries),
-        *score_products(part.score, (K, K), view, H),
+        *part.score.matrix_products((K, K), view, H),
         MatrixProduct("A V", "A V", view.queries, view.seen, V, H),
         _linear("output", "Z W_O", part.output, view.queries),
     )
@@ -101,7 +59,7 @@ def _cross_attention(part: CrossAttention, view: ProductView) -> Products:
     return (
         _linear("cross Q", "X W_Q", part.query, view.queries),
         _linear("cross KV", "M W_KV", part.key_value, view.keys),
-        *(MatrixProduct(f"cross {p.name}", *_rest(p)) for p in score_products(part.score, (K, K), view, H)),
+        *(MatrixProduct(f"cross {p.name}", *_rest(p)) for p in part.score.matrix_products((K, K), view, H)),
         MatrixProduct("cross A V", "A V", view.queries, view.seen, V, H),
         _linear("cross output", "Z W_O", part.output, view.queries),
     )
@@ -109,23 +67,6 @@ def _cross_attention(part: CrossAttention, view: ProductView) -> Products:
 
 def _rest(product: MatrixProduct) -> tuple[str, int, int, int, int]:
     return product.formula, product.rows, product.inner, product.columns, product.copies
-
-
-def score_products(score: Score, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
-    """The products of e(q, k) for queries and keys of `widths` (D_Q, D_K)."""
-    D_Q, D_K = widths
-    T, S = view.queries, view.keys
-    if isinstance(score, Additive):
-        F = score.v.shape[-1]
-        return (
-            MatrixProduct("W q", "Q W", T, D_Q, F, heads),
-            MatrixProduct("U k", "K U", S, D_K, F, heads),
-            MatrixProduct("v tanh", "v^T tanh(W q + U k)", T * view.seen, F, 1, heads),
-        )
-    if isinstance(score, Concatenated):
-        return (MatrixProduct("w q", "Q w_q", T, D_Q, 1, heads), MatrixProduct("w k", "K w_k", S, D_K, 1, heads))
-    pairs = MatrixProduct("Q K^T", "Q K^T", T, D_K, view.seen, heads)
-    return (MatrixProduct("Q W", "Q W", T, D_Q, D_K, heads), pairs) if isinstance(score, Bilinear) else (pairs,)
 
 
 def position_products(position: AttentionPosition | None, mixer: nn.Module | None, view: ProductView) -> Products:

@@ -19,22 +19,24 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.models.output import Declaration, Memory, Output
-from weft.models.part_specs import InitializationSpec, Share, build_score
+from weft.models.part_specs import AttentionName, InitializationSpec, Share
 from weft.models.stack_spec import ModelSpec, arrange_call, as_mask, expect_tokens
 from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
-from weft.parts.kernels import weigh
 from weft.parts.masks import Mask
 from weft.parts.outputs import LanguageHead
 from weft.parts.position_counter import PositionCounter
 from weft.parts.recurrence import Hidden, Recurrent
-from weft.parts.scores import Score
+from weft.parts.scores import SCORES, Score, build_score
 from weft.parts.state import State, TensorState
 from weft.parts.token_positions import TokenPositions
 
 
 class RecurrentSeq2SeqSpec(ModelSpec):
-    """Recurrent encoder (one or two directions) and decoder of the same cell; `attention` none is the fixed vector."""
+    """Recurrent encoder (one or two directions) and decoder of the same cell.
+
+    `attention` is a score of `weft.parts.scores`, or none for the fixed vector.
+    """
 
     family: Literal["recurrent-seq2seq"] = "recurrent-seq2seq"
     vocabulary: PositiveInt = 256
@@ -43,7 +45,7 @@ class RecurrentSeq2SeqSpec(ModelSpec):
     hidden: PositiveInt = 128
     cell: Literal["rnn", "gru", "lstm"] = "gru"
     bidirectional: bool = True
-    attention: Literal["none", "dot", "bilinear", "additive", "concatenated"] = "additive"
+    attention: AttentionName = "additive"
     wiring: Literal["before", "after"] = "before"
     dropout: Share = 0.0
     length: PositiveInt = 256
@@ -51,10 +53,11 @@ class RecurrentSeq2SeqSpec(ModelSpec):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.attention == "dot" and self.bidirectional:
+        if self.attention != "none" and self.bidirectional and SCORES[self.attention].equal_widths:
             raise ValueError(
-                f"attention dot compares vectors of one width, but the two-way encoder's are {2 * self.hidden} and "
-                f"the decoder's {self.hidden}: set bidirectional to false, or attention to bilinear or additive"
+                f"attention {self.attention} compares vectors of one width, but the two-way encoder's are "
+                f"{2 * self.hidden} and the decoder's {self.hidden}: "
+                "set bidirectional to false, or attention to bilinear or additive"
             )
         return self
 
@@ -164,7 +167,7 @@ class RecurrentSeq2Seq(nn.Module):
         assert self.score is not None and self.combine is not None
         states, end = self.decoder(y, token_positions, start)
         scores = self.score(states[:, None], memory.hidden[:, None])[:, 0]
-        weights = weigh(scores, _visible(memory)).to(y.dtype)
+        weights = self.score.weigh(scores, _visible(memory)).to(y.dtype)
         both = torch.cat((weights @ memory.hidden, states), -1)
         return torch.tanh(self.combine(both)), end, weights, states
 
@@ -178,7 +181,7 @@ class RecurrentSeq2Seq(nn.Module):
         state, states, alignment = start, [], []
         for t in range(y.shape[1]):
             scores = self.score.compare(state[0][:, None, None], prepared)[:, 0]
-            weights = weigh(scores, visible).to(y.dtype)
+            weights = self.score.weigh(scores, visible).to(y.dtype)
             context = (weights @ memory.hidden)[:, 0]
             new = self.decoder.step(torch.cat((y[:, t], context), -1), state)
             if real is not None:
@@ -195,7 +198,6 @@ class RecurrentSeq2Seq(nn.Module):
         return State(counter, {}, [TensorState()])
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()
 
 

@@ -19,7 +19,7 @@ from weft.parts.state import State
 
 
 class SeriesSpec(StackSpec):
-    """Series of `channels` numbers a step, `patch` steps a token, `length` tokens; each predicts `ahead` patches."""
+    """Series of `channels` numbers per step; a token is `patch` steps and predicts `ahead` patches; `length` tokens."""
 
     CAUSAL: ClassVar[bool] = True
 
@@ -84,5 +84,4 @@ class SeriesDecoder(nn.Module):
         return self.stack.make_state(batch, self.head.linear.weight.device, capacity)
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()

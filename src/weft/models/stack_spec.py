@@ -22,7 +22,7 @@ from weft.models.part_specs import (
     NormSpec,
     Share,
 )
-from weft.models.position_specs import PositionSpec, RotarySpec
+from weft.models.position_specs import AnyPositionSpec, RotarySpec
 from weft.parts.block import Block, PostNorm, PreNorm
 from weft.parts.masks import Causal, Everything, Mask, Real
 from weft.parts.norms import Norm
@@ -63,7 +63,7 @@ class StackSpec(ModelSpec):
     layers: NonNegativeInt = 4
     mixer: MixerPattern = (AttentionSpec(),)
     feedforward: FeedForwardSpec = ClassicSpec()
-    positions: PositionSpec = RotarySpec()
+    positions: AnyPositionSpec = RotarySpec()
     norm: NormSpec = LayerNormSpec()
     arrangement: Literal["pre-norm", "post-norm"] = "pre-norm"
     last_norm: bool | None = None
@@ -111,7 +111,6 @@ class StackSpec(ModelSpec):
                 )
 
     def mixer_of(self, layer: int) -> MixerSpec:
-        """The mixer of one layer."""
         return self.mixer[layer % len(self.mixer)]
 
     def attention(self) -> AttentionSpec:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from weft.foundation.errors import WeftError
 from weft.models.output import Declaration, Output
 from weft.models.part_specs import ActivationName
-from weft.models.position_specs import GridSpec, GridTableSpec, NoPositionsSpec, PositionSpec
+from weft.models.position_specs import AnyPositionSpec, GridSpec, GridTableSpec, NoPositionsSpec
 from weft.models.stack_spec import StackSpec, as_mask, seen_by
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding, Registers
@@ -53,7 +53,7 @@ class VisionSpec(StackSpec):
     patch: PositiveInt = 4
     channels: PositiveInt = 3
     stem: tuple[PositiveInt, ...] = ()
-    positions: PositionSpec = NoPositionsSpec()
+    positions: AnyPositionSpec = NoPositionsSpec()
     grid: GridSpec = GridTableSpec()
     pool: Literal["first", "mean", "distilled"] = "first"
     registers: NonNegativeInt = 0
@@ -153,5 +153,4 @@ class VisionTransformer(nn.Module):
         return Output(hidden, lambda h: self.head(h, token_positions), None, auxiliary.summary())
 
     def declares(self) -> Declaration:
-        """What this model promises."""
         return self.spec.declares()

@@ -16,10 +16,10 @@ from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
 from weft.parts import observer
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused, weigh
+from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
-from weft.parts.scores import ScaledDot, Score
+from weft.parts.scores import ScaledDot, Score, weigh
 from weft.parts.state import KeyValueState, TensorState
 
 
@@ -139,7 +139,7 @@ class SelfAttention(_Attention):
         if state is not None:
             if context.cache_write is None:
                 raise WeftError(
-                    "a state needs to know where its keys go: call the stack, or give a context with an cache_write"
+                    "a state needs to know where its keys go: call the stack, or give a context with a cache_write"
                 )
             key, value = state.append(key, value, context.cache_write)
         return self.merge(self.gather(query, key, value, context))
@@ -187,7 +187,7 @@ class CrossAttention(_Attention):
         return query if self.query_norm is None else self.query_norm(query)
 
     def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """M W_K, M W_V by one product, split into heads: computed once a memory."""
+        """M W_K, M W_V by one product, split into heads: computed once per memory."""
         expect_width(memory, self.memory_width, "cross-attention's memory")
         key, value = self.key_value(memory).split_with_sizes(self._sections, dim=-1)
         key = self.split(key, self.key_heads)

@@ -20,7 +20,7 @@ class Auxiliary:
         self.values.setdefault(name, []).append(value)
 
     def summary(self) -> dict[str, Tensor]:
-        """Losses as means over the layers, other auxiliary stacked by layer."""
+        """Losses as means over the layers, all else stacked by layer."""
         return {
             name: torch.stack(found).mean() if name.endswith("loss") else torch.stack(found)
             for name, found in self.values.items()

@@ -163,7 +163,7 @@ class SegmentEmbedding(nn.Module):
             return x + self.table[0]
         if segments.shape != x.shape[:2]:
             raise ShapeError(
-                f"segments of shape {tuple(segments.shape)} for tokens of {tuple(x.shape[:2])}: one a token"
+                f"segments of shape {tuple(segments.shape)} for tokens of {tuple(x.shape[:2])}: give one per token"
             )
         if segments.device.type == "cpu" and not bool(((segments >= 0) & (segments < len(self.table))).all()):
             raise ShapeError(f"segments are 0 to {len(self.table) - 1}: check the segment ids")

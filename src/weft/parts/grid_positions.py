@@ -43,7 +43,7 @@ def grid_sinusoids(grid: Grid, width: int, like: Tensor) -> Tensor:
 
 
 class GridTable(nn.Module):
-    """One learned vector a cell (and one for the class token), as in the vision transformer; resized when needed."""
+    """One learned vector per cell (and one for the class token), as in the vision transformer; resized when needed."""
 
     def __init__(self, grid: Grid, width: int, extra: int = 0) -> None:
         super().__init__()

@@ -37,7 +37,6 @@ class Scheme:
     zero_residual: bool = False
 
     def fill(self, weight: Tensor, fan_in: int, fan_out: int, random: torch.Generator) -> None:
-        """Fill a weight in place."""
         raise NotImplementedError
 
     def residual_scale(self, layers: int) -> float:
@@ -52,7 +51,6 @@ class Normal(Scheme):
     std: float = 0.02
 
     def fill(self, weight: Tensor, fan_in: int, fan_out: int, random: torch.Generator) -> None:
-        """N(0, std^2)."""
         weight.normal_(0.0, self.std, generator=random)
 
     def residual_scale(self, layers: int) -> float:
@@ -65,7 +63,6 @@ class Xavier(Scheme):
     """Uniform in +-sqrt(6 / (fan_in + fan_out))."""
 
     def fill(self, weight: Tensor, fan_in: int, fan_out: int, random: torch.Generator) -> None:
-        """Uniform."""
         bound = math.sqrt(6 / (fan_in + fan_out))
         weight.uniform_(-bound, bound, generator=random)
 
@@ -75,7 +72,6 @@ class FanIn(Scheme):
     """N(0, 1 / fan_in)."""
 
     def fill(self, weight: Tensor, fan_in: int, fan_out: int, random: torch.Generator) -> None:
-        """N(0, 1 / fan_in)."""
         weight.normal_(0.0, fan_in**-0.5, generator=random)
 
 
@@ -134,7 +130,8 @@ def _tables(module: nn.Module, scheme: Scheme, layers: int, random: torch.Genera
 
 def _score(module: Score, scheme: Scheme, layers: int, random: torch.Generator) -> None:
     for weight in module.parameters(recurse=False):
-        _on_cpu(weight, lambda w: _normal(w, w.shape[-1] ** -0.5, random))
+        if weight.dim():  # a single number keeps what the score gave it
+            _on_cpu(weight, lambda w: _normal(w, w.shape[-1] ** -0.5, random))
 
 
 def _recurrent(module: nn.RNNBase, scheme: Scheme, layers: int, random: torch.Generator) -> None:

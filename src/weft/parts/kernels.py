@@ -16,22 +16,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.foundation.errors import WeftError
-from weft.foundation.numerics import widen
 from weft.parts.attention_context import AttentionContext, Extent
 from weft.parts.scores import Score
 
 Backend = Literal["auto", "explicit", "fused", "blocked"]
 BLOCK = 128
 DENSE_LIMIT = 1 << 20  # pairs T x S above which a dense mask or bias is computed in blocks
-
-
-def weigh(scores: Tensor, visible: Tensor | None = None) -> Tensor:
-    """A = softmax(E + M) over the keys, in float32 or wider; a row that may look nowhere gets zeros, never NaN."""
-    wide_scores = widen(scores)
-    if visible is None:
-        return wide_scores.softmax(-1)
-    lowest = torch.finfo(wide_scores.dtype).min
-    return wide_scores.masked_fill(~visible, lowest).softmax(-1) * visible
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
@@ -42,14 +32,14 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 def attention_weights(
     query: Tensor, key: Tensor, context: AttentionContext, score: Score, extent: Extent | None = None
 ) -> Tensor:
-    """A = softmax(e(Q, K) + bias + M), [B, H, T, S]; with `extent` only for some queries and keys."""
+    """A = softmax(e(Q, K) + bias + M), or as the score weighs, [B, H, T, S]; `extent`: only some queries and keys."""
     scores = score(query, repeat_heads(key, query.shape[1]))
     bias = context.bias(query, extent)
     if bias is not None:
         scores = scores + bias
     if context.form == "everything":
-        return weigh(scores)
-    return weigh(scores, context.visible if extent is None else context.visible_block(*extent))
+        return score.weigh(scores)
+    return score.weigh(scores, context.visible if extent is None else context.visible_block(*extent))
 
 
 def explicit(
@@ -190,9 +180,10 @@ def choose(context: AttentionContext, score: Score, backend: Backend = "auto") -
     if score.fusable == "never":
         if backend != "auto":
             raise WeftError(
-                f"this score is no dot product, so the {backend} kernel cannot run it: use auto or explicit"
+                f"this score is no dot product with a softmax, so the {backend} kernel cannot run it: "
+                "use auto or explicit"
             )
-        return "explicit", "the score is no dot product of a mapped query and a key"
+        return "explicit", "the score is no dot product of a mapped query and a key, followed by a softmax"
     if score.fusable == "mapped" and context.has_bias:
         return "explicit", "a bias reads the query itself, the kernel would see the mapped one"
     if backend != "auto":

@@ -65,7 +65,7 @@ class Mask:
         return next((width for width in widths if width is not None), 8)
 
     def implied(self, length: int) -> TokenPositions | None:
-        """The token_positions that it implies for rows of `length`, if it speaks of padding or documents."""
+        """The token positions that it implies for rows of `length`, if it speaks of padding or documents."""
         return None
 
     def width_marked(self) -> int | None:
@@ -83,7 +83,7 @@ class Mask:
         return visible.expand(-1, length, length)[min(row, visible.shape[0] - 1)]
 
     def text(self, length: int | None = None, row: int = 0) -> str:
-        """The picture as text: one line a query, a full square where it may look."""
+        """The picture as text: one line per query, a full square where it may look."""
         return text_grid(self.grid(length or self.own_length(), row).tolist())
 
     def picture(self, path: str | Path, length: int | None = None, row: int = 0) -> Path:
@@ -99,15 +99,12 @@ class Everything(Mask):
     """No mask: each token sees all."""
 
     def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
-        """M_ij = True."""
         return torch.ones(1, 1, 1, dtype=torch.bool, device=queries.device)
 
     def covers(self, queries: Span, keys: Span) -> bool:
-        """Always."""
         return True
 
     def terms(self) -> Iterator[Mask]:
-        """None: nothing has to hold."""
         return iter(())
 
     def __repr__(self) -> str:
@@ -133,15 +130,12 @@ class Both(Mask):
         return _least(b for b, _ in bands), _least(a for _, a in bands)
 
     def covers(self, queries: Span, keys: Span) -> bool:
-        """When each does."""
         return all(part.covers(queries, keys) for part in self.parts)
 
     def terms(self) -> Iterator[Mask]:
-        """Its parts."""
         return iter(self.parts)
 
     def leaves(self) -> Iterator[Mask]:
-        """Of all parts."""
         return (leaf for part in self.parts for leaf in part.leaves())
 
     def __repr__(self) -> str:
@@ -159,7 +153,6 @@ class Either(Mask):
         _refuse_placing(self)
 
     def leaves(self) -> Iterator[Mask]:
-        """Of both sides."""
         yield from self.first.leaves()
         yield from self.second.leaves()
 
@@ -176,7 +169,6 @@ class Either(Mask):
         )
 
     def covers(self, queries: Span, keys: Span) -> bool:
-        """When one does."""
         return self.first.covers(queries, keys) or self.second.covers(queries, keys)
 
     def __repr__(self) -> str:
@@ -193,7 +185,6 @@ class Opposite(Mask):
         _refuse_placing(self)
 
     def leaves(self) -> Iterator[Mask]:
-        """Of what is turned round."""
         return self.mask.leaves()
 
     def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:

@@ -195,7 +195,6 @@ class Real(Mask):
         return TokenPositions.of_real(self.real.bool())
 
     def width_marked(self) -> int:
-        """T."""
         return self.real.shape[1]
 
     def __repr__(self) -> str:
@@ -228,7 +227,6 @@ class Documents(Mask):
         return TokenPositions.of_documents(self.ids)
 
     def width_marked(self) -> int:
-        """T."""
         return self.ids.shape[1]
 
     def __repr__(self) -> str:

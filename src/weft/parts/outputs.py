@@ -90,7 +90,7 @@ def pool_tokens(hidden: Tensor, token_positions: TokenPositions, pool: Pool) -> 
 
 
 class PooledHead(nn.Module):
-    """One answer a sequence: pool, then an optional hidden layer (a small MLP, BERT's pooler), then C classes.
+    """One answer per sequence: pool, then an optional hidden layer (a small MLP, BERT's pooler), then C classes.
 
     Without `classes` the pooled vector itself is the answer.
     """
@@ -131,7 +131,7 @@ class DistilledHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """One answer a token: [B, T, D] -> [B, T, C]."""
+    """One answer per token: [B, T, D] -> [B, T, C]."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()

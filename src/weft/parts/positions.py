@@ -1,7 +1,7 @@
 """Positions at the first layer: vectors added or concatenated to the tokens', learned or fixed by a formula.
 
 Without them a sequence is a set: permuting the inputs of self-attention permutes its outputs. Positions that act
-inside attention (relative ones) are in `relative.py`, those of image grids in `grids.py`.
+inside attention (relative ones) are in `relative.py`, those of image grids in `grid_positions.py`.
 """
 
 from __future__ import annotations

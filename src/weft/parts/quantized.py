@@ -59,12 +59,10 @@ class Int8Linear(nn.Module):
 
     @property
     def in_features(self) -> int:
-        """D."""
         return self.weight.shape[1]
 
     @property
     def out_features(self) -> int:
-        """C."""
         return self.weight.shape[0]
 
     def dequantized(self) -> Tensor:

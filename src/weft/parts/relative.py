@@ -29,7 +29,7 @@ class AttentionPosition(nn.Module):
         return None
 
     def angles_of(self, token_positions: TokenPositions, dtype: torch.dtype) -> RotaryAngles | None:
-        """`angles` of tokens that stand at these token_positions."""
+        """`angles` of tokens at these positions."""
         return self.angles(token_positions.positions, dtype)
 
     def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor | None:
@@ -56,7 +56,6 @@ class Unscaled:
     """Frequencies as trained."""
 
     def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
-        """theta_i."""
         return rotary_frequencies(base, width, like)
 
 
@@ -100,7 +99,7 @@ class Llama3:
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RotaryAngles the first R coordinates of x [B, H, T, K], as R/2 pairs (x_i, x_(i+R/2)), by the angles t theta_i.
+    """Rotate the first R coordinates of x [B, H, T, K], as R/2 pairs (x_i, x_(i+R/2)), by the angles t theta_i.
 
     `sin` has the sign of its place already: -sin for the first of a pair, +sin for the second.
     """
@@ -158,7 +157,7 @@ class Rotary(AttentionPosition):
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """One slope a head: 2^(-8h/H) for a power of two; else those of the next lower power and every other between."""
+    """One slope per head: 2^(-8h/H) for a power of two; else those of the next lower power and every other between."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
     slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
@@ -195,7 +194,7 @@ def t5_buckets(distance: Tensor, buckets: int, farthest: int, both_ways: bool) -
 
 
 class BucketedBias(AttentionPosition):
-    """e_ij + b_(h, bucket(j - i)): one learned number a head and bucket, shared by all layers (Raffel et al. 2020)."""
+    """e_ij + b_(h, bucket(j - i)): one learned number per head and bucket, for all layers (Raffel et al. 2020)."""
 
     def __init__(self, heads: int, buckets: int = 32, farthest: int = 128, both_ways: bool = True) -> None:
         super().__init__()

@@ -1,19 +1,27 @@
-"""Scores e(q, k): how well a query fits a key, before mask and softmax.
+"""Scores e(q, k): how well a query fits a key, and how scores become attention weights.
 
 Shapes: q [B, H, T, D_Q], k [B, H, S, D_K] -> e [B, H, T, S]. A score that is a dot product after a map of the query
 says so with `as_dot_product`, and then runs in the fused kernel; the others are computed explicitly.
+
+A new score is one class: a subclass of `Score`, named in `SCORES` or in the entry points `weft.scores` of its package.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError, WeftError
+from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
+from weft.foundation.numerics import widen
+from weft.foundation.plugins import Registry
 from weft.parts.parameters import normal_parameter
+
+Fusable = Literal["plain", "mapped", "never"]
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
@@ -34,7 +42,7 @@ def bilinear(query: Tensor, key: Tensor, W: Tensor) -> Tensor:
 def _map_heads(x: Tensor, W: Tensor) -> Tensor:
     """x_h W_h, [B, H, T, D] and [H, D, F] or [D, F] -> [B, H, T, F].
 
-    Broadcasting would copy W, and its gradient, once for each row of the batch.
+    Broadcasting would copy W, and its gradient, once per row of the batch.
     """
     if W.dim() == 2 or W.shape[0] == 1:
         return x @ W.reshape(W.shape[-2:])
@@ -64,13 +72,45 @@ def concatenated(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
     return q_BHT[..., :, None] + k_BHS[..., None, :]
 
 
-class Score(nn.Module):
-    """A score with its weights, one set a head: `score(q, k)` gives e [B, H, T, S].
+def weigh(scores: Tensor, visible: Tensor | None = None) -> Tensor:
+    """A = softmax(E + M) over the keys, in float32 or wider; a row that may look nowhere gets zeros, never NaN."""
+    wide_scores = widen(scores)
+    if visible is None:
+        return wide_scores.softmax(-1)
+    lowest = torch.finfo(wide_scores.dtype).min
+    return wide_scores.masked_fill(~visible, lowest).softmax(-1) * visible
 
-    `fusable`: whether e = s q'^T k, which the fused kernel can run, with q' the query itself or a map of it.
+
+@dataclass(frozen=True)
+class ScoreStep:
+    """One step of a score in numbers, for an explanation: values by name, one row per key where `per_key`.
+
+    `weight` names the parameter that the step uses.
     """
 
-    fusable: Literal["plain", "mapped", "never"] = "never"
+    name: str
+    formula: str
+    values: dict[str, Tensor]
+    weight: str = ""
+    per_key: bool = True
+
+
+class Score(nn.Module):
+    """A score with its weights, one set per head: `score(q, k)` gives e [B, H, T, S].
+
+    A subclass states `kind` (its name in a spec), `formula` and `matrix_products`. `equal_widths`: whether it needs
+    D_Q = D_K. `fusable`: whether e = s q'^T k, which the fused kernel can run, with q' the query itself or a map of it.
+    `normalized`: whether the weights of a row are a distribution, as after a softmax.
+    """
+
+    kind: ClassVar[str] = ""
+    formula: ClassVar[str] = ""
+    equal_widths: ClassVar[bool] = False
+    fusable: Fusable = "never"
+    normalized: ClassVar[bool] = True
+
+    def __init__(self, query_width: int | None = None, key_width: int | None = None, heads: int = 1) -> None:
+        super().__init__()
 
     def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
         """(q', s) with e = s q'^T k, for the fused kernel."""
@@ -84,11 +124,53 @@ class Score(nn.Module):
         """e(q, k) for prepared keys."""
         return self(query, prepared)
 
+    def weigh(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        """A [..., S] from e with the position's bias, 0 where not `visible`: a softmax, unless the score says else."""
+        return weigh(scores, visible)
 
-class Dot(Score):
+    def matrix_products(self, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
+        """The products of e(q, k) for queries and keys of `widths` (D_Q, D_K)."""
+        raise WeftError(f"the matrix products of the score {_name(self)} are not known: define its matrix_products")
+
+    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
+        """The steps to e_j for one query [D_Q] and its keys [S, D_K] in one head; the last holds them as "e"."""
+        if not self.formula:
+            raise WeftError(f"the score {_name(self)} cannot be explained: state its formula")
+        given = (x.expand(1, heads, *x.shape) for x in (query[None], keys))
+        return (ScoreStep("scores", self.formula, {"e": widen(self(*given))[0, head, 0]}),)
+
+    def explain_weights(self, scores: Tensor) -> tuple[ScoreStep, ...]:
+        """The steps from e_j [S], -inf where hidden, to the weights; the first holds them as "a"."""
+        return softmax_steps(scores)
+
+
+def softmax_steps(scores: Tensor) -> tuple[ScoreStep, ...]:
+    """The softmax over e_j [S], -inf where hidden, in numbers."""
+    hidden = scores.isneginf()
+    weights = weigh(scores, ~hidden)
+    shifted = torch.zeros_like(scores) if bool(hidden.all()) else (scores - scores.max()).exp()
+    formula = "a_ij = exp(e_ij) / sum_j exp(e_ij)   (all divided by exp of the largest)"
+    return (
+        ScoreStep("softmax", formula, {"exp": shifted, "a": weights}),
+        ScoreStep("sum of exp", "sum_j exp(e_ij - max)", {"sum": shifted.sum()}, per_key=False),
+    )
+
+
+class _DotProduct(Score):
+    """What the kinds of q^T k share: equal widths, one product per head."""
+
+    equal_widths = True
+
+    def matrix_products(self, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
+        return (MatrixProduct("Q K^T", "Q K^T", view.queries, widths[1], view.seen, heads),)
+
+
+class Dot(_DotProduct):
     """q^T k, see `dot`."""
 
-    fusable = "plain"
+    kind = "dot"
+    formula = "e_ij = q_i.k_j"
+    fusable: Fusable = "plain"
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
@@ -96,14 +178,18 @@ class Dot(Score):
         return dot(query, key)
 
     def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
-        """A dot product as it stands."""
         return query, 1.0
 
+    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
+        return (ScoreStep("scores", self.formula, {"e": keys @ query}),)
 
-class ScaledDot(Score):
+
+class ScaledDot(_DotProduct):
     """q^T k / sqrt(D_K), see `scaled_dot`."""
 
-    fusable = "plain"
+    kind = "scaled-dot"
+    formula = "e_ij = q_i.k_j / sqrt(D_K)"
+    fusable: Fusable = "plain"
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
@@ -111,14 +197,47 @@ class ScaledDot(Score):
         return scaled_dot(query, key)
 
     def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
-        """A dot product with scale 1/sqrt(D_K)."""
         return query, 1.0 / math.sqrt(query.shape[-1])
+
+    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
+        K = query.shape[-1]
+        return scaled_steps(keys @ query, K**-0.5, f"{self.formula}, D_K = {K}, sqrt = {math.sqrt(K):.4g}")
+
+
+def scaled_steps(products: Tensor, scale: float, formula: str) -> tuple[ScoreStep, ...]:
+    """Dot products [S] and what a scale makes of them, in numbers."""
+    return ScoreStep("products", "q_i.k_j", {"q.k": products}), ScoreStep("scores", formula, {"e": products * scale})
+
+
+class LinearDot(ScaledDot):
+    """Linear attention in its plain form: a_ij = q_i^T k_j / sqrt(D_K), without a softmax; 0 where hidden.
+
+    Weights may be negative and a row's sum is free, so y_i = (sum_j v_j k_j^T) q_i / sqrt(D_K) is linear in the query
+    (Schlag et al. 2021). The mixer "linear-attention" sums k_j v_j^T first, in O(N); here the weights can be seen.
+    """
+
+    kind = "linear"
+    fusable: Fusable = "never"
+    normalized = False
+
+    def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
+        raise WeftError("the linear score leaves out the softmax that the fused kernel applies: compute it explicitly")
+
+    def weigh(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
+        wide_scores = widen(scores)
+        return wide_scores if visible is None else wide_scores.masked_fill(~visible, 0.0)
+
+    def explain_weights(self, scores: Tensor) -> tuple[ScoreStep, ...]:
+        weights = self.weigh(scores, ~scores.isneginf())
+        return (ScoreStep("weights", "a_ij = e_ij, no softmax, 0 where hidden", {"a": weights}),)
 
 
 class Bilinear(Score):
     """q^T W k, see `bilinear`."""
 
-    fusable = "mapped"
+    kind = "bilinear"
+    formula = "e_ij = q_i^T W k_j"
+    fusable: Fusable = "mapped"
 
     def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
         super().__init__()
@@ -129,12 +248,28 @@ class Bilinear(Score):
         return bilinear(query, key, self.W)
 
     def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
-        """The query is mapped first: (q W)^T k."""
         return _map_heads(query, self.W), 1.0
+
+    def matrix_products(self, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
+        D_Q, D_K = widths
+        return (
+            MatrixProduct("Q W", "Q W", view.queries, D_Q, D_K, heads),
+            MatrixProduct("Q K^T", "Q K^T", view.queries, D_K, view.seen, heads),
+        )
+
+    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
+        mapped = query @ _of_head(self.W, head, query)
+        return (
+            ScoreStep("mapped query", "q_i^T W", {"q W": mapped}, "W", per_key=False),
+            ScoreStep("scores", self.formula, {"e": keys @ mapped}),
+        )
 
 
 class Additive(Score):
     """v^T tanh(W q + U k), see `additive`."""
+
+    kind = "additive"
+    formula = "e_ij = v^T tanh(W q_i + U k_j)"
 
     def __init__(self, query_width: int, key_width: int, heads: int = 1, hidden: int | None = None) -> None:
         super().__init__()
@@ -155,9 +290,30 @@ class Additive(Score):
         """v^T tanh(W q + prepared)."""
         return _additive_prepared(query, prepared, self.W, self.v)
 
+    def matrix_products(self, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
+        F = self.v.shape[-1]
+        return (
+            MatrixProduct("W q", "Q W", view.queries, widths[0], F, heads),
+            MatrixProduct("U k", "K U", view.keys, widths[1], F, heads),
+            MatrixProduct("v tanh", "v^T tanh(W q + U k)", view.queries * view.seen, F, 1, heads),
+        )
+
+    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
+        W, U, v = (_of_head(weight, head, query) for weight in (self.W, self.U, self.v))
+        inner = torch.tanh(W @ query + keys @ U.T)
+        return (
+            ScoreStep("mapped query", "W q_i", {"W q": W @ query}, "W", per_key=False),
+            ScoreStep("mapped keys", "U k_j", {"U k": keys @ U.T}, "U"),
+            ScoreStep("hidden", "tanh(W q_i + U k_j)", {"h": inner}),
+            ScoreStep("scores", self.formula, {"e": inner @ v}, "v"),
+        )
+
 
 class Concatenated(Score):
     """w^T [q; k], see `concatenated`."""
+
+    kind = "concatenated"
+    formula = "e_ij = w^T [q_i; k_j] = w_q^T q_i + w_k^T k_j"
 
     def __init__(self, query_width: int, key_width: int, heads: int = 1) -> None:
         super().__init__()
@@ -167,10 +323,54 @@ class Concatenated(Score):
         """[B, H, T, D_Q], [B, H, S, D_K] -> [B, H, T, S]."""
         return concatenated(query, key, self.w)
 
+    def matrix_products(self, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
+        return (
+            MatrixProduct("w q", "Q w_q", view.queries, widths[0], 1, heads),
+            MatrixProduct("w k", "K w_k", view.keys, widths[1], 1, heads),
+        )
+
+    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
+        w_q, w_k = _of_head(self.w, head, query).split([query.shape[-1], keys.shape[-1]])
+        share = w_q @ query
+        return (
+            ScoreStep("query's share", "w_q^T q_i, the same for all keys", {"w q": share}, "w", per_key=False),
+            ScoreStep("scores", self.formula, {"e": keys @ w_k + share}),
+        )
+
+
+SCORES: Registry[type[Score]] = Registry(
+    "weft.scores",
+    "score",
+    {score.kind: score for score in (ScaledDot, Dot, Bilinear, Additive, Concatenated, LinearDot)},
+)
+
+
+def build_score(kind: str, query_width: int, key_width: int, heads: int = 1) -> Score:
+    """The score of this kind, with one set of weights per head."""
+    score = SCORES[kind]
+    if not (isinstance(score, type) and issubclass(score, Score)):
+        raise WeftError(f"score {kind!r} is not a class of weft.parts.scores.Score: mend the package that adds it")
+    if score.equal_widths and query_width != key_width:
+        raise ShapeError(_unequal(query_width, key_width))
+    return score(query_width, key_width, heads)
+
+
+def _of_head(weight: Tensor, head: int, like: Tensor) -> Tensor:
+    """One head's weights; one set may serve all heads."""
+    return weight[head if weight.shape[0] > 1 else 0].to(like)
+
+
+def _name(score: Score) -> str:
+    return repr(score.kind) if score.kind else type(score).__name__
+
 
 def _expect_equal(query: Tensor, key: Tensor) -> None:
     if query.shape[-1] != key.shape[-1]:
-        raise ShapeError(
-            f"a dot product needs queries and keys of one width, but D_Q = {query.shape[-1]} and "
-            f"D_K = {key.shape[-1]}: use a bilinear, additive or concatenated score"
-        )
+        raise ShapeError(_unequal(query.shape[-1], key.shape[-1]))
+
+
+def _unequal(query_width: int, key_width: int) -> str:
+    return (
+        f"a dot product needs queries and keys of one width, but D_Q = {query_width} and D_K = {key_width}: "
+        "use a bilinear, additive or concatenated score"
+    )

@@ -97,7 +97,9 @@ class Stack(nn.Module):
             )
         for leaf in mask.leaves() if mask is not None else ():
             if isinstance(leaf, Graph) and leaf.adjacency.dim() == 3 and leaf.adjacency.shape[0] not in (1, x.shape[0]):
-                raise ShapeError(f"graphs of {leaf.adjacency.shape[0]} rows for {x.shape[0]} rows of tokens: one a row")
+                raise ShapeError(
+                    f"graphs of {leaf.adjacency.shape[0]} rows for {x.shape[0]} rows of tokens: give one per row"
+                )
         if state is not None and (len(state.layers) != len(self.blocks) or set(state.cache_slots) != self._windows()):
             raise WeftError("this state was made by another model: make one with this model's make_state()")
         if memory is not None and memory[0].shape[0] != x.shape[0]:

@@ -38,7 +38,7 @@ class WordEmbedding(nn.Module):
     """x = E_w + max_l sum_o W_o c_(l+o) + b: the word's own vector, and what its characters look like.
 
     A convolution of `kernel` characters finds endings and beginnings wherever they stand; the maximum over the word
-    keeps the strongest of each (Santos and Zadrozny 2014). TokenPositions without a character change nothing.
+    keeps the strongest of each (Santos and Zadrozny 2014). Places without a character change nothing.
     """
 
     def __init__(

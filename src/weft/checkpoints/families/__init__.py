@@ -1,17 +1,22 @@
-"""Adapters of other libraries' checkpoints, one file a family; foreign names live only here."""
+"""Adapters of other libraries' checkpoints, one file per family; foreign names live only here.
+
+Other packages add theirs, each a `Family`, by the entry points `weft.families`, named by the model_type that they read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from weft.checkpoints.families import bart, bert, gpt2, llama, t5, vit
 from weft.checkpoints.families.family import Config, Family
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
+from weft.foundation.plugins import Registry
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
 
-FAMILIES: tuple[Family, ...] = (
+BUILT_IN: tuple[Family, ...] = (
     gpt2.FAMILY,
     llama.FAMILY,
     bert.BERT,
@@ -21,6 +26,9 @@ FAMILIES: tuple[Family, ...] = (
     t5.FAMILY,
     bart.BART,
     bart.MARIAN,
+)
+FAMILIES: Registry[Family] = Registry(
+    "weft.families", "family of checkpoints", {kind: family for family in BUILT_IN for kind in family.types}
 )
 
 
@@ -39,10 +47,12 @@ def family_of(config: Config) -> Family:
     kind = config.get("model_type")
     names = config.get("architectures") or []
     name = names[0] if isinstance(names, list) and names else None
-    known = next((family for family in FAMILIES if kind in family.types), None)
-    if known is None:
-        types = ", ".join(kind for family in FAMILIES for kind in family.types)
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        types = ", ".join(FAMILIES)
         raise DataError(f"{config.name}: there is no adapter for model_type {kind!r:.60}: Weft reads {types}")
+    known = FAMILIES[kind]
+    if not isinstance(known, Family) or kind not in known.types:
+        raise WeftError(f"the adapter for model_type {kind!r} is no Family of that type: mend the package that adds it")
     if name is not None and name not in known.architectures:
         classes = ", ".join(known.architectures)
         raise DataError(
@@ -63,7 +73,7 @@ def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
     """
     reasons: list[str] = []
     plain = plain_spec(spec)
-    for family in sorted(FAMILIES, key=lambda family: family.name != first):
+    for family in _in_turn(first):
         try:
             config = family.write(plain)
             names = {family.canonical(name) for row in family.table(plain) for name in row.theirs}
@@ -77,6 +87,19 @@ def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
     told = "; ".join(reasons[:3]) or _obstacle(spec)
     other = INSTEAD.get(spec.family, "keep it as a run")
     raise WeftError(f"this model maps to no architecture of another library ({told}): {other}")
+
+
+def _in_turn(first: str | None) -> Iterator[Family]:
+    """The family named `first`, the built-in ones, and those of other packages, which are loaded only if need be."""
+    if first is None or first in {family.name for family in BUILT_IN}:
+        yield from sorted(BUILT_IN, key=lambda family: family.name != first)
+        yield from _added()
+    else:
+        yield from sorted((*BUILT_IN, *_added()), key=lambda family: family.name != first)
+
+
+def _added() -> list[Family]:
+    return [FAMILIES[kind] for kind in FAMILIES if kind not in FAMILIES.builtin]
 
 
 class _Names:

@@ -106,7 +106,8 @@ class Family:
     """One adapter. `types` are the model_type of its configs, `architectures` the classes that can be read.
 
     `canonical` brings the spellings of a name to one (None: a buffer, no weight); `copies` are tied tensors that may be
-    stored once more; `unused` begin the names of heads that no task here asks for.
+    stored once more; `unused` begin the names of heads that no task here asks for; `text`: whether its
+    folders hold a vocabulary.
     """
 
     name: str
@@ -118,3 +119,4 @@ class Family:
     canonical: Canonical = _same_name
     copies: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    text: bool = True

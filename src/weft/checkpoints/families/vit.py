@@ -122,6 +122,7 @@ VIT = Family(
     table=table,
     canonical=canonical,
     unused=("pooler.", "classifier."),
+    text=False,
 )
 DEIT = Family(
     name="DeiT",
@@ -132,4 +133,5 @@ DEIT = Family(
     table=partial(table, deit=True),
     canonical=canonical,
     unused=("pooler.", "classifier."),
+    text=False,
 )

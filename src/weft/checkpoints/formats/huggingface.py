@@ -19,8 +19,6 @@ from weft.checkpoints.formats.safe_files import (
 from weft.checkpoints.formats.vocabulary import read_vocabulary
 from weft.data.readers.files import DataError
 
-WITHOUT_TEXT = ("vit", "deit")
-
 
 def open_folder(folder: Path) -> ForeignCheckpoint:
     """Look a folder through."""
@@ -28,8 +26,7 @@ def open_folder(folder: Path) -> ForeignCheckpoint:
     if not has_file(home, "config.json"):
         raise DataError(f"{folder} has no config.json: give a folder as the Hugging Face hub has them, or a .gguf file")
     config = Config(read_json(file_inside(home, "config.json"), SMALL_JSON))
-    family_of(config)
-    vocabulary = None if config.get("model_type") in WITHOUT_TEXT else read_vocabulary(home, config)
+    vocabulary = read_vocabulary(home, config) if family_of(config).text else None
     generation = read_json_if_there(home, "generation_config.json")
     # What belongs to writing moved from config.json to a file of its own.
     written = ("decoder_start_token_id", "forced_bos_token_id", "eos_token_id", "pad_token_id")

@@ -2,7 +2,8 @@
 
     print(explain(seen, layer=2, head=1, row=5))
 
-For every score kind, our own attention, recurrent attention and other libraries' dot products.
+For every score kind, our own attention, recurrent attention and other libraries' dot products. A score explains itself
+(`weft.parts.scores`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from weft.inspection.recording.attention_records import (
     AttentionRecord,
     Kind,
     PartAttentionRecord,
-    softmax,
 )
 from weft.inspection.recording.calls import pick
 from weft.inspection.recording.kernel_records import DeferredAttentionRecord, KernelAttentionRecord
 from weft.inspection.recording.watch import Seen, watch
-from weft.parts.scores import Additive, Bilinear, Concatenated, Dot, ScaledDot, Score
+from weft.parts.scores import ScaledDot, Score, ScoreStep, scaled_steps, softmax_steps
 
 SHOWN_KEYS, SHOWN_NUMBERS = 8, 6
 NOTHING = 1e-5
@@ -35,7 +35,7 @@ NOTHING = 1e-5
 
 @dataclass(frozen=True)
 class ExplanationStep:
-    """One step: what it is, its formula, its numbers (by name, one row a key where `keys`), the part that did it."""
+    """One step: what it is, its formula, its numbers (by name, one row per key where `keys`), the part that did it."""
 
     name: str
     formula: str
@@ -121,7 +121,9 @@ def explain(
     named = [str(name) for name in names or range(keys.shape[0])]
     rows = [str(name) for name in row_names or (named if len(named) == query.shape[0] else range(query.shape[0]))]
     title = f"{record.kind} attention, layer {record.layer}, head {head}, row {where} ({rows[where]}), by {record.path}"
-    return _unfold(look, query[where], keys, values, scores, head, record.path, named, rows[where], title)
+    return _unfold(
+        look, query[where], keys, values, scores, head, look.sizes[1], record.path, named, rows[where], title
+    )
 
 
 def explain_vectors(
@@ -133,7 +135,7 @@ def explain_vectors(
         scores = widen(score(query[None, None, None], keys[None, None]))[0, 0, 0]
     named = [str(name) for name in names or range(1, keys.shape[0] + 1)]
     look = AlignmentRecord(torch.zeros(1, 1, 1, 1), None, None, None, score)
-    return _unfold(look, query, keys, values, scores, 0, "", named, "q", "")
+    return _unfold(look, query, keys, values, scores, 0, 1, "", named, "q", "")
 
 
 def _unfold(
@@ -143,6 +145,7 @@ def _unfold(
     values: Tensor,
     scores: Tensor,
     head: int,
+    heads: int,
     path: str,
     names: list[str],
     row_name: str,
@@ -162,7 +165,7 @@ def _unfold(
             ),
             ExplanationStep("keys", "h_j: the encoder's states", {"h": keys}, path.removesuffix("score") + "encoder"),
         ]
-    compared, raw = _compare(look, query, keys, head, path)
+    compared, raw = _score_steps(look, query, keys, head, heads, path)
     steps += compared
     steps += _added(look, scores - raw, path)
     hidden = scores.isneginf()
@@ -170,13 +173,11 @@ def _unfold(
         seen = torch.where(hidden, torch.zeros_like(scores), torch.ones_like(scores))
         formula = "M_ij = -inf where i may not look at j (shown: 1 = may look)"
         steps.append(ExplanationStep("mask", formula, {"M": seen}, _in(path, "context")))
-    weights = softmax(scores)
-    top = scores.masked_fill(hidden, float("-inf")).max()
-    shifted = (scores - top).exp() if bool(top.isfinite()) else torch.zeros_like(scores)
-    total = shifted.sum()
-    formula = "a_ij = exp(e_ij) / sum_j exp(e_ij)   (all divided by exp of the largest)"
-    steps.append(ExplanationStep("softmax", formula, {"exp": shifted, "a": weights}, _in(path, "weigh")))
-    steps.append(ExplanationStep("sum of exp", "sum_j exp(e_ij - max)", {"sum": total}, _in(path, "weigh"), False))
+    weighing = (
+        softmax_steps(scores) if isinstance(look, KernelAttentionRecord) else _score_of(look).explain_weights(scores)
+    )
+    steps += [_named(step, _in(path, "weigh")) for step in weighing]
+    weights = weighing[0].values["a"]
     weighted = weights[:, None].to(values.dtype) * values
     output = weighted.sum(0)
     mapped = "v_j = x_j W_V" if path and not isinstance(look, AlignmentRecord) else "v_j"
@@ -185,7 +186,7 @@ def _unfold(
         ExplanationStep("weighted values", "a_ij v_j", {"a v": weighted}, _in(path, "gather")),
         ExplanationStep("output", "y_i = sum_j a_ij v_j", {"y": output}, _in(path, "gather"), False),
     ]
-    shown = sorted(weights.topk(min(SHOWN_KEYS, len(weights))).indices.tolist())
+    shown = sorted(weights.abs().topk(min(SHOWN_KEYS, len(weights))).indices.tolist())
     return Explanation(steps, weights, output, row_name, names, title, shown)
 
 
@@ -194,55 +195,28 @@ def _in(path: str, step: str) -> str:
 
 
 @torch.no_grad()
-def _compare(look: AttentionRecord, q: Tensor, k: Tensor, head: int, path: str) -> tuple[list[ExplanationStep], Tensor]:
-    """The steps of this score kind, and e_ij without bias and mask."""
-    score: Any = getattr(look, "score", None)
+def _score_steps(
+    look: AttentionRecord, query: Tensor, keys: Tensor, head: int, heads: int, path: str
+) -> tuple[list[ExplanationStep], Tensor]:
+    """The steps that the score itself gives, and e_ij without bias and mask."""
     part = _in(path, "score") if not path.endswith("score") else path
-    products = k @ q if k.shape[-1] == q.shape[-1] else k.new_zeros(k.shape[0])
-    K = q.shape[-1]
     if isinstance(look, KernelAttentionRecord):
-        scale = 1 / math.sqrt(K) if look.scale is None else look.scale
-        return _scaled(products, scale, f"e_ij = {scale:.4g} q_i.k_j", part)
-    if isinstance(score, ScaledDot):
-        return _scaled(products, K**-0.5, f"e_ij = q_i.k_j / sqrt(D_K), D_K = {K}, sqrt = {math.sqrt(K):.4g}", part)
-    if isinstance(score, Dot):
-        return [ExplanationStep("scores", "e_ij = q_i.k_j", {"e": products}, part)], products
-    if isinstance(score, Bilinear):
-        W = score.W[head if score.W.shape[0] > 1 else 0].to(q)
-        mapped = q @ W
-        e = k @ mapped
-        return [
-            ExplanationStep("mapped query", "q_i^T W", {"q W": mapped}, f"{part}.W", False),
-            ExplanationStep("scores", "e_ij = q_i^T W k_j", {"e": e}, part),
-        ], e
-    if isinstance(score, Additive):
-        own = head if score.W.shape[0] > 1 else 0
-        W, U, v = (w[own].to(q) for w in (score.W, score.U, score.v))
-        inner = torch.tanh(W @ q + k @ U.T)
-        return [
-            ExplanationStep("mapped query", "W q_i", {"W q": W @ q}, f"{part}.W", False),
-            ExplanationStep("mapped keys", "U k_j", {"U k": k @ U.T}, f"{part}.U"),
-            ExplanationStep("hidden", "tanh(W q_i + U k_j)", {"h": inner}, part),
-            ExplanationStep("scores", "e_ij = v^T tanh(W q_i + U k_j)", {"e": inner @ v}, f"{part}.v"),
-        ], inner @ v
-    if isinstance(score, Concatenated):
-        w_q, w_k = score.w[head if score.w.shape[0] > 1 else 0].to(q).split([q.shape[-1], k.shape[-1]])
-        return [
-            ExplanationStep("query's share", "w_q^T q_i, the same for all keys", {"w q": w_q @ q}, f"{part}.w", False),
-            ExplanationStep("scores", "e_ij = w^T [q_i; k_j] = w_q^T q_i + w_k^T k_j", {"e": k @ w_k + w_q @ q}, part),
-        ], k @ w_k + w_q @ q
-    if isinstance(score, Score):
-        e = widen(score(q[None, None, None], k[None, None]))[0, 0, 0]
-        return [ExplanationStep("scores", f"e_ij = {type(score).__name__}(q_i, k_j)", {"e": e}, part)], e
-    raise WeftError("the scores of this attention are not known: it shows its weights only")
+        scale = 1 / math.sqrt(query.shape[-1]) if look.scale is None else look.scale
+        steps = scaled_steps(keys @ query, scale, f"e_ij = {scale:.4g} q_i.k_j")
+    else:
+        steps = _score_of(look).explain(query, keys, head, heads)
+    return [_named(step, part) for step in steps], steps[-1].values["e"]
 
 
-def _scaled(products: Tensor, scale: float, formula: str, part: str) -> tuple[list[ExplanationStep], Tensor]:
-    steps = [
-        ExplanationStep("products", "q_i.k_j", {"q.k": products}, part),
-        ExplanationStep("scores", formula, {"e": products * scale}, part),
-    ]
-    return steps, products * scale
+def _score_of(look: AttentionRecord) -> Score:
+    score = getattr(look, "score", None)
+    if not isinstance(score, Score):
+        raise WeftError("the scores of this attention are not known: it shows its weights only")
+    return score
+
+
+def _named(step: ScoreStep, part: str) -> ExplanationStep:
+    return ExplanationStep(step.name, step.formula, step.values, _in(part, step.weight).rstrip("."), step.per_key)
 
 
 def _added(look: AttentionRecord, rest: Tensor, path: str) -> list[ExplanationStep]:

@@ -3,7 +3,8 @@
     A~_l = (1 - r) mean_h A_lh + r I,   R = A~_L ... A~_2 A~_1
 
 r = 0.5 stands for the residual connection past attention; r = 0 is attention alone. R_ij is the share of token i at
-the top that comes from input token j, if tokens were mixed by attention only.
+the top that comes from input token j, if tokens were mixed by attention only. Attention without a softmax counts by
+its shares, |A_ij| / sum_j |A_ij|.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
-from weft.inspection.recording.attention_records import Kind
+from weft.inspection.recording.attention_records import Kind, shares
 
 if TYPE_CHECKING:
     from weft.inspection.recording.watch import Seen
@@ -37,7 +38,11 @@ def averaged_layers(seen: Seen, batch: int = 0, kind: Kind | None = None, call: 
         raise WeftError(
             f"layers of {kind} attention of {T} x {S} do not multiply: roll out the self-attention of one sequence"
         )
-    return [seen.attention(layer, batch=batch, kind=kind, call=call).mean(0) for layer in layers]
+    maps = []
+    for layer in layers:
+        weights = seen.attention(layer, batch=batch, kind=kind, call=call)
+        maps.append((weights if one.record(layer, kind, batch).normalized else shares(weights)).mean(0))
+    return maps
 
 
 def roll_out(layers: list[Tensor], residual: float = RESIDUAL) -> Tensor:

@@ -5,6 +5,8 @@
 - column mass: sum_i A_ij, the weight that each key receives;
 - sharpness: the largest weight of a row; with unit normal q, k the variance of q.k is D_K, so that without the
   scale 1/sqrt(D_K) attention starts out sharp and its gradients vanish.
+
+A score without a softmax is measured by its shares, |A_ij| / sum_j |A_ij|.
 """
 
 from __future__ import annotations
@@ -19,9 +21,8 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
-from weft.inspection.recording.attention_records import Kind, PartAttentionRecord, softmax
+from weft.inspection.recording.attention_records import Kind, PartAttentionRecord, shares, softmax
 from weft.inspection.recording.calls import RecordedCall
-from weft.parts.scores import Dot, ScaledDot
 
 if TYPE_CHECKING:
     from weft.inspection.recording.watch import Seen
@@ -57,8 +58,10 @@ def _of_layer(call: RecordedCall, layer: int, kind: Kind, batch: int) -> tuple[T
     slope = 1.0 if kind in ("self", "encoder") else (S - 1) / max(1, T - 1)
     totals = [torch.zeros(H, dtype=torch.float64) for _ in range(4)]
     mass: Tensor | None = None
+    normalized = call.record(layer, kind, batch).normalized
     for rows in row_blocks(H, T, S):
         weights = call.maps(layer, kind, None, rows, batch, "weights")
+        weights = weights if normalized else shares(weights)
         i = torch.arange(rows.start, rows.stop, device=weights.device)[:, None]
         apart = (torch.arange(S, device=weights.device) - i * slope).abs().to(weights.dtype)
         counted = (weights.sum(-1) > 0).to(weights.dtype)
@@ -106,8 +109,10 @@ def sharpness(seen: Seen, kind: Kind | None = None, batch: int = 0, call: int = 
 
 def _sharpness_of(call: RecordedCall, layer: int, kind: Kind, batch: int) -> tuple[Tensor, Tensor, Tensor, float]:
     record = call.layer_record(layer, kind).records[0][1]
-    if isinstance(record, PartAttentionRecord) and not isinstance(record.score, (Dot, ScaledDot)):
-        raise WeftError(f"{type(record.score).__name__} has no scale 1/sqrt(D_K): only dot products can be compared")
+    if isinstance(record, PartAttentionRecord) and record.score.fusable != "plain":
+        raise WeftError(
+            f"the score {record.score.kind} is no softmax of q.k: only those are compared with and without 1/sqrt(D_K)"
+        )
     _, H, T, S = call.sizes(layer, kind, batch)
     query, key, _ = call.vectors(layer, kind, batch)
     root = math.sqrt(query.shape[-1])

@@ -42,6 +42,11 @@ class AttentionRecord:
         """Queries [H, T, K], keys [H, S, K], values [H, S, V] of one text."""
         raise NotImplementedError
 
+    @property
+    def normalized(self) -> bool:
+        """Whether each row is a distribution."""
+        return True
+
     def real_rows(self, b: int) -> Tensor:
         """The rows of real tokens, where the call knows them."""
         return torch.arange(self.sizes[2], device=self.device)
@@ -78,6 +83,12 @@ def softmax(scores: Tensor) -> Tensor:
     if not bool(blind.any()):
         return scores.softmax(-1)
     return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+def shares(weights: Tensor) -> Tensor:
+    """|a_ij| / sum_j |a_ij|: the rows of a map without a softmax as distributions."""
+    sizes = weights.abs()
+    return sizes / sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
 
 
 @dataclass(eq=False)
@@ -132,6 +143,15 @@ class PartAttentionRecord(AttentionRecord):
             return self.score(query[:, heads], key[:, heads // (H // G)])[0]
         shared = query.reshape(1, G, -1, query.shape[-1])
         return self.score(shared, key)[0].reshape(H, -1, key.shape[2])
+
+    def weights(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
+        scores = self.scores(b, heads, rows)
+        hidden = scores.isneginf()
+        return self.score.weigh(scores, ~hidden if bool(hidden.any()) else None)
+
+    @property
+    def normalized(self) -> bool:
+        return self.score.normalized
 
     def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
         """As attention used them, after norms and rotation."""
@@ -192,6 +212,10 @@ class AlignmentRecord(GivenAttentionRecord):
     hidden: Tensor | None = None
     score: Score | None = None
     real: Tensor | None = None
+
+    @property
+    def normalized(self) -> bool:
+        return self.score is None or self.score.normalized
 
     @torch.no_grad()
     def scores(self, b: int, heads: Tensor, rows: Tensor) -> Tensor:
