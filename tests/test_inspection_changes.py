@@ -125,7 +125,7 @@ def test_patching_all_heads_and_feedforwards_gives_the_other_answer():
         partly = module(clean).logits
     assert torch.allclose(partly[:, :6], module(clean).logits[:, :6])
     assert not torch.allclose(partly[:, 6], module(clean).logits[:, 6])
-    with pytest.raises(WeftError, match="use inputs of one length"), patched(module, only):
+    with pytest.raises(WeftError, match="use inputs of the same length"), patched(module, only):
         module(clean[:, :5])
 
 

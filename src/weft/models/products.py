@@ -22,7 +22,7 @@ from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.linear_attention import LinearAttention
 from weft.parts.outputs import DistilledHead, ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
 from weft.parts.recurrence import Recurrence, Recurrent
-from weft.parts.relative import AttentionPosition, RelativeVectors
+from weft.parts.relative import AttentionPosition
 from weft.parts.word_embedding import WordEmbedding
 
 
@@ -70,11 +70,10 @@ def _rest(product: MatrixProduct) -> tuple[str, int, int, int, int]:
 
 
 def position_products(position: AttentionPosition | None, mixer: nn.Module | None, view: ProductView) -> Products:
-    """What positions inside attention multiply: only relative vectors do, each query with each distance's vector."""
-    if not isinstance(position, RelativeVectors) or not isinstance(mixer, SelfAttention):
+    """What a position inside attention multiplies, in a block with this mixer."""
+    if position is None or not isinstance(mixer, SelfAttention):
         return ()
-    distances, K = position.table.shape
-    return (MatrixProduct("distances", "Q a^T", view.queries, K, distances, mixer.heads),)
+    return position.matrix_products(view, mixer.heads)
 
 
 @products.register

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
+from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
 from weft.foundation.numerics import wide
 from weft.parts.parameters import normal_parameter
 from weft.parts.token_positions import TokenPositions, distances
@@ -35,6 +36,10 @@ class AttentionPosition(nn.Module):
     def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor | None:
         """What is added to the scores, broadcastable to [B, H, T, S]."""
         return None
+
+    def matrix_products(self, view: ProductView, heads: int) -> Products:
+        """What it multiplies for one sequence."""
+        return ()
 
 
 class Scaling(Protocol):
@@ -220,3 +225,8 @@ class RelativeVectors(AttentionPosition):
         met_BHTR = (query * query.shape[-1] ** -0.5) @ self.table.T
         index = (-distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach
         return met_BHTR.gather(-1, index[:, None].expand(*query.shape[:3], -1))
+
+    def matrix_products(self, view: ProductView, heads: int) -> Products:
+        """Each query with each distance's vector."""
+        count, K = self.table.shape
+        return (MatrixProduct("distances", "Q a^T", view.queries, K, count, heads),)
