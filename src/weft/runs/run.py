@@ -23,7 +23,7 @@ from weft.models.estimates import estimate
 from weft.tasks.task import Answer, GenerationOptions, Task
 from weft.tasks.registry import task_named
 
-JUDGED = 8192  # tokens a batch when a run is judged
+EVALUATION_BATCH = 8192  # tokens per batch when a run is evaluated
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,10 +81,10 @@ class Run:
         if options:
             task = copy(task)
             task.options = type(task.options)(**{**task.options.to_tree(), **options})
-        part = task.read([str(path) for path in paths], cache_folder())
+        split = task.read([str(path) for path in paths], cache_folder())
         length = getattr(self.module.spec, "length", None)
         # Models from elsewhere read so much at once that windows of that length would take all memory.
-        return self.task.measure(self.module, part if length is None else part.cut(min(length, JUDGED)), JUDGED)
+        return self.task.measure(self.module, split if length is None else split.cut(min(length, EVALUATION_BATCH)), EVALUATION_BATCH)
 
     def few_shot(
         self,

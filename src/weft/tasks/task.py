@@ -1,4 +1,4 @@
-"""What a task is: how its data is read, its default model, loss, metric, prediction, and the name of its picture.
+"""What a task is: how its data are read, its default model, loss, metric, prediction, and the name of its picture.
 
 The loop that trains knows none of this: it asks a `Split` of the data for batches and a `Task` for losses.
 """
@@ -28,7 +28,7 @@ SAMPLE = "sample:"
 
 def _as_names(value: Any) -> Any:
     """`a,b` and `a` as the command line writes lists."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
@@ -59,7 +59,7 @@ class Batch:
 
 
 class Split(ABC):
-    """One part of the data (to learn from, or held out): examples, in batches whose order follows from the seed."""
+    """Examples to learn from, or held out, in batches whose order follows from the seed."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class Split(ABC):
 
     @abstractmethod
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
-        """Tensors; with a seed as in training (shifted, augmented), without one as in judging."""
+        """Tensors; with a seed as in training (shifted, augmented), without one as in evaluation."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Loss:
 
     @property
     def mean(self) -> Tensor:
-        """Nats an answer."""
+        """Nats per answer."""
         return self.total / max(self.count, 1)
 
 
@@ -197,7 +197,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Data that was read: the task that learned from it, its parts, and the best possible score if it is known.
+    """Data that was read: the task that learned from it, its two splits, and the best possible score if it is known.
 
     `notes`: what users should know of how their data were taken.
     """
@@ -229,7 +229,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Any = None) -> PreparedData:
-        """Read files or `sample:NAME`, learn what is to be learned, hold a part out.
+        """Read files or `sample:NAME`, learn what is to be learned, hold a share out.
 
         `known` is the task of a run that is trained on, this one or one of `origins`: what it learned (tokenizer,
         scales) stays; its classes too, unless the data have others.
@@ -246,7 +246,7 @@ class Task(ABC):
 
     @abstractmethod
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Data to judge on, in the terms learned in training."""
+        """Data to evaluate on, in the terms learned in training."""
 
     @abstractmethod
     def default_model(self, size: Size) -> AnySpec:
@@ -275,30 +275,30 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The training loss; without smoothing also the one that is evaluation_subset."""
+        """The training loss; without smoothing also the one that is reported."""
 
     @abstractmethod
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """The task's metrics on a part, in batches of about `size` tokens."""
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        """The task's metrics on a split, in batches of about `size` tokens."""
 
-    def evaluation_subset(self, module: nn.Module, part: Split, seconds: float) -> Split:
+    def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
-        return part
+        return split
 
     @abstractmethod
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """Answers to inputs as the command line gives them: texts or paths."""
 
-    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
+    def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written."""
         raise WeftError(f"task {self.name} answers at once: use predict")
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """A line or two on what the model does now, shown while it trains."""
         return ""
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
-        """Scores of simple methods on the same part, to be printed beside the model's own."""
+    def references(self, train: Split, split: Split) -> dict[str, float]:
+        """Scores of simple methods on the same split, to be printed beside the model's own."""
         return {}
 
 
@@ -315,15 +315,15 @@ def find_sample(task: str, paths: Sequence[str], seed: int) -> Sample[Any] | Non
     return sample(name, seed)
 
 
-def mean_loss(task: Task, module: nn.Module, part: Split, size: int, most: int | None = None) -> float:
-    """Nats an answer over a part, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
+def mean_loss(task: Task, module: nn.Module, split: Split, size: int, most: int | None = None) -> float:
+    """Nats an answer over a split, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
     training = module.training
     module.eval()
     device = next(module.parameters()).device
     total, count = 0.0, 0
     with torch.inference_mode():
-        for examples in spread(part.batches(size, None), most, part.tokens):
-            loss = task.loss(module, part.batch(examples).to(device))
+        for examples in spread(split.batches(size, None), most, split.tokens):
+            loss = task.loss(module, split.batch(examples).to(device))
             total, count = total + float(loss.total), count + loss.count
     module.train(training)
     return total / max(count, 1)

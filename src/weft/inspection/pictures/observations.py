@@ -232,7 +232,7 @@ def _tagging(run: Any, given: Given, how: dict[str, Any]) -> Observation:
     seen, answer = _watched(run, given, how)
     words = tuple(answer.more["tokens"])
     tags = list(zip(answer.output, answer.more["probabilities"], strict=True))
-    part = run.task.reading.part([words], [np.arange(len(words))]).cut(run.module.spec.length)
+    part = run.task.encoder.make_split([words], [np.arange(len(words))]).cut(run.module.spec.length)
     shown = part.answers(0)  # the words of the first call; a longer sentence takes several
     left_out = (f"All but the first {len(shown):,} of {len(words):,} words.",) if len(words) > len(shown) else ()
     tokens = words[: len(shown)] if run.task.tokenizer is None else tuple(input_labels(run, seen.inputs(call=0)))

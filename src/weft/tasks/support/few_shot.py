@@ -24,7 +24,7 @@ from weft.tasks.text import TextTask
 
 Labeled = Sequence[tuple[str, str]]
 PATTERN = "Text: {text}\nLabel: {label}"
-READ_AT_ONCE = 4096  # tokens a batch, those of the examples counted for each row
+READ_AT_ONCE = 4096  # tokens per batch, those of the examples counted for each row
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def draw_examples(rows: Labeled, count: int, seed: int = 0) -> list[int]:
 def judge_shots(module: nn.Module, task: TextTask, rows: Labeled, question: Question) -> dict[str, Any]:
     """Accuracy, macro F1 and loss in nats over the labels, plain and calibrated, beside the most frequent label's."""
     if not rows:
-        raise DataError("all rows are shown as examples, none is left to judge on: give more data or fewer --shots")
+        raise DataError("all rows are shown as examples, none is left to evaluate on: give more data or fewer --shots")
     labels = list(question.words)
     unknown = next((label for _, label in rows if label not in question.words), None)
     if unknown is not None:
