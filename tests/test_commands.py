@@ -17,7 +17,7 @@ from weft.cli import demo
 from weft.cli.main import app
 from weft.cli.settings import list_defaults, read_changes
 from weft.foundation.errors import WeftError
-from weft.tasks.names import TASKS
+from weft.tasks.registry import trainable_tasks
 
 TINY = ("width=16", "layers=1", "mixer.heads=2", "length=32", "training.batch=256", "training.threads=1")
 TEXT = "she sells sea shells by the sea shore; the shells she sells are sea shells.\n" * 40
@@ -122,7 +122,7 @@ def test_settings_as_written():
         read_changes(["rate"], None)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", trainable_tasks())
 def test_help_shows_every_default_of_a_task(run, monkeypatch, task):
     monkeypatch.setattr(sys, "argv", ["weft", "train", task, "--help"])
     code, words, _ = run("train", task, "--help")

@@ -16,7 +16,8 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
     data: Annotated[list[str], typer.Argument(help="Held-out data: files, or sample:.", metavar="DATA...")],
     shots: Annotated[
-        int | None, typer.Option(help="A text run labels texts after so many examples in its prompt.", metavar="K")
+        int | None,
+        typer.Option(help="A language model labels texts after K examples in its prompt.", metavar="K"),
     ] = None,
     labels: Annotated[
         str | None, typer.Option(help="With --shots: words for the labels, in their order.", metavar="A,B")

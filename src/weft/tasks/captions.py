@@ -88,10 +88,12 @@ class CaptionsTask(Task):
     """An image+text decoder learns to say what is on an image."""
 
     name = "captions"
-    picture = "words"
-    metric = "bleu"
     families = ("image-text",)
+    metric = "bleu"
+    picture = "captions"
+    example = "picture.png"
     Options = CaptionsOptions
+    generates = takes_images = True
 
     tokenizer: Tokenizer
 

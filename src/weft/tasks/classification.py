@@ -72,9 +72,10 @@ class ClassificationTask(Task):
     """An encoder learns the labels of texts, or of the nodes of graphs."""
 
     name = "classification"
-    picture = "tokens"
-    metric = "accuracy"
     families = ("encoder",)
+    metric = "accuracy"
+    picture = "classification"
+    example = '"a text"'
     Options = ClassificationOptions
     origins = ("embedding",)
     tuned: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}

@@ -74,10 +74,12 @@ class EmbeddingTask(Task):
     """An encoder gives each text a vector."""
 
     name = "embedding"
-    picture = "tokens"
-    metric = "spearman"
     families = ("encoder",)
+    metric = "spearman"
+    picture = "embedding"
+    example = '"a text" --json'
     Options = EmbeddingOptions
+    trainable = False
 
     tokenizer: Tokenizer
 

@@ -93,10 +93,12 @@ class ForecastTask(Task):
     """A decoder over patches of numbers learns what follows a history."""
 
     name = "forecast"
-    picture = "forecast"
-    metric = "mse"
     families = ("series",)
+    metric = "mse"
+    picture = "forecast"
+    example = "series.csv"
     Options = ForecastOptions
+    evaluates_on_tail = True
 
     options: ForecastOptions
 
@@ -174,13 +176,17 @@ class ForecastTask(Task):
         """The task of a saved run."""
         return cls(options, SeriesFacts(**facts))
 
+    @property
+    def sample_seed(self) -> int:
+        return self.known.seed
+
     def facts(self) -> Tree:
         """Columns, scales, borders."""
         return self.known.to_tree()
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
         """The training series is evaluated on its last rows (test, of a split in three), any other on all windows."""
-        found = find_sample(self.name, paths, self.known.seed)
+        found = find_sample(self.name, paths, self.sample_seed)
         series = read_series(paths, self.known.columns) if found is None else joined(found)[0]
         if digest(series.values) == self.known.digest and len(self.known.borders) > 1:
             split = self._cut(series.values, len(self.known.borders) - 1)
@@ -343,7 +349,7 @@ class ForecastTask(Task):
 
     def _rows(self, given: Any) -> Array:
         if isinstance(given, (str, Path)):
-            found = find_sample(self.name, [str(given)], self.known.seed)
+            found = find_sample(self.name, [str(given)], self.sample_seed)
             return read_series([given], self.known.columns).values if found is None else found.train.values
         rows = np.asarray(given, dtype=np.float64)
         rows = rows[:, None] if rows.ndim == 1 else rows

@@ -143,10 +143,12 @@ class ImagesTask(Task):
     """A vision transformer learns to tell classes of pictures."""
 
     name = "images"
-    picture = "image"
-    metric = "accuracy"
     families = ("vision",)
+    metric = "accuracy"
+    picture = "images"
+    example = "picture.png"
     Options = ImagesOptions
+    takes_images = True
 
     def __init__(
         self,

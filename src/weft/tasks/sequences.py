@@ -87,9 +87,10 @@ class SequencesTask(Task):
     """An encoder learns to tell classes of sequences of vectors."""
 
     name = "sequences"
-    picture = "time"
-    metric = "accuracy"
     families = ("encoder",)
+    metric = "accuracy"
+    picture = "sequences"
+    example = "sequence.npz"
     Options = SequencesOptions
 
     def __init__(

@@ -71,11 +71,11 @@ class TaggingTask(Task):
     """An encoder learns the tags of words."""
 
     name = "tagging"
-    picture = "tokens"
-    metric = "accuracy"
     families = ("encoder",)
+    metric = "accuracy"
+    picture = "tagging"
+    example = '"a sentence"'
     Options = TaggingOptions
-
     origins = ("embedding",)
 
     def __init__(self, options: TaggingOptions, encoder: TagEncoder, tags: tuple[str, ...]) -> None:

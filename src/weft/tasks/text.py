@@ -35,6 +35,7 @@ from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
+from weft.tasks.support.few_shot import FewShot
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
@@ -142,14 +143,16 @@ class TextSplit(Split):
         return Batch(inputs, torch.from_numpy(labels), count, tokens.size)
 
 
-class TextTask(Task):
+class TextTask(FewShot, Task):
     """A decoder learns to continue texts."""
 
     name = "text"
-    picture = "tokens"
-    metric = "loss"
     families = ("decoder",)
+    metric = "loss"
+    picture = "text"
+    example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    generates = continues_input = True
 
     tokenizer: Tokenizer
 

@@ -78,10 +78,12 @@ class TranslationTask(Task):
     """An encoder-decoder, or a recurrent one with or without attention, learns to say a text as another."""
 
     name = "translation"
-    picture = "alignment"
-    metric = "bleu"
     families = ("encoder-decoder", "recurrent-seq2seq")
+    metric = "bleu"
+    picture = "translation"
+    example = '"a sentence"'
     Options = TranslationOptions
+    generates = True
 
     tokenizer: Tokenizer
 
