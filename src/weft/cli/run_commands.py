@@ -138,9 +138,11 @@ def look(
       weft look runs/digits seven.png --kind rollout --out rollout.svg
       weft look runs/book "Once upon" --explain --layer 2 --head 1 --row upon
     """
-    from weft.cli.look import Wish, run_look
+    from weft.cli.look import run_look
+    from weft.inspection.pictures.look_options import LookOptions, parse_pair
 
-    run_look(run, given, out, Wish(kind, layer, head, row, pair, explain), device, as_json)
+    options = LookOptions(kind, layer, head, row, parse_pair(pair), explain)
+    run_look(run, given, out, options, device, as_json)
 
 
 @app.command("import")

@@ -222,8 +222,7 @@ class Task(ABC):
     """One task, with what it learned from its training data (tokenizer, classes, statistics).
 
     `metric` is the score that users quote, among those of `measure`; training itself watches the loss. `picture` names
-    what `weft look` draws, one of `inspection.pictures.registry`; without it, it draws what every model has: attention,
-    tokens, probabilities.
+    what `weft look` draws, one of `inspection.pictures.task_picture`; without it, tokens, attention, probabilities.
     """
 
     name: ClassVar[str]
