@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from rich.console import Console
 
 import weft
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli import demo
 from weft.cli.main import app
 from weft.cli.settings import list_defaults, read_changes
+from weft.cli.train import print_metrics
 from weft.foundation.errors import WeftError
 from weft.tasks.registry import trainable_tasks
 
@@ -111,6 +114,19 @@ def test_a_config_file_says_it_all_and_set_wins(run, book, tmp_path):
     assert code == 0, err
     spec = RunFolder(tmp_path / "run").read_spec()
     assert (spec.seed, spec.model["width"], spec.data["held_out"], spec.training["rate"]) == (5, 16, 0.3, 0.5)
+
+
+def test_the_main_metric_comes_first_and_stands_out(capsys):
+    console = Console(force_terminal=True, width=80, highlight=False)
+    print_metrics(console, {"loss": 2.0, "accuracy": 0.5, "examples": 1234}, "accuracy", {"simple": 0.25})
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line).split()[0] for line in lines] == [
+        "accuracy",
+        "loss",
+        "examples",
+        "simple",
+    ]
+    assert ["\x1b[1m" in line for line in lines] == [True, False, False, False]
 
 
 def test_settings_as_written():

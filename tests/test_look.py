@@ -142,6 +142,12 @@ def test_every_kind_of_picture_is_drawn(runs, name):
         assert found.panels and len(found.html()) < 3_000_000, kind
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_main_metric_is_among_those_measured(runs, name):
+    run = runs(name)
+    assert run.task.metric in run.evaluate(f"sample:{CASES[name][1]}")
+
+
 def test_what_is_drawn_is_what_was_seen(runs):
     run = runs("text")
     attention = look(run, "lora lo").panels[0]

@@ -37,7 +37,6 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, where the task has one."""
         return self.task.tokenizer
 
     def __repr__(self) -> str:

@@ -135,7 +135,6 @@ class CaptionsTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> CaptionsTask:
-        """The task of a saved run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         return cls(options, tokenizer, int(facts["side"]), int(facts["longest"]))
@@ -145,7 +144,6 @@ class CaptionsTask(Task):
         return {"side": self.side, "longest": self.longest}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Images and captions to evaluate on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
             gallery = _of_sample(found.validation)
@@ -239,7 +237,6 @@ class CaptionsTask(Task):
         return found
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
-        """Captions of image files."""
         answers = []
         for first in range(0, len(inputs), how.batch):
             paths = inputs[first : first + how.batch]

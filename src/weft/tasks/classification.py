@@ -132,11 +132,9 @@ class ClassificationTask(Task):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The classes."""
         return self.classes
 
     def renew(self, spec: AnySpec) -> EncoderSpec:
-        """The classes of this data."""
         assert isinstance(spec, EncoderSpec)
         answer = pooled_answer(spec, len(self.classes))
         if answer.pool == "first" and not spec.class_token and answer.hidden is None:
@@ -151,7 +149,6 @@ class ClassificationTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ClassificationTask:
-        """The task of a saved run."""
         return cls(options, _restored(facts, tokenizer), tuple(facts["classes"]))
 
     def facts(self) -> Tree:
@@ -164,7 +161,6 @@ class ClassificationTask(Task):
         return self._split(_examples(found.validation) if found else _files(paths, self.options, learn=False))
 
     def default_model(self, size: Size) -> EncoderSpec:
-        """What suits the input."""
         return self.fit(self.encoder.model(size))
 
     def fit(self, spec: AnySpec) -> EncoderSpec:
@@ -181,7 +177,6 @@ class ClassificationTask(Task):
         return self.encoder.recipe(size, epochs)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """- log p(label)."""
         return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:

@@ -93,12 +93,10 @@ class EmbeddingTask(Task):
     def prepare(
         cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: EmbeddingTask | None = None
     ) -> PreparedData:
-        """There is nothing to train on."""
         raise WeftError(UNTRAINED)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> EmbeddingTask:
-        """The task of an imported run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or import it again")
         pool, normalize = cast(Pool, str(facts["pool"])), bool(facts["normalize"])
@@ -136,11 +134,9 @@ class EmbeddingTask(Task):
         return [self.frame.put(ids, self.length) or [unknown] for ids in self.tokenizer.encode_many(texts)]
 
     def default_model(self, size: Size) -> EncoderSpec:
-        """There is none."""
         raise WeftError(UNTRAINED)
 
     def fit(self, spec: AnySpec) -> EncoderSpec:
-        """There is nothing to fit to."""
         raise WeftError(UNTRAINED)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:

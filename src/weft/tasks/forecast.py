@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, 
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
+from weft.tasks.support.forecast_bands import Forecast, half_band, predict_patches
 from weft.tasks.support.losses import auxiliary_loss
 from weft.tasks.support.series_windows import (
     Array,
@@ -61,7 +62,6 @@ from weft.tasks.task import (
 CONTEXT, PATCH = 336, 24
 DEPTH = 0.2  # the share of rows that leave the last block out in training
 ENOUGH = 100_000  # windows, however often each is seen; fewer leave a model of a short series untrained
-BAND, BAND_END = 0.8, 1.2815515655446004  # the share of values within the band; the normal quantile of 0.9
 
 
 class ForecastOptions(DataSpec):
@@ -78,15 +78,6 @@ class ForecastOptions(DataSpec):
     split: SplitRows | None = None
     channels: Channels = "independent"
     patch: PositiveInt | None = None
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """Point forecasts [B, H, C] with the ends of the band that holds 80 % of the values, where the model has one."""
-
-    point: Tensor
-    low: Tensor | None = None
-    high: Tensor | None = None
 
 
 class ForecastTask(Task):
@@ -173,7 +164,6 @@ class ForecastTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ForecastTask:
-        """The task of a saved run."""
         return cls(options, SeriesFacts(**facts))
 
     @property
@@ -181,7 +171,6 @@ class ForecastTask(Task):
         return self.known.seed
 
     def facts(self) -> Tree:
-        """Columns, scales, borders."""
         return self.known.to_tree()
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
@@ -242,7 +231,7 @@ class ForecastTask(Task):
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p(x) per number, or its squared error, over the steps that the model predicts at once."""
         history, target = batch.inputs["history"], batch.labels
-        raw, output = _answer(module, history)
+        raw, output = predict_patches(module, history)
         center, spread = window_scale(history)
         steps = min(raw.shape[1], target.shape[1])
         raw, z = raw[:, :steps], (target[:, :steps] - center) / spread
@@ -268,11 +257,11 @@ class ForecastTask(Task):
         ends: list[Tensor] = []
         before: Tensor | float = 0.0
         while sum(point.shape[1] for point in points) < self.options.horizon:
-            raw, _ = _answer(module, history)
+            raw, _ = predict_patches(module, history)
             center, spread = window_scale(history)
             points.append(center + spread * widen(head.point(raw)))
             if head.distribution_name != "point":
-                half = (spread * _half_band(head, raw)).square() + before
+                half = (spread * half_band(head, raw)).square() + before
                 ends.append(half.sqrt())
                 before = half[:, -1:]
             history = torch.cat((history, points[-1].to(history.dtype)), 1)[:, -context:]
@@ -377,30 +366,3 @@ class ForecastTask(Task):
 def _notes(series: Series) -> tuple[str, ...]:
     names = ", ".join(series.left_out)
     return (f"left out, because they hold no numbers: {names}",) if names else ()
-
-
-def _answer(module: nn.Module, history: Tensor) -> tuple[Tensor, Any]:
-    """The last token's raw parameters [B, steps, C, 1 to 3] for a history [B, S, C], and the model's output."""
-    center, spread = window_scale(history)
-    output = module((history - center) / spread)
-    raw = cast(ForecastHead, module.head)(output.hidden[:, -1])
-    return raw.unflatten(1, (-1, history.shape[2])), output
-
-
-def _half_band(head: ForecastHead, raw: Tensor) -> Tensor:
-    """Half the width of the 80 % band, in the window's units.
-
-    The quantile of a Student-t of f degrees of freedom is the normal one z with the terms of Cornish and Fisher
-    (Abramowitz and Stegun 26.7.5), within 0.4 % for f >= 2.
-    """
-    found: Any = head.distribution(raw)
-    z = BAND_END
-    freedom = getattr(found, "df", None)
-    if freedom is None:
-        return found.scale * z
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return found.scale * (z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms)))

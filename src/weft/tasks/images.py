@@ -202,11 +202,9 @@ class ImagesTask(Task):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The classes."""
         return self.classes
 
     def renew(self, spec: AnySpec) -> VisionSpec:
-        """The classes of this data."""
         assert isinstance(spec, VisionSpec)
         return spec.replace(classes=len(self.classes))
 
@@ -222,7 +220,6 @@ class ImagesTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> ImagesTask:
-        """The task of a saved run."""
         scale = Scale(tuple(facts["mean"]), tuple(facts["deviation"]))
         how, side = facts.get("fitting"), int(facts["side"])
         fitting = None if how is None else Fitting(side, tuple(how["scaled"]), how["filter"])
@@ -293,11 +290,9 @@ class ImagesTask(Task):
         return Recipe(0.0 if epochs < 5 else 0.1 if epochs < 30 else 0.2, training, most_epochs=100)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """- log p of the class."""
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-        """Accuracy, macro F1, loss."""
         return measure_classes(module, split, size)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:

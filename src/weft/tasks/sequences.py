@@ -124,11 +124,9 @@ class SequencesTask(Task):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The classes."""
         return self.classes
 
     def renew(self, spec: AnySpec) -> EncoderSpec:
-        """The classes of this data."""
         assert isinstance(spec, EncoderSpec) and isinstance(spec.output, PooledSpec)
         return spec.replace(output=spec.output.replace(classes=len(self.classes)))
 
@@ -154,7 +152,6 @@ class SequencesTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> SequencesTask:
-        """The task of a saved run."""
         preparation = Preparation.from_tree(facts["preparation"])
         return cls(options, facts["classes"], facts["channels"], facts["length"], preparation)
 
@@ -168,7 +165,6 @@ class SequencesTask(Task):
         }
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Sequences to evaluate on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
             return self._split(_as_sequences(found.name, found.validation, found.classes))
@@ -216,11 +212,9 @@ class SequencesTask(Task):
         return Recipe(0.1 if epochs < 20 else 0.3, training, most_epochs=400)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """- log p of the class."""
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-        """Accuracy, macro F1, loss."""
         return measure_classes(module, split, size)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:

@@ -124,17 +124,14 @@ class TaggingTask(Task):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The tags."""
         return self.tags
 
     def renew(self, spec: AnySpec) -> EncoderSpec:
-        """The tags of this data."""
         assert isinstance(spec, EncoderSpec)
         return spec.replace(output=PerTokenSpec(classes=len(self.tags)))
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TaggingTask:
-        """The task of a saved run."""
         tags = tuple(facts["tags"])
         if "lexicon" in facts:
             return cls(options, WordTagEncoder(Lexicon.from_tree(facts["lexicon"])), tags)

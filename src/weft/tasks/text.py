@@ -200,7 +200,6 @@ class TextTask(FewShot, Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TextTask:
-        """The task of a saved run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         return cls(options, tokenizer, PromptFormat.of(facts))
@@ -210,7 +209,6 @@ class TextTask(FewShot, Task):
         return self.prompt_format.to_tree()
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Texts to evaluate on."""
         found = find_sample(self.name, paths, 0)
         files: Sequence[str | Path] = paths
         if found is not None:

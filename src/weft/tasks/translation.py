@@ -137,7 +137,6 @@ class TranslationTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TranslationTask:
-        """The task of a saved run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         source, target = facts["longest"]
@@ -148,7 +147,6 @@ class TranslationTask(Task):
         return {"longest": list(self.longest), "pairs": self.pairs, **({} if self.own_ends else self.ends.to_tree())}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Pairs to evaluate on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
             return self._split([(pair.source, pair.target) for pair in found.validation])

@@ -48,11 +48,11 @@ class InputEncoder(ABC):
 
     @abstractmethod
     def sizes(self, train: Split) -> Sequence[Size]:
-        """Sizes that make sense."""
+        """The sizes that a time plan chooses from, small to large."""
 
     @abstractmethod
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """How it is trained."""
+        """How a model of this size is trained over so many epochs."""
 
     @abstractmethod
     def answer(
@@ -87,7 +87,7 @@ class TextEncoder(InputEncoder):
         return (Size(128, 2, LONGEST_TEXT),)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Strongly held back, for the same reason."""
+        """Strong regularization, for the same reason."""
         return Recipe(
             dropout=0.3, training={"batch": 2048, "rate": 1e-3, "smoothing": 0.1, "ema": 0.99}, most_epochs=20
         )
@@ -127,7 +127,6 @@ class WordEncoder(TextEncoder):
     kind: ClassVar[str] = "words"
 
     def facts(self) -> Tree:
-        """The lexicon."""
         return {"lexicon": self.lexicon.to_tree()}
 
     def make_split(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:

@@ -54,7 +54,6 @@ class Nodes(Split):
         return self if len(kept) == len(self) else self.pick(kept)
 
     def pick(self, numbers: Sequence[int]) -> Nodes:
-        """Some of the graphs."""
         rows, edges, labels = (tuple(field[n] for n in numbers) for field in (self.rows, self.edges, self.labels))
         return Nodes(cast(Any, rows), cast(Any, edges), cast(Any, labels))
 
@@ -90,7 +89,6 @@ class NodeEncoder(InputEncoder):
         return cls(tuple(sorted({name for graph in graphs for name in graph.nodes})))
 
     def facts(self) -> Tree:
-        """The names."""
         return {"names": list(self.names)}
 
     def make_split(self, inputs: Sequence[Graph], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Nodes:
@@ -121,7 +119,6 @@ class NodeEncoder(InputEncoder):
         return Size(32, 2, LARGEST_GRAPH), Size(64, 2, LARGEST_GRAPH), Size(128, 3, LARGEST_GRAPH)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Plain."""
         return Recipe(dropout=0.0 if epochs < 10 else 0.1, training={"weight_decay": 0.01}, most_epochs=30)
 
     def answer(

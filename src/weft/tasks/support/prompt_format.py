@@ -24,7 +24,6 @@ class Frame:
 
     @classmethod
     def of(cls, facts: Tree) -> Frame:
-        """From a run's facts."""
         return cls(tuple(facts.get("before", ())), tuple(facts.get("after", ())))
 
     def to_tree(self) -> Tree:
@@ -139,7 +138,6 @@ class PromptFormat:
 
     @classmethod
     def of(cls, facts: Tree) -> PromptFormat:
-        """From a run's facts."""
         chat: Any = facts.get("chat")
         template = None if chat is None else ChatTemplate(str(chat["template"]), dict(chat.get("names", {})))
         return cls(tuple(facts.get("before", ())), tuple(facts.get("stops", ())), template)

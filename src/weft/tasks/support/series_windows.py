@@ -124,7 +124,6 @@ class WindowSplit(Split):
 
     @property
     def columns(self) -> int:
-        """C."""
         return self.values.shape[1]
 
     def __len__(self) -> int:

@@ -54,7 +54,6 @@ class WordTagEncoder(TagEncoder):
     lexicon: Lexicon
 
     def facts(self) -> Tree:
-        """Words and characters."""
         return {"lexicon": self.lexicon.to_tree()}
 
     def make_split(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:

@@ -62,7 +62,6 @@ class Ends:
         return cls(**facts["ends"], before=tuple(before), first=tuple(first), forbidden=tuple(forbidden))
 
     def to_tree(self) -> Tree:
-        """The inverse."""
         return {
             "ends": {"start": self.start, "stop": self.stop, "pad": self.pad},
             "before": {"source": list(self.before), "target": list(self.first)},
