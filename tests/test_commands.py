@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from rich.console import Console
 
 import weft
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli import demo
 from weft.cli.main import app
 from weft.cli.settings import list_defaults, read_changes
+from weft.cli.train import print_metrics
 from weft.foundation.errors import WeftError
-from weft.tasks.names import TASKS
+from weft.tasks.registry import trainable_tasks
 
 TINY = ("width=16", "layers=1", "mixer.heads=2", "length=32", "training.batch=256", "training.threads=1")
 TEXT = "she sells sea shells by the sea shore; the shells she sells are sea shells.\n" * 40
@@ -113,6 +116,19 @@ def test_a_config_file_says_it_all_and_set_wins(run, book, tmp_path):
     assert (spec.seed, spec.model["width"], spec.data["held_out"], spec.training["rate"]) == (5, 16, 0.3, 0.5)
 
 
+def test_the_main_metric_comes_first_and_stands_out(capsys):
+    console = Console(force_terminal=True, width=80, highlight=False)
+    print_metrics(console, {"loss": 2.0, "accuracy": 0.5, "examples": 1234}, "accuracy", {"simple": 0.25})
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r"\x1b\[[0-9;]*m", "", line).split()[0] for line in lines] == [
+        "accuracy",
+        "loss",
+        "examples",
+        "simple",
+    ]
+    assert ["\x1b[1m" in line for line in lines] == [True, False, False, False]
+
+
 def test_settings_as_written():
     assert read_changes(["a.b=3", "c=x,y", "d=true", "e=None", "model.f=[1,2]", "g=8640/2880/2880"], None) == (
         {},
@@ -122,7 +138,7 @@ def test_settings_as_written():
         read_changes(["rate"], None)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", trainable_tasks())
 def test_help_shows_every_default_of_a_task(run, monkeypatch, task):
     monkeypatch.setattr(sys, "argv", ["weft", "train", task, "--help"])
     code, words, _ = run("train", task, "--help")

@@ -147,9 +147,9 @@ def test_tags_by_pieces(tmp_path, bert):
 def test_a_word_is_labeled_at_its_first_piece_and_long_rows_are_cut_between_words(tmp_path):
     foreign_folders.words(tmp_path)
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    reading = PieceTagEncoder(tokenizer, Frame((2,), (3,)))
+    encoder = PieceTagEncoder(tokenizer, Frame((2,), (3,)))
     words = ("the", "cats", "sat", "\u200b", "dogs", ".")
-    part = reading.part([words], [np.arange(6)])
+    part = encoder.make_split([words], [np.arange(6)])
     none = IGNORED
     assert part.rows[0].tolist() == [2, 5, 6, 10, 7, 1, 12, 10, 13, 3]
     assert part.labels[0].tolist() == [none, 0, 1, none, 2, 3, 4, none, 5, none]
@@ -166,7 +166,7 @@ def test_a_word_is_labeled_at_its_first_piece_and_long_rows_are_cut_between_word
 def test_pieces_with_a_blank_in_front_belong_to_the_word_behind_it():
     tokenizer = train_tokenizer("bpe", ["the cats sat on the mats and the dogs " * 9], vocabulary=290)
     words = ["the", "cats", "sat"]
-    part = PieceTagEncoder(tokenizer).part([words], [np.arange(3)])
+    part = PieceTagEncoder(tokenizer).make_split([words], [np.arange(3)])
     assert part.rows[0].tolist() == tokenizer.encode("the cats sat")
     starts = np.flatnonzero(part.labels[0] != IGNORED)
     pieces = [tokenizer.decode(row) for row in np.split(part.rows[0], starts[1:])]

@@ -14,7 +14,7 @@ from weft.cli.settings import list_defaults
 from weft.data.samples import samples
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.presets import preset
-from weft.tasks.names import TASKS
+from weft.tasks.registry import trainable_tasks
 from weft.tasks.task import LADDER, GenerationOptions, Size
 from weft.training.reporting import Reporter
 from weft.training.training_spec import TrainingSpec
@@ -225,7 +225,7 @@ def test_the_plan_says_how_much_learns_beside_frozen_weights(home, tmp_path):
     assert 0 < learning < plan.parameters and learning % 2 == 0
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", trainable_tasks())
 def test_help_names_the_samples_of_a_task(task):
     assert f"Built-in data: {', '.join(f'sample:{name}' for name in samples()[task])}\n" in list_defaults(task)
 

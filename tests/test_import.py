@@ -257,7 +257,7 @@ def test_classes_have_their_names_and_texts_their_frame(made):
     assert list(answer.more["probabilities"].values()) == pytest.approx(expected.tolist(), abs=1e-5)
     assert answer.output == LABELS[int(expected.argmax())]
     # A text that is too long loses its end, not the mark after it.
-    part = run.task.reading.part(["the cat sat on a mat " * 9], [np.zeros(1, np.int64)]).cut(19)
+    part = run.task.encoder.make_split(["the cat sat on a mat " * 9], [np.zeros(1, np.int64)]).cut(19)
     assert len(part.rows[0]) == 19 and part.rows[0][0] == 2 and part.rows[0][-1] == 3
 
 
@@ -344,7 +344,7 @@ def test_a_chat_model_keeps_its_template(tmp_path, place, run):
     code, out, _ = run("predict", tmp_path / "run", "hello", "--chat", "--temperature", "0", "--max-tokens", "3")
     assert code == 0 and "hello" not in out
     plain = found.task.restore(found.task.options, {}, found.tokenizer)
-    with pytest.raises(weft.WeftError, match="not taught to chat"):
+    with pytest.raises(weft.WeftError, match="not trained to chat"):
         plain.predict(found.module, ["hello"], weft.tasks.task.GenerationOptions(chat=True))
 
 

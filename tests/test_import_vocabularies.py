@@ -122,7 +122,7 @@ def test_marian_reads_one_language_and_writes_another(tmp_path):
     run = weft.load(convert_checkpoint(folder, tmp_path / "run").run)
     assert (tmp_path / "run" / "target_tokenizer.json").is_file()
     assert run.tokenizer.target.encode("die Katze") == [7, 4, 8, 9]
-    part = run.task._part([("the cat", "die Katze")])
+    part = run.task._split([("the cat", "die Katze")])
     assert part.source(0) == [3, 4, 5, 6, 2] and part.targets[0] == [7, 4, 8, 9]
     answer = run.answer(["the cat"], max_tokens=9, beam=3)[0]
     assert 0 not in run.tokenizer.encode(answer.output) and "<pad>" not in answer.more["tokens"]

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,11 @@ from weft.figures.panels.panel import Axis
 from weft.figures.panels.tables import Table
 from weft.figures.web.packing import unpack
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.flows import gold_links
-from weft.inspection.pictures.look import kinds_of, look, picture_of
-from weft.inspection.pictures.observations import fitted, observe
-from weft.inspection.pictures.panels import LookOptions, closest_pair, find_token, telling_head, telling_place
+from weft.inspection.pictures.attention_kinds import gold_links
+from weft.inspection.pictures.look import kinds_of, look, observe, picture_of
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import fitted
+from weft.inspection.pictures.panels import closest_pair, find_token, telling_head, telling_place
 from weft.inspection.recording.watch import watch
 from weft.models.build import build
 
@@ -136,8 +138,14 @@ def test_every_kind_of_picture_is_drawn(runs, name):
     kinds = kinds_of(observation)
     assert {"attention", "explain", "statistics"} <= set(kinds)
     for kind in kinds:
-        found = picture_of(observation, kind)
+        found = picture_of(observation, LookOptions(kind))
         assert found.panels and len(found.html()) < 3_000_000, kind
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_main_metric_is_among_those_measured(runs, name):
+    run = runs(name)
+    assert run.task.metric in run.evaluate(f"sample:{CASES[name][1]}")
 
 
 def test_what_is_drawn_is_what_was_seen(runs):
@@ -164,14 +172,14 @@ def test_next_tokens_are_the_models_own(runs):
 
 
 def test_layer_head_and_row_are_shown_first(runs):
-    panel = look(runs("text"), "lora lo", None, LookOptions(layer=0, head=1, row="3")).panels[0]
+    panel = look(runs("text"), "lora lo", LookOptions(layer=0, head=1, row="3")).panels[0]
     assert panel.shown() == "layer 0, head 1" and panel.focus == 3
     with pytest.raises(WeftError, match="choose --layer among 0, 1"):
-        look(runs("text"), "lora lo", None, LookOptions(layer=5))
+        look(runs("text"), "lora lo", LookOptions(layer=5))
     with pytest.raises(WeftError, match="choose --head from 0 to 1"):
-        look(runs("text"), "lora lo", None, LookOptions(head=2))
+        look(runs("text"), "lora lo", LookOptions(head=2))
     with pytest.raises(WeftError, match="there is no token 'zebra'"):
-        look(runs("text"), "lora lo", None, LookOptions(row="zebra"))
+        look(runs("text"), "lora lo", LookOptions(row="zebra"))
 
 
 def test_a_text_longer_than_the_model_reads(runs):
@@ -183,7 +191,7 @@ def test_a_text_longer_than_the_model_reads(runs):
 def test_the_pair_view_multiplies_queries_and_keys(runs):
     run = runs("classification")
     given = "the film was not terrible"
-    pair = look(run, given, None, LookOptions(pair=("not", "terrible"))).panels[-1]
+    pair = look(run, given, LookOptions(pair=("not", "terrible"))).panels[-1]
     assert isinstance(pair, Pair) and pair.ways.options[0] == "not looks at terrible"
     with watch(run) as seen:
         run.answer([given])
@@ -202,18 +210,18 @@ def test_the_pair_view_multiplies_queries_and_keys(runs):
 
 def test_a_pair_that_is_asked_for_is_always_shown(runs):
     run, pair = runs("text"), LookOptions(pair=("r", "a"))
-    assert [panel.kind for panel in look(run, "lora lo", None, pair).panels] == ["attention", "bars", "pair"]
-    assert [panel.kind for panel in look(run, "lora lo", "pair", pair).panels] == ["pair"]
-    found = look(run, "lora lo", "lens", pair).panels[-1]
+    assert [panel.kind for panel in look(run, "lora lo", pair).panels] == ["attention", "bars", "pair"]
+    assert [panel.kind for panel in look(run, "lora lo", replace(pair, kind="pair")).panels] == ["pair"]
+    found = look(run, "lora lo", replace(pair, kind="lens")).panels[-1]
     assert isinstance(found, Pair) and found.ways.options == ("r looks at a", "a looks at r")
     with pytest.raises(WeftError, match="there is no token 'zebra' in this input"):
-        look(run, "lora lo", None, LookOptions(pair=("r", "zebra")))
+        look(run, "lora lo", LookOptions(pair=("r", "zebra")))
     with pytest.raises(WeftError, match="no self-attention in which two words meet"):
-        look(runs("recurrent"), "3 May 1987", None, LookOptions(pair=("3", "M")))
+        look(runs("recurrent"), "3 May 1987", LookOptions(pair=("3", "M")))
 
 
 def test_effects_quote_their_tokens(runs):
-    panel = look(runs("text"), "lora lo", "effects").panels[0]
+    panel = look(runs("text"), "lora lo", LookOptions("effects")).panels[0]
     assert re.fullmatch(r"Which head does it: '.+' or '.+' at 'o'", panel.title)
 
 
@@ -251,8 +259,6 @@ def test_tags_stand_below_and_the_odd_one_is_in_focus(runs, monkeypatch):
     observation = observe(run, given)
     words = given.split()
     tags = tuple(("animal", 0.9) if word == "it" else ("O", 0.8) for word in words)
-    from dataclasses import replace
-
     picture = picture_of(replace(observation, tags=tags))
     tokens, attention = picture.panels
     assert tokens.below[7] == "animal 0.90" and tokens.below[0] == "O 0.80"
@@ -263,8 +269,6 @@ def test_tags_stand_below_and_the_odd_one_is_in_focus(runs, monkeypatch):
 
 
 def test_alignment_knows_the_gold_of_its_sample(runs):
-    from dataclasses import replace
-
     observation = observe(runs("translation"), "sample:dates/3")
     assert gold_links(observation, 11) is None
     right = observation.truth.target
@@ -344,7 +348,7 @@ def test_rolled_out_over_the_image(runs):
 
 def test_explain_is_the_heads_own_output(runs):
     run = runs("text")
-    panel = look(run, "lora lo", "explain", LookOptions(layer=1, head=0, row="5")).panels[0]
+    panel = look(run, "lora lo", LookOptions("explain", layer=1, head=0, row="5")).panels[0]
     assert panel.title == "One output unfolded: l (5), layer 1, head 0"
     with watch(run) as seen, torch.no_grad():
         run.module(torch.tensor([run.tokenizer.encode("lora lo")]))
@@ -372,7 +376,7 @@ def test_long_texts_are_looked_at_in_parts(tmp_path, small_samples):
         ("reach", "256 or fewer"),
     ):
         with pytest.raises(WeftError, match=told):
-            look(run, text[:4096], kind)
+            look(run, text[:4096], LookOptions(kind))
     row = seen.attention(0, 1, 3000)
     best = int(row.argmax())
     assert panel.maps.row(0, 2, 3000)[best] == pytest.approx(float(row[best]), abs=1e-6)

@@ -9,10 +9,9 @@ from PIL import Image
 import foreign_folders
 import weft
 from weft.data.readers.images import Fitting, read_image
-from weft.inspection.pictures.look import picture_of
-from weft.inspection.pictures.observations import observe
-from weft.inspection.pictures.panels import LookOptions, by_whom
-from weft.inspection.pictures.show import observation_of
+from weft.inspection.pictures.generic import observation_of
+from weft.inspection.pictures.look import observe, picture_of
+from weft.inspection.pictures.panels import by_whom
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def test_labels_have_the_frame(made, name, tmp_path):
     run = made(name)
     observation = observe(run, "the cats sat")
     assert observation.labels("self")[0] == TOKENS
-    picture_of(observation, None, LookOptions()).write(tmp_path / "page.html")
+    picture_of(observation).write(tmp_path / "page.html")
     with weft.watch(run) as seen:
         run.predict("the cats sat")
     assert observation_of(seen).tokens == TOKENS
@@ -79,4 +78,4 @@ def test_all_that_stands_before_the_patches_is_labeled(made, name, before, tmp_p
     assert rows[:before] == ("[class]", "[register 0]")[:before]
     expected = read_image(tmp_path / "photo.png", Fitting(21, (21, 21)))
     assert np.array_equal(observation.pixels, expected)
-    picture_of(observation, None, LookOptions()).write(tmp_path / "page.html")
+    picture_of(observation).write(tmp_path / "page.html")

@@ -14,7 +14,7 @@ from weft.cli.main import app
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.tasks.support import few_shot as room
-from weft.tasks.support.few_shot import Question, draw_examples, judge_shots, name_labels, score_labels
+from weft.tasks.support.few_shot import Question, draw_examples, evaluate_few_shot, name_labels, score_labels
 from weft.tasks.text import TextOptions, TextTask
 
 ROWS = [("good fun", "1"), ("so bad", "0"), ("a joy", "1"), ("dull, dull, dull", "0"), ("fine", "1"), ("awful", "0")]
@@ -87,7 +87,7 @@ def test_metrics_follow_from_scores_and_a_bias_is_calibrated_away(monkeypatch):
         return torch.tensor([[0.0, score - 1.0] for score in right])
 
     monkeypatch.setattr(room, "score_labels", scored)
-    found = judge_shots(model(), task(), ROWS, Question((), WORDS))
+    found = evaluate_few_shot(model(), task(), ROWS, Question((), WORDS))
     assert found["accuracy"] == 0.5 and found["calibrated_accuracy"] == 1.0 and found["most_frequent_label"] == 0.5
     assert found["macro_f1"] == pytest.approx(1 / 3) and found["examples"] == 6 and found["shots"] == 0
     losses = torch.tensor([[0.0, -1.0], [0.0, -0.6]]).log_softmax(1)
@@ -97,13 +97,13 @@ def test_metrics_follow_from_scores_and_a_bias_is_calibrated_away(monkeypatch):
 def test_what_cannot_be_asked_is_said():
     question = Question((ROWS[0],), WORDS)
     with pytest.raises(WeftError, match="none is left"):
-        judge_shots(model(), task(), [], question)
+        evaluate_few_shot(model(), task(), [], question)
     with pytest.raises(WeftError, match="label '2'"):
-        judge_shots(model(), task(), [("x", "2")], question)
+        evaluate_few_shot(model(), task(), [("x", "2")], question)
     with pytest.raises(WeftError, match=r"takes up to .* this model reads 31"):
-        judge_shots(model(length=31), task(), ROWS, question)
+        evaluate_few_shot(model(length=31), task(), ROWS, question)
     with pytest.raises(WeftError, match="same tokens"):
-        judge_shots(model(), task("words"), ROWS, Question((), {"0": "unheard", "1": "unseen"}))
+        evaluate_few_shot(model(), task("words"), ROWS, Question((), {"0": "unheard", "1": "unseen"}))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_by_command_and_in_python(tmp_path, run):
     order = ["eval", str(run), data, "--shots", "2", "--labels", "bad,great", "--json"]
     found = json.loads(CliRunner().invoke(app, order).stdout)
     assert found["shots"] == 2 and found["examples"] == 4 and 0 <= found["accuracy"] <= 1
-    assert weft.load(run).evaluate(data, shots=2, labels=["bad", "great"]) == found
+    assert {**weft.load(run).evaluate(data, shots=2, labels=["bad", "great"]), "metric": "accuracy"} == found
     elsewhere = weft.load(run).few_shot(data, 2, examples=data, seed=1)
     assert elsewhere["examples"] == 6
     assert CliRunner().invoke(app, ["eval", str(run), data, "--labels", "a,b"]).exit_code == 2

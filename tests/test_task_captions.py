@@ -14,7 +14,7 @@ from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
 from weft.tasks.captions import CaptionsOptions, CaptionsTask, hold_images_out, suitable_patch, suitable_stem
-from weft.tasks.support.galleries import Gallery, as_images, open_gallery
+from weft.tasks.support.captioned_images import Gallery, as_images, open_gallery
 from weft.tasks.task import GenerationOptions, Size, mean_loss
 
 COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}
@@ -170,7 +170,7 @@ def test_padding_and_company_change_nothing(lines, cache):
 
 def test_measure_at_the_end_of_a_timed_training_takes_fewer_images(cache):
     found = prepared(["sample:scenes"], cache)
-    module, part = small(found), found.task._part(found.validation.gallery.only(range(40))).cut(20)
+    module, part = small(found), found.task._split(found.validation.gallery.only(range(40))).cut(20)
     few = found.task.evaluation_subset(module, part, 1e-9)
     metrics = found.task.measure(module, few, 2000)
     assert metrics["images"] == 16 and metrics["loss"] == mean_loss(found.task, module, part, 2000)

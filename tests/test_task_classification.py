@@ -19,8 +19,8 @@ from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks import classification
 from weft.tasks.classification import ClassificationOptions, ClassificationTask
-from weft.tasks.support.graph_nodes import NodeEncoder
 from weft.tasks.support.input_encoders import READ_AT_ONCE, WordEncoder, learn_encoder
+from weft.tasks.support.node_encoder import NodeEncoder
 from weft.tasks.support.sentences import probabilities
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
@@ -126,8 +126,8 @@ def test_padding_and_company_change_nothing(tmp_path):
             for weight in module.parameters():
                 weight.normal_(0, 0.3)
         labels = [np.zeros(1, dtype=np.int64)] * len(texts)
-        together = probabilities(module, task.reading.part(texts, labels), READ_AT_ONCE)
-        alone = [probabilities(module, task.reading.part([text], labels[:1]), 1)[0] for text in texts]
+        together = probabilities(module, task.encoder.make_split(texts, labels), READ_AT_ONCE)
+        alone = [probabilities(module, task.encoder.make_split([text], labels[:1]), 1)[0] for text in texts]
         assert max(float((a - b).abs().max()) for a, b in zip(together, alone, strict=True)) < 1e-10
 
 
@@ -138,7 +138,7 @@ def test_presets_are_fitted_to_the_data(tmp_path):
     assert bert.input.segments == 2 and bert.input.vocabulary == tokens.tokenizer.vocabulary
     assert bert.output.classes == 2 and bert.output.hidden == 768
     fitted = words.fit(preset("nano-encoder"))
-    assert fitted.input.vocabulary == words.reading.lexicon.vocabulary and fitted.output.pool == "first"
+    assert fitted.input.vocabulary == words.encoder.lexicon.vocabulary and fitted.output.pool == "first"
     run = weft.train(
         "classification", file, tmp_path / "run", preset="nano-encoder", steps=2, set={**SMALL, "length": 4}
     )
@@ -197,24 +197,26 @@ def test_graphs_in_files(tmp_path):
 
 def test_a_node_sees_its_neighbors_alone():
     graphs = samples.sample("nodes", size=9).train
-    reading = NodeEncoder.learn(graphs)
-    spec = reading.fit_spec(reading.model(Size(16, 1, 64)), 2)
+    encoder = NodeEncoder.learn(graphs)
+    spec = encoder.fit_spec(encoder.model(Size(16, 1, 64)), 2)
     module = weft.build(spec, dtype=torch.float64)
     with torch.no_grad():
         for weight in module.parameters():
             weight.normal_(0, 0.5)
     graph = graphs[0]
     labels = [np.zeros(len(graph.nodes), dtype=np.int64)]
-    (before,) = probabilities(module, reading.part([graph], labels), 99)
+    (before,) = probabilities(module, encoder.make_split([graph], labels), 99)
     other = "red" if graph.nodes[0] == "blue" else "blue"
     changed = type(graph)((other, *graph.nodes[1:]), graph.adjacency, graph.labels)
-    (after,) = probabilities(module, reading.part([changed], labels), 99)
+    (after,) = probabilities(module, encoder.make_split([changed], labels), 99)
     moved = (before - after).abs().amax(-1) > 0
     assert moved.tolist() == [n == 0 or bool(graph.adjacency[0, n]) for n in range(len(graph.nodes))]
-    batch = reading.part(graphs, [np.ones(12, dtype=np.int64)] * 9).batch([0, 1])
+    batch = encoder.make_split(graphs, [np.ones(12, dtype=np.int64)] * 9).batch([0, 1])
     assert batch.inputs["edges"].shape == (2, 12, 12) and (batch.labels != IGNORED).all()
     larger = parse_graph({"nodes": ["red"] * 20}, "a graph", labeled=False)
-    (pair, _) = probabilities(module, reading.part([graph, larger], [labels[0], np.zeros(20, dtype=np.int64)]), 99)
+    (pair, _) = probabilities(
+        module, encoder.make_split([graph, larger], [labels[0], np.zeros(20, dtype=np.int64)]), 99
+    )
     assert float((pair - before).abs().max()) < 1e-10
 
 

@@ -19,9 +19,10 @@ from weft.foundation.errors import SpecError, WeftError
 from weft.models.presets import preset
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
-from weft.tasks.forecast import ForecastOptions, ForecastTask, _half_band
+from weft.tasks.forecast import ForecastOptions, ForecastTask
 from weft.tasks.support.baselines import naive_forecast
-from weft.tasks.support.windows import LEAST_SPREAD, WindowSplit, simple_errors, window_scale
+from weft.tasks.support.forecast_bands import half_band
+from weft.tasks.support.series_windows import LEAST_SPREAD, WindowSplit, simple_errors, window_scale
 from weft.tasks.task import GenerationOptions, Size, mean_loss
 from weft.training.reporting import Reporter
 from weft.training.train import TrainRequest, run_training
@@ -274,7 +275,7 @@ def test_the_band_holds_four_fifths(freedom):
     head = ForecastHead(4, 1, "student")
     raw = torch.tensor([0.0, 1.0, math.log(math.expm1(max(freedom - 2, 1e-6)))])
     drawn = StudentT(freedom, 0.0, head.distribution(raw).scale).sample((400_000,))
-    share = float((drawn.abs() <= _half_band(head, raw)).double().mean())
+    share = float((drawn.abs() <= half_band(head, raw)).double().mean())
     assert share == pytest.approx(0.8, abs=0.004)
 
 
@@ -343,9 +344,9 @@ def test_a_glimpse_shows_forecast_and_truth(tmp_path):
 @pytest.mark.parametrize(
     ("options", "kind", "sentence"),
     [
-        ({"context": 300}, DataError, "the training part has no window of 300 rows of history and 6 to forecast"),
+        ({"context": 300}, DataError, "the training split has no window of 300 rows of history and 6 to forecast"),
         ({"split": "200/100"}, DataError, "the series has 240 rows, but data.split=200/100 needs 300"),
-        ({"split": "200/3/37"}, DataError, "the validation part has no window"),
+        ({"split": "200/3/37"}, DataError, "the validation split has no window"),
         ({"split": "240"}, SpecError, "a split is rows/rows or rows/rows/rows"),
         ({"split": "a/b"}, SpecError, "split"),
         ({"split": "9/9", "validation": "x.csv"}, DataError, "data.split and data.validation both"),

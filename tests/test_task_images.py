@@ -21,7 +21,7 @@ from weft.foundation.errors import WeftError
 from weft.models.presets import preset
 from weft.tasks.images import ImagesOptions, ImagesSplit, ImagesTask, Scale, _stem
 from weft.tasks.support.augmentation import change_images
-from weft.tasks.support.labels import hold_out, in_terms_of
+from weft.tasks.support.class_labels import hold_out, in_terms_of
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
 from weft.training.train import TrainRequest, run_training

@@ -157,8 +157,8 @@ def test_padding_and_company_change_nothing(tmp_path, mixer):
             weight.normal_(0, 0.3)
     rows = [("we", "liked", "incomprehensibilities", "."), ("x",), ("They", "painted", "a", "b", "c", "d", "e")]
     labels = [("NOUN",) * len(row) for row in rows]
-    together = probabilities(module, task._part(list(zip(rows, labels, strict=True))), 999)
-    alone = [probabilities(module, task._part([pair]), 1)[0] for pair in zip(rows, labels, strict=True)]
+    together = probabilities(module, task._split(list(zip(rows, labels, strict=True))), 999)
+    alone = [probabilities(module, task._split([pair]), 1)[0] for pair in zip(rows, labels, strict=True)]
     assert max(float((a - b).abs().max()) for a, b in zip(together, alone, strict=True)) < 1e-10
     assert not weft.laws.check(module).broken
 

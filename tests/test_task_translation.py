@@ -13,7 +13,7 @@ from weft.foundation.errors import LengthError, WeftError
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
-from weft.tasks.support.pairs import Ends, PairsSplit, hold_out, learn_tokenizer
+from weft.tasks.support.text_pairs import Ends, PairsSplit, hold_out, learn_tokenizer
 from weft.tasks.task import GenerationOptions, Size, mean_loss
 from weft.tasks.translation import TranslationOptions, TranslationTask
 
@@ -124,7 +124,7 @@ def test_batches_hold_every_pair_once_and_follow_from_seed_and_epoch(table, cach
 
 def test_a_batch_teaches_the_target_and_hides_padding(table, cache):
     task = prepared([table], cache, tokenizer="words").task
-    part = task._part([("red cat", "cat red"), ("old blue bird", "bird blue old")])
+    part = task._split([("red cat", "cat red"), ("old blue bird", "bird blue old")])
     batch = part.batch([0, 1])
     ids = task.tokenizer.encode
     stop, start = task.ends.stop, task.ends.start
@@ -203,7 +203,7 @@ def test_sample_has_its_known_best(cache):
     assert not {a for a, _ in found.train.pairs} & {a for a, _ in found.validation.pairs}
     assert found.task.read(["sample:dates"], cache).pairs == found.validation.pairs
     assert found.best.metric in found.task.measure(
-        weft.build(found.task.default_model(Size(16, 1))), found.task._part(found.validation.pairs[:4]), 512
+        weft.build(found.task.default_model(Size(16, 1))), found.task._split(found.validation.pairs[:4]), 512
     )
 
 

@@ -50,7 +50,7 @@ def chat(*turns):
 
 
 def store_of(tmp_path, prompt_format, *rows, tokenizer=BYTES):
-    return token_store([write(tmp_path / "a.jsonl", *rows)], tokenizer, tmp_path / "cache", taught=prompt_format)
+    return token_store([write(tmp_path / "a.jsonl", *rows)], tokenizer, tmp_path / "cache", prompt_format=prompt_format)
 
 
 def shown(store, tokenizer=BYTES):

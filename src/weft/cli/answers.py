@@ -1,4 +1,4 @@
-"""`weft eval` and `weft predict`: a run judged and used."""
+"""`weft eval` and `weft predict`: a run evaluated and used."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from weft.cli.train import print_metrics
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.runs.run import Run, load
+from weft.tasks.support.few_shot import METRIC as FEW_SHOT_METRIC
 from weft.tasks.task import SAMPLE, Answer
 
 MOST = 8
@@ -32,24 +33,25 @@ def run_eval(
     """The task's metrics on held-out data; with `shots` the labels that a language model gives."""
     other = next((name for name in changes if not name.startswith("data.")), None)
     if other is not None:
-        raise WeftError(f"--set {other}: a run is judged as it is; only how data are read can be set: data.columns=a,b")
+        raise WeftError(f"--set {other}: a run is evaluated as it is; only the reading can be set: data.columns=a,b")
     opened = load(run, device, quantize)  # type: ignore[arg-type]
     known = _trained_on(opened, data)
     if known:
         sys.stderr.write(f"note: the run was trained on {', '.join(known)}: other data would tell more\n")
     options = {name.removeprefix("data."): value for name, value in changes.items()}
     found = opened.evaluate(list(data), options=options, **shots)
+    main = FEW_SHOT_METRIC if shots else opened.task.metric
     if as_json:
-        print_json(found)
+        print_json({**found, "metric": main})
         return
     out = console()
     out.print(f"[bold]{escape(str(run))}[/bold] on {escape(', '.join(data))}")
-    print_metrics(out, found)
+    print_metrics(out, found, main)
 
 
 def _trained_on(run: Run, data: Sequence[str]) -> list[str]:
-    """Those of the files that the run learned from, or that lie in a folder it did; a series is judged on its end."""
-    if run.task.name == "forecast":
+    """Those of the files that the run learned from, or that lie in a folder it did, unless their end was held out."""
+    if run.task.evaluates_on_tail:
         return []
     sources = [Path(source).resolve() for source in run.spec.sources if not source.startswith(SAMPLE)]
     given = [name for name in data if not name.startswith(SAMPLE)]
@@ -67,7 +69,8 @@ def run_predict(
         )
     opened = load(run, device, quantize)  # type: ignore[arg-type]
     wanted = {name: value for name, value in how.items() if value is not None}
-    if _flows(opened.task.name, given, wanted) and not as_json:
+    continues = opened.task.continues_input and not wanted.get("chat")
+    if opened.task.continues_input and _waits_for_one(given, wanted) and not as_json:
         _stream(opened, given[0], wanted)
         return
     alone = len(given) == 1 and wanted.get("samples", 1) == 1
@@ -78,7 +81,7 @@ def run_predict(
         return
     out = console()
     for answer in answers:
-        _print(out, answer, "chat" if wanted.get("chat") else opened.task.name, len(answers) > 1)
+        _print(out, answer, continues, len(answers) > 1)
     if any(answer.more.get("slid") for answer in answers):
         _note(opened)
 
@@ -89,10 +92,10 @@ def _note(run: Run) -> None:
     sys.stderr.write(f"note: {words} (--overflow refuse stops instead)\n")
 
 
-def _flows(task: str, given: list[str], how: dict[str, Any]) -> bool:
-    """Whether somebody sits there and waits for one text, token by token."""
+def _waits_for_one(given: list[str], how: dict[str, Any]) -> bool:
+    """Whether a terminal waits for one text that can be shown token by token."""
     alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how and not how.get("speculative")
-    return task == "text" and alone and sys.stdout.isatty()
+    return alone and sys.stdout.isatty()
 
 
 def _stream(run: Run, given: str, how: dict[str, Any]) -> None:
@@ -118,9 +121,10 @@ def _lines() -> list[str]:
         raise WeftError("stdin is no text in UTF-8: convert it first") from None
 
 
-def _print(out: Any, answer: Answer, task: str, many: bool) -> None:
+def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:
+    """The answer; after its input where it continues it, or where there are many."""
     shown = answer.output if isinstance(answer.output, str) else _readable(answer.output)
-    if task == "text":
+    if continues:
         out.print(f"{answer.input}{shown}", markup=False, soft_wrap=True)
     elif many or "\n" in shown:
         out.print(f"{answer.input}\t{shown}", markup=False, soft_wrap=True)
@@ -129,10 +133,9 @@ def _print(out: Any, answer: Answer, task: str, many: bool) -> None:
     shares = answer.more.get("probabilities")
     if isinstance(shares, dict) and not many and sys.stdout.isatty():
         ranked = sorted(shares.items(), key=lambda item: -item[1])[:MOST]
-        title = "the first new token" if task == "text" else "probabilities"
-        out.print(
-            f"\n{title}\n{bars([(repr(name) if task == 'text' else name, s) for name, s in ranked])}", markup=False
-        )
+        title = "the first new token" if continues else "probabilities"
+        lines = bars([(repr(name) if continues else name, share) for name, share in ranked])
+        out.print(f"\n{title}\n{lines}", markup=False)
 
 
 def _readable(value: Any) -> str:

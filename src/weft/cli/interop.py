@@ -11,15 +11,7 @@ from rich.markup import escape
 
 from weft.checkpoints.convert import Imported, convert_checkpoint
 from weft.cli.terminal import console, print_json, progress
-
-EXAMPLES = {
-    "text": 'weft predict {run} "Once upon a time" --max-tokens 80',
-    "translation": 'weft predict {run} "a sentence"',
-    "classification": 'weft predict {run} "a text"',
-    "tagging": 'weft predict {run} "a sentence"',
-    "embedding": 'weft predict {run} "a text" --json',
-    "images": "weft predict {run} picture.png",
-}
+from weft.tasks.registry import task_named
 
 
 def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
@@ -51,4 +43,5 @@ def _print(out: Console, made: Imported) -> None:
         )
     if made.left_out:
         out.print(f"left out, because no task here asks for them: {', '.join(made.left_out[:4])}", markup=False)
-    out.print(f"Next: {EXAMPLES[made.task].format(run=shlex.quote(str(made.run)))}", markup=False, style="dim")
+    words = f"weft predict {shlex.quote(str(made.run))} {task_named(made.task).example}"
+    out.print(f"Next: {words}", markup=False, style="dim")

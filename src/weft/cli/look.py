@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
@@ -10,42 +9,16 @@ from rich.markup import escape
 from weft.cli.terminal import console, in_bytes, print_json
 from weft.figures.panels.unfolding import Unfolding, as_text
 from weft.figures.picture import Picture
-from weft.foundation.errors import WeftError
-from weft.inspection.pictures.look import kinds_of, picture_of
-from weft.inspection.pictures.observations import Observation, observe
-from weft.inspection.pictures.panels import LookOptions
+from weft.inspection.pictures.look import kinds_of, observe, picture_of
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import Observation
 from weft.runs.run import load
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What of a run is to be seen: a kind of picture, and what it shows first."""
-
-    kind: str | None = None
-    layer: int | None = None
-    head: int | None = None
-    row: str | None = None
-    pair: str | None = None
-    explain: bool = False
-
-    def options(self) -> LookOptions:
-        """The same for `picture_of`."""
-        pair = None
-        if self.pair is not None:
-            words = [word.strip() for word in self.pair.split(",")]
-            if len(words) != 2 or not all(words):
-                raise WeftError(
-                    f"--pair {self.pair!r} is no pair of words: give two with a comma, such as not,terrible"
-                )
-            pair = (words[0], words[1])
-        return LookOptions(self.layer, self.head, self.row, pair)
-
-
-def run_look(run: Path, given: str, out: Path, wish: Wish, device: str | None, as_json: bool) -> None:
+def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str | None, as_json: bool) -> None:
     """Draw, and say where the picture is."""
-    options = wish.options()
     observation = observe(load(run, device), given)
-    picture = picture_of(observation, wish.kind, options, wish.explain)
+    picture = picture_of(observation, options)
     written = picture.write(out)
     if as_json:
         print_json(_tree(observation, picture, written))
@@ -57,7 +30,7 @@ def _tree(observation: Observation, picture: Picture, written: Path) -> dict[str
     return {
         "path": str(written),
         "bytes": written.stat().st_size,
-        "task": observation.task,
+        "task": "" if observation.task is None else observation.task.name,
         "input": observation.name,
         "output": observation.said,
         "tokens": list(observation.tokens),

@@ -16,13 +16,16 @@ __all__ = ["app", "run", "runs"]
 
 
 class _TrainCommand(TyperCommand):
-    """`weft train TASK --help` also shows every default of that task."""
+    """`weft train --help` lists all tasks, and `weft train TASK --help` every default of that task."""
 
     def get_help(self, ctx: Any) -> str:
         from weft.cli.settings import list_defaults
-        from weft.tasks.names import TASKS
+        from weft.tasks.registry import trainable_tasks
 
-        named = next((word for word in sys.argv[1:] if word in TASKS), None)
+        tasks = trainable_tasks()
+        argument: Any = next(parameter for parameter in self.params if parameter.name == "task")
+        argument.help = f"{', '.join(tasks)}."
+        named = next((word for word in sys.argv[1:] if word in tasks), None)
         return super().get_help(ctx) + ("" if named is None else f"\n\n{list_defaults(named)}")
 
 
@@ -30,9 +33,7 @@ class _TrainCommand(TyperCommand):
 def train(
     task: Annotated[
         str,
-        typer.Argument(
-            help="text, translation, classification, tagging, images, captions, forecast or sequences.", metavar="TASK"
-        ),
+        typer.Argument(help="A task; `weft train --help` lists those that are installed.", metavar="TASK"),
     ],
     data: Annotated[
         list[str], typer.Argument(help="Files or folders, or sample: for built-in data.", metavar="DATA...")

@@ -16,7 +16,8 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
     data: Annotated[list[str], typer.Argument(help="Held-out data: files, or sample:.", metavar="DATA...")],
     shots: Annotated[
-        int | None, typer.Option(help="A text run labels texts after so many examples in its prompt.", metavar="K")
+        int | None,
+        typer.Option(help="A language model labels texts after K examples in its prompt.", metavar="K"),
     ] = None,
     labels: Annotated[
         str | None, typer.Option(help="With --shots: words for the labels, in their order.", metavar="A,B")
@@ -137,9 +138,11 @@ def look(
       weft look runs/digits seven.png --kind rollout --out rollout.svg
       weft look runs/book "Once upon" --explain --layer 2 --head 1 --row upon
     """
-    from weft.cli.look import Wish, run_look
+    from weft.cli.look import run_look
+    from weft.inspection.pictures.look_options import LookOptions, parse_pair
 
-    run_look(run, given, out, Wish(kind, layer, head, row, pair, explain), device, as_json)
+    options = LookOptions(kind, layer, head, row, parse_pair(pair), explain)
+    run_look(run, given, out, options, device, as_json)
 
 
 @app.command("import")

@@ -67,7 +67,8 @@ def list_defaults(task: str) -> str:
     ):
         lines += [f"{title} (--set {prefix}.NAME=VALUE):", *_defaults(prefix, spec), ""]
         lines += [f"  {line.strip()}".rstrip() for line in (spec.__doc__ or "").strip().splitlines()] + [""]
-    lines += [f"Built-in data: {', '.join(f'sample:{name}' for name in samples()[task])}", ""]
+    own = samples().get(task, ())
+    lines += [f"Built-in data: {', '.join(f'sample:{name}' for name in own)}", ""] if own else []
     lines.append(
         f"Model: families {', '.join(kind.families)}; any field of the spec (--set layers=6), see `weft show`."
     )

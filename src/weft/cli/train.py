@@ -45,6 +45,7 @@ def run_train(
                 "seconds": round(trained.seconds, 3),
                 "loss": trained.loss,
                 "metrics": trained.metrics,
+                "metric": trained.run.task.metric,
                 "references": trained.references,
                 "parameters": trained.plan.parameters,
                 "planned_seconds": trained.plan.seconds,
@@ -70,10 +71,10 @@ def draw_training(out: Path, trained: Trained) -> Path:
     return picture
 
 
-def print_metrics(out: Console, metrics: dict[str, Any], references: dict[str, float] | None = None) -> None:
-    """One line a number; rows of a table below it; what simple methods reach stands beside, dimmed."""
+def print_metrics(out: Console, metrics: dict[str, Any], main: str, references: dict[str, float] | None = None) -> None:
+    """One line per number, the `main` metric first and in bold; what simple methods reach stands below, dimmed."""
     wide = max(map(len, (*metrics, *(references or {}), "best possible")))
-    for name, value in metrics.items():
+    for name, value in sorted(metrics.items(), key=lambda item: item[0] != main):
         title = name.replace("_", " ").ljust(wide)
         if isinstance(value, list) and value and isinstance(value[0], dict):
             out.print(f"  {title}")
@@ -82,7 +83,7 @@ def print_metrics(out: Console, metrics: dict[str, Any], references: dict[str, f
         elif isinstance(value, dict):
             out.print(f"  {title} " + ", ".join(f"{k} {_number(v)}" for k, v in value.items()), markup=False)
         else:
-            out.print(f"  {title} {_number(value)}", markup=False)
+            out.print(f"  {title} {_number(value)}", markup=False, style="bold" if name == main else "")
     for name, value in (references or {}).items():
         out.print(f"  [dim]{escape(name.ljust(wide))} {_number(value)}[/dim]")
 
@@ -99,7 +100,7 @@ def _print(out: Console, task: str, place: Path, trained: Trained, picture: Path
     planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps, {plan.seconds / 60:.1f} min)"
     out.print(f"\n[bold]{plan.parameters:,} parameters, {trained.steps:,} steps in {minutes}{planned}[/bold]")
     out.print("On held-out data:")
-    print_metrics(out, trained.metrics, trained.references)
+    print_metrics(out, trained.metrics, trained.run.task.metric, trained.references)
     if trained.best is not None:
         out.print(
             f"  [dim]best possible    {trained.best.value:.4f} {escape(trained.best.metric)} "

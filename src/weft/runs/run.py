@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder, RunSpec
-from weft.data.readers.texts import read_labeled
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
@@ -20,10 +19,11 @@ from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import build, read_spec
 from weft.models.estimates import estimate
-from weft.tasks.registry import task_named
+from weft.tasks.registry import TASKS, task_named
+from weft.tasks.support.few_shot import FewShotOptions
 from weft.tasks.task import Answer, GenerationOptions, Task
 
-JUDGED = 8192  # tokens a batch when a run is judged
+EVALUATION_BATCH = 8192  # tokens per batch when a run is evaluated
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +37,6 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, where the task has one."""
         return self.task.tokenizer
 
     def __repr__(self) -> str:
@@ -81,10 +80,12 @@ class Run:
         if options:
             task = copy(task)
             task.options = type(task.options)(**{**task.options.to_tree(), **options})
-        part = task.read([str(path) for path in paths], cache_folder())
+        split = task.read([str(path) for path in paths], cache_folder())
         length = getattr(self.module.spec, "length", None)
         # Models from elsewhere read so much at once that windows of that length would take all memory.
-        return self.task.measure(self.module, part if length is None else part.cut(min(length, JUDGED)), JUDGED)
+        return self.task.measure(
+            self.module, split if length is None else split.cut(min(length, EVALUATION_BATCH)), EVALUATION_BATCH
+        )
 
     def few_shot(
         self,
@@ -103,20 +104,8 @@ class Run:
         the data itself, less what was drawn; `prompt` says how each is written: "Review: {text}\\nMood: {label}";
         `columns` are those of text and label.
         """
-        from weft.tasks.support.few_shot import PATTERN, Question, draw_examples, judge_shots, name_labels
-        from weft.tasks.text import TextTask
-
-        if not isinstance(self.task, TextTask):
-            raise WeftError(f"examples in a prompt are for runs of task text, and this one is of {self.task.name}")
-        chosen = columns.split(",") if isinstance(columns, str) else list(columns) or None
-        rows = read_labeled([data] if isinstance(data, (str, Path)) else data, chosen, learn=False)
-        source = rows if examples is None else read_labeled([examples], chosen, learn=False)
-        drawn = draw_examples(source, shots, seed)
-        shown, words = tuple(source[place] for place in drawn), name_labels([*source, *rows], labels)
-        question = Question(shown, words, prompt or PATTERN)
-        if examples is None:
-            rows = [row for place, row in enumerate(rows) if place not in set(drawn)]
-        return judge_shots(self.module, self.task, rows, question)
+        paths = [data] if isinstance(data, (str, Path)) else data
+        return self.task.few_shot(self.module, paths, FewShotOptions(shots, labels, examples, prompt, seed, columns))
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Vectors [N, D] of texts, where the run is an embedding model."""
@@ -136,6 +125,11 @@ def _decoding(how: dict[str, Any]) -> GenerationOptions:
 
 def task_of(place: RunFolder, spec: RunSpec) -> Task:
     """The task of a run, with what it learned from its data."""
+    if spec.task not in TASKS:
+        raise WeftError(
+            f"{place.path} is a run of task {spec.task!r:.60}, which no installed package provides: "
+            "install the package that adds it"
+        )
     kind = task_named(spec.task)
     tokenizer = load_tokenizer(place.tokenizer) if place.tokenizer is not None else None
     return kind.restore(kind.Options(**spec.data), spec.facts, tokenizer)

@@ -32,11 +32,11 @@ from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 from weft.tasks.support.augmentation import image_changes
-from weft.tasks.support.galleries import CaptionsSplit, Gallery, as_images, open_gallery
+from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
 from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.metrics import bleu, exact_match
-from weft.tasks.support.pairs import Ends, evenly
+from weft.tasks.support.text_pairs import Ends, evenly
 from weft.tasks.task import (
     Answer,
     Batch,
@@ -55,7 +55,7 @@ from weft.tasks.task import (
 
 SIDE = 96  # pixels, where none are asked for
 NARROWEST = 16  # channels of the first convolution; each further one has twice as many
-GRID = 6  # patches a side, about
+GRID = 6  # patches per side, about
 RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
 FEW_WORDS = 256
 LONGEST = 128
@@ -65,12 +65,12 @@ SIZES = (Size(64, 3), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Siz
 
 
 class CaptionsOptions(DataSpec):
-    """`images`: the folder that they lie in. `size`: pixels a side; each image covers that square, its center is cut.
+    """`images`: the folder that they lie in. `size`: pixels per side; each image covers that square, its center is cut.
 
     `held_out` is a share of the images. `tokenizer`: auto (words), words, bpe, characters or a file; `least`: words
-    that are seen less often are unknown; `lower`: all in lower case. `augment`: shift, flip, erase or none; flip tells
-    lies where captions say left and right. `blind`: learn from the texts alone, to see what the images are worth.
-    `beam` and `penalty` are the search's by which the model is evaluation_subset.
+    that are seen less often are unknown; `lower`: all in lower case. `augment`: shift, flip, erase or none; flip makes
+    captions wrong that say left and right. `blind`: learn from the texts alone, to see what the images are worth.
+    `beam` and `penalty` are those of the beam search that the model is evaluated with.
     """
 
     images: str | None = None
@@ -89,10 +89,12 @@ class CaptionsTask(Task):
     """An image+text decoder learns to say what is on an image."""
 
     name = "captions"
-    picture = "words"
-    metric = "bleu"
     families = ("image-text",)
+    metric = "bleu"
+    picture = "captions"
+    example = "picture.png"
     Options = CaptionsOptions
+    generates = takes_images = True
 
     tokenizer: Tokenizer
 
@@ -120,21 +122,20 @@ class CaptionsTask(Task):
         if known is None:
             task = cls(options, _tokenizer(options, [_spelled(text, options) for _, text in train.captions]), side, 1)
         elif side != known.side:
-            raise DataError(f"images of {side} pixels a side, but the run that is trained on learned from {known.side}")
+            raise DataError(f"images of {side} pixels per side, but the base run learned from {known.side}")
         else:
             task = cls(options, known.tokenizer, side, known.longest)
-        part = task._part(train)
-        task.longest = max(task.longest, max(map(len, part.texts)) + 1)
-        return PreparedData(task, part, task._part(held), None if found is None else found.best)
+        split = task._split(train)
+        task.longest = max(task.longest, max(map(len, split.texts)) + 1)
+        return PreparedData(task, split, task._split(held), None if found is None else found.best)
 
-    def _part(self, gallery: Gallery) -> CaptionsSplit:
+    def _split(self, gallery: Gallery) -> CaptionsSplit:
         texts = self.tokenizer.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
         patches = 0 if self.options.blind else self.default_model(Size()).prefix
         return CaptionsSplit(gallery, texts, self.ends, self.changes, patches)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> CaptionsTask:
-        """The task of a saved run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         return cls(options, tokenizer, int(facts["side"]), int(facts["longest"]))
@@ -144,24 +145,25 @@ class CaptionsTask(Task):
         return {"side": self.side, "longest": self.longest}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Images and captions to judge on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
             gallery = _of_sample(found.validation)
             if gallery.pixels.shape[1] != self.side:
                 size = gallery.pixels.shape[1]
-                raise DataError(f"the sample's images have {size} pixels a side, but this run learned from {self.side}")
-            return self._part(gallery)
-        return self._part(open_gallery(read_captions(paths, self.options.images), self.side))
+                raise DataError(
+                    f"the sample's images have {size} pixels per side, but the run learned from {self.side}"
+                )
+            return self._split(gallery)
+        return self._split(open_gallery(read_captions(paths, self.options.images), self.side))
 
-    def evaluation_subset(self, module: nn.Module, part: Split, seconds: float) -> Split:
-        """Describing takes long: so many images of the part as fit into the time."""
-        assert isinstance(part, CaptionsSplit)
-        trial = evenly(len(part.gallery.pixels), TRIAL)
+    def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
+        """Describing takes long: as many images of the split as fit into the time."""
+        assert isinstance(split, CaptionsSplit)
+        trial = evenly(len(split.gallery.pixels), TRIAL)
         began = time.perf_counter()
-        self._describe(module, part, trial)
+        self._describe(module, split, trial)
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
-        return part if fitting >= len(part.gallery.pixels) else replace(part, described=max(len(trial), fitting))
+        return split if fitting >= len(split.gallery.pixels) else replace(split, described=max(len(trial), fitting))
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -210,15 +212,15 @@ class CaptionsTask(Task):
         output = module(batch.inputs["tokens"], images=batch.inputs.get("images"))
         return language_loss(module, output, batch.labels, batch.count, smoothing)
 
-    # --- judging and answering ---------------------------------------------------------------------------------------
+    # --- evaluation and answers ---------------------------------------------------------------------------------------
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """Loss over all captions; BLEU of one caption an image against all that it has."""
-        assert isinstance(part, CaptionsSplit)
-        loss = mean_loss(self, module, part, size)
-        chosen = evenly(len(part.gallery.pixels), part.described)
-        texts = self._describe(module, part, chosen)
-        references = [[_spelled(text, self.options) for text in part.gallery.texts_of(image)] for image in chosen]
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        """Loss over all captions; BLEU of one caption per image against all that it has."""
+        assert isinstance(split, CaptionsSplit)
+        loss = mean_loss(self, module, split, size)
+        chosen = evenly(len(split.gallery.pixels), split.described)
+        texts = self._describe(module, split, chosen)
+        references = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in chosen]
         return {
             "loss": loss,
             "bleu": bleu(texts, references),
@@ -226,17 +228,16 @@ class CaptionsTask(Task):
             "images": len(chosen),
         }
 
-    def _describe(self, module: nn.Module, part: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
+    def _describe(self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
         """A caption for each image by beam search."""
         how = GenerationOptions(beam=self.options.beam)
         found: list[str] = []
         for first in range(0, len(chosen), how.batch):
-            images = as_images(part.gallery.pixels[np.array(chosen[first : first + how.batch])])
+            images = as_images(split.gallery.pixels[np.array(chosen[first : first + how.batch])])
             found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, how)]
         return found
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
-        """Captions of image files."""
         answers = []
         for first in range(0, len(inputs), how.batch):
             paths = inputs[first : first + how.batch]
@@ -262,18 +263,18 @@ class CaptionsTask(Task):
         )
         return generate_texts(module, request, how, penalty=self.options.penalty)
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """The caption of one held-out image."""
-        assert isinstance(part, CaptionsSplit)
-        found = self._write(module, as_images(part.gallery.pixels[np.array([0])]), GenerationOptions())[0][0]
-        return f"{self.tokenizer.decode(found.tokens)!r} ({part.gallery.texts_of(0)[0]!r})"
+        assert isinstance(split, CaptionsSplit)
+        found = self._write(module, as_images(split.gallery.pixels[np.array([0])]), GenerationOptions())[0][0]
+        return f"{self.tokenizer.decode(found.tokens)!r} ({split.gallery.texts_of(0)[0]!r})"
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
+    def references(self, train: Split, split: Split) -> dict[str, float]:
         """BLEU of the commonest caption, said of every image."""
-        assert isinstance(train, CaptionsSplit) and isinstance(part, CaptionsSplit)
+        assert isinstance(train, CaptionsSplit) and isinstance(split, CaptionsSplit)
         commonest = Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]
-        images = range(len(part.gallery.pixels))
-        texts = [[_spelled(text, self.options) for text in part.gallery.texts_of(image)] for image in images]
+        images = range(len(split.gallery.pixels))
+        texts = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in images]
         return {"bleu of the commonest caption": bleu([_spelled(commonest, self.options)] * len(images), texts)}
 
 
@@ -291,7 +292,7 @@ def suitable_patch(side: int, halvings: int) -> int:
     patch = min((p for p in range(1, after + 1) if after % p == 0), key=lambda p: abs(after // p - GRID))
     if not GRID // 2 <= after // patch <= 2 * GRID:
         raise DataError(
-            f"images of {side} pixels a side do not divide into patches: --set data.size={-(-side // 8) * 8}"
+            f"images of {side} pixels per side do not divide into patches: --set data.size={-(-side // 8) * 8}"
         )
     return patch
 
@@ -300,7 +301,7 @@ def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery,
     """(to learn from, held out): a share of the images, each with all its captions."""
     count = len(gallery.pixels)
     if count < 2:
-        raise DataError(f"{count} image: to learn and to judge takes two or more; give more images")
+        raise DataError(f"{count} image: training and validation take two or more; give more images")
     if not 0 < share < 1:
         raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
     held = min(count - 1, max(1, round(share * count)))
@@ -308,8 +309,8 @@ def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery,
     return gallery.only(sorted(order[held:])), gallery.only(sorted(order[:held]))
 
 
-def _of_sample(part: Captioned) -> Gallery:
-    return Gallery(part.pixels, tuple(enumerate(part.texts)))
+def _of_sample(split: Captioned) -> Gallery:
+    return Gallery(split.pixels, tuple(enumerate(split.texts)))
 
 
 def _spelled(text: str, options: CaptionsOptions) -> str:

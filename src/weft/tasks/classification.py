@@ -1,5 +1,5 @@
-"""Task classification: one label a text, p(class | text) = softmax(W h + b) of an encoder's pooled state h; or one a
-node of a graph, where nodes see their neighbors alone.
+"""Task classification: one label per text, p(class | text) = softmax(W h + b) of an encoder's pooled state h; or one
+per node of a graph, where nodes see their neighbors alone.
 
 Loss: - log p(label), in nats. Texts are read as words with their characters, or by a tokenizer.
 """
@@ -28,13 +28,13 @@ from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
 from weft.tasks.embedding import EmbeddingTask
 from weft.tasks.support.baselines import BagOfBigrams
-from weft.tasks.support.graph_nodes import NodeEncoder
+from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
 from weft.tasks.support.input_encoders import InputEncoder, TokenEncoder, WordEncoder, learn_encoder, pooled_answer
-from weft.tasks.support.labels import classes_after, hold_out, in_terms_of
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, macro_f1
+from weft.tasks.support.node_encoder import NodeEncoder
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Hiding, Sentences, ask, judge
+from weft.tasks.support.sentences import Hiding, Sentences, ask, evaluate
 from weft.tasks.task import (
     Answer,
     Batch,
@@ -50,7 +50,7 @@ from weft.tasks.task import (
     find_sample,
 )
 
-Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with a label a node
+Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with a label per node
 
 
 class ClassificationOptions(DataSpec):
@@ -72,16 +72,17 @@ class ClassificationTask(Task):
     """An encoder learns the labels of texts, or of the nodes of graphs."""
 
     name = "classification"
-    picture = "tokens"
-    metric = "accuracy"
     families = ("encoder",)
+    metric = "accuracy"
+    picture = "classification"
+    example = '"a text"'
     Options = ClassificationOptions
     origins = ("embedding",)
     tuned: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
 
-    def __init__(self, options: ClassificationOptions, reading: InputEncoder, classes: tuple[str, ...]) -> None:
-        self.options, self.reading, self.classes = options, reading, classes
-        self.tokenizer = reading.tokenizer if isinstance(reading, TokenEncoder) else None
+    def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
+        self.options, self.encoder, self.classes = options, encoder, classes
+        self.tokenizer = encoder.tokenizer if isinstance(encoder, TokenEncoder) else None
 
     @classmethod
     def prepare(
@@ -92,7 +93,7 @@ class ClassificationTask(Task):
         cache: Path,
         known: ClassificationTask | EmbeddingTask | None = None,
     ) -> PreparedData:
-        """Read labeled texts or graphs, learn words and classes from the part that is not held out."""
+        """Read labeled texts or graphs, learn words and classes from what is not held out."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
             train, held = _examples(found.train), _examples(found.validation)
@@ -109,7 +110,7 @@ class ClassificationTask(Task):
         task = cls._learn([given for given, _ in train], classes, options, known)
         best = None if found is None else found.best
         hiding = Hiding(options.hidden, options.rarity, blind=True)
-        return PreparedData(task, task._part(train, hiding), task._part(held), best)
+        return PreparedData(task, task._split(train, hiding), task._split(held), best)
 
     @classmethod
     def _learn(
@@ -124,95 +125,90 @@ class ClassificationTask(Task):
         if known is None:
             learned = NodeEncoder.learn(inputs) if graphs else None
             return cls(options, learned or learn_encoder(options.tokenizer, inputs, options.vocabulary), classes)
-        reading = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.reading
-        if graphs != isinstance(reading, NodeEncoder):
+        encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
+        if graphs != isinstance(encoder, NodeEncoder):
             raise DataError("one of graphs and texts was learned, the other is given: train on data of the same kind")
-        return cls(options, reading, classes_after(classes, known.answers or ()))
+        return cls(options, encoder, classes_after(classes, known.answers or ()))
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The classes."""
         return self.classes
 
     def renew(self, spec: AnySpec) -> EncoderSpec:
-        """The classes of this data."""
         assert isinstance(spec, EncoderSpec)
         answer = pooled_answer(spec, len(self.classes))
         if answer.pool == "first" and not spec.class_token and answer.hidden is None:
             answer = answer.replace(hidden=spec.width)  # BERT's pooler, which some files leave out
         return spec.replace(output=answer)
 
-    def _part(self, examples: Sequence[Example], hiding: Hiding | None = None) -> Split:
+    def _split(self, examples: Sequence[Example], hiding: Hiding | None = None) -> Split:
         numbers, names = number_labels([label for _, labels in examples for label in labels], learn=False)
         numbers = in_terms_of(self.classes, numbers, names)
         ends = np.cumsum([len(labels) for _, labels in examples])[:-1]
-        return self.reading.part([given for given, _ in examples], np.split(numbers, ends), hiding)
+        return self.encoder.make_split([given for given, _ in examples], np.split(numbers, ends), hiding)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ClassificationTask:
-        """The task of a saved run."""
         return cls(options, _restored(facts, tokenizer), tuple(facts["classes"]))
 
     def facts(self) -> Tree:
-        """Names of classes, and what the reading learned."""
-        return {"classes": list(self.classes), "reading": self.reading.kind, **self.reading.facts()}
+        """Names of classes, and what the encoder learned."""
+        return {"classes": list(self.classes), "reading": self.encoder.kind, **self.encoder.facts()}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Labeled texts or graphs to judge on; a label that training never saw is an error."""
+        """Labeled texts or graphs to evaluate on; a label that training never saw is an error."""
         found = find_sample(self.name, paths, 0)
-        return self._part(_examples(found.validation) if found else _files(paths, self.options, learn=False))
+        return self._split(_examples(found.validation) if found else _files(paths, self.options, learn=False))
 
     def default_model(self, size: Size) -> EncoderSpec:
-        """What suits the reading."""
-        return self.fit(self.reading.model(size))
+        return self.fit(self.encoder.model(size))
 
     def fit(self, spec: AnySpec) -> EncoderSpec:
         """The vocabulary and the classes of this data."""
         assert isinstance(spec, EncoderSpec)
-        return self.reading.fit_spec(spec, len(self.classes))
+        return self.encoder.fit_spec(spec, len(self.classes))
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: labels are few."""
-        return self.reading.sizes(train)
+        return self.encoder.sizes(train)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Few labels are learned by heart soon, so much is held back."""
-        return self.reading.recipe(size, epochs)
+        return self.encoder.recipe(size, epochs)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """- log p(label)."""
         return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """Accuracy, macro F1, and loss in nats an answer."""
-        judged = judge(module, part, size)
-        said, truth = judged.flat()
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        """Accuracy, macro F1, and loss in nats per answer."""
+        evaluation = evaluate(module, split, size)
+        said, truth = evaluation.flat()
         return {
             "accuracy": accuracy(said, truth),
             "macro_f1": macro_f1(said, truth),
-            "loss": judged.loss,
-            "examples": len(part),
+            "loss": evaluation.loss,
+            "examples": len(split),
         }
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
-        """A label with the probabilities of all classes; for a graph (a .json file or a tree) one a node."""
-        return self.reading.answer(module, inputs, self.classes, how)
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
+        """A label with the probabilities of all classes; for a graph (a .json file or a tree) one per node."""
+        return self.encoder.answer(module, inputs, self.classes, generation)
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """Some held-out examples with what the model says."""
-        return self.reading.preview(module, part, self.classes)
+        return self.encoder.preview(module, split, self.classes)
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
+    def references(self, train: Split, split: Split) -> dict[str, float]:
         """Logistic regression on words and pairs of words."""
-        if not (isinstance(train, Sentences) and isinstance(part, Sentences)):
+        if not (isinstance(train, Sentences) and isinstance(split, Sentences)):
             return {}
-        truth = [[self.classes[label[0]] for label in one.labels] for one in (train, part)]
+        truth = [[self.classes[label[0]] for label in one.labels] for one in (train, split)]
         bag = BagOfBigrams.fit(train.texts, truth[0])
-        return {"bag of bigrams": accuracy(bag.predict(part.texts), truth[1])}
+        return {"bag of bigrams": accuracy(bag.predict(split.texts), truth[1])}
 
 
 def _examples(sample: Sequence[Any]) -> list[Example]:
-    """A sample's examples: texts with a label, or graphs with one a node."""
+    """A sample's examples: texts with a label, or graphs with one per node."""
     return [(row, row.labels) if isinstance(row, Graph) else (row[0], (row[1],)) for row in sample]
 
 

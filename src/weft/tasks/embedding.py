@@ -1,7 +1,7 @@
-"""Task embedding: one vector a text, so that texts of like meaning lie close. Models for it are imported, not trained.
+"""Task embedding: one vector per text, so that texts of like meaning lie close. Models are imported, not trained.
 
-v = pool(h_1 .. h_T) of an encoder's last states: their mean, or the first's; |v| = 1 where it is normalized. Judged by
-pairs of texts with a score of how alike they are: the rank correlation of cosines with scores (Spearman).
+v = pool(h_1 .. h_T) of an encoder's last states: their mean, or the first's; |v| = 1 where it is normalized. Measured
+on pairs of texts with a score of how alike they are: the rank correlation of cosines with scores (Spearman).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SimilaritySplit(Split):
         return sum(len(first) + len(second) for first, second in self.rows)
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Pairs in their own order, about `size` tokens a batch."""
+        """Pairs in their own order, about `size` tokens per batch."""
         longest = max(max(map(len, pair)) for pair in self.rows)
         count = max(1, size // (2 * longest))
         return [range(first, min(first + count, len(self))) for first in range(0, len(self), count)]
@@ -74,10 +74,12 @@ class EmbeddingTask(Task):
     """An encoder gives each text a vector."""
 
     name = "embedding"
-    picture = "tokens"
-    metric = "spearman"
     families = ("encoder",)
+    metric = "spearman"
+    picture = "embedding"
+    example = '"a text" --json'
     Options = EmbeddingOptions
+    trainable = False
 
     tokenizer: Tokenizer
 
@@ -91,12 +93,10 @@ class EmbeddingTask(Task):
     def prepare(
         cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: EmbeddingTask | None = None
     ) -> PreparedData:
-        """There is nothing to train on."""
         raise WeftError(UNTRAINED)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> EmbeddingTask:
-        """The task of an imported run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or import it again")
         pool, normalize = cast(Pool, str(facts["pool"])), bool(facts["normalize"])
@@ -134,11 +134,9 @@ class EmbeddingTask(Task):
         return [self.frame.put(ids, self.length) or [unknown] for ids in self.tokenizer.encode_many(texts)]
 
     def default_model(self, size: Size) -> EncoderSpec:
-        """There is none."""
         raise WeftError(UNTRAINED)
 
     def fit(self, spec: AnySpec) -> EncoderSpec:
-        """There is nothing to fit to."""
         raise WeftError(UNTRAINED)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -147,23 +145,23 @@ class EmbeddingTask(Task):
         cosines = nn.functional.cosine_similarity(first, second)
         return Loss((cosines - batch.labels.to(cosines)).square().sum(), batch.count)
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Correlations of cosines with scores: of their ranks (Spearman), and of themselves (Pearson)."""
-        assert isinstance(part, SimilaritySplit)
+        assert isinstance(split, SimilaritySplit)
         device, found = next(module.parameters()).device, []
         with torch.inference_mode():
-            for examples in part.batches(size, None):
-                x = part.batch(examples).to(device).inputs
+            for examples in split.batches(size, None):
+                x = split.batch(examples).to(device).inputs
                 first, second = self._vectors(module, x["tokens"], x["lengths"]).chunk(2)
                 found.append(nn.functional.cosine_similarity(first, second).double().cpu().numpy())
         cosines = np.concatenate(found)
-        ranks = [_ranks(values) for values in (cosines, part.scores)]
-        return {"spearman": _pearson(*ranks), "pearson": _pearson(cosines, part.scores), "pairs": len(part)}
+        ranks = [_ranks(values) for values in (cosines, split.scores)]
+        return {"spearman": _pearson(*ranks), "pearson": _pearson(cosines, split.scores), "pairs": len(split)}
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The vector of each text."""
         texts = [str(given) for given in inputs]
-        vectors = self.embed(module, texts, how.batch)
+        vectors = self.embed(module, texts, generation.batch)
         return [Answer(text, vector.tolist()) for text, vector in zip(texts, vectors, strict=True)]
 
     def embed(self, module: nn.Module, texts: Sequence[str], batch: int = 64) -> Tensor:
@@ -174,10 +172,10 @@ class EmbeddingTask(Task):
         found: dict[int, Tensor] = {}
         with torch.inference_mode():
             for first in range(0, len(order), batch):
-                token_positions = order[first : first + batch]
-                padded = pad_rows([rows[place] for place in token_positions], self.tokenizer.pad)
+                places = order[first : first + batch]
+                padded = pad_rows([rows[place] for place in places], self.tokenizer.pad)
                 vectors = self._vectors(module, padded.tokens.to(device), padded.lengths.to(device)).cpu()
-                found |= dict(zip(token_positions, vectors, strict=True))
+                found |= dict(zip(places, vectors, strict=True))
         width = cast(EncoderSpec, module.spec).width
         return torch.stack([found[place] for place in range(len(rows))]) if rows else torch.zeros(0, width)
 

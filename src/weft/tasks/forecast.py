@@ -1,7 +1,7 @@
 """Task forecast: the next numbers of a series. A decoder over patches; its last token predicts the whole horizon.
 
 Each window is centered on its last value and divided by the deviation of its history, z = (x - x_T) / s, and the
-forecast is brought back: so a model that says 0 says "as now". Loss: - log p(x) of a Student-t or Gaussian in nats a
+forecast is brought back: so a model that says 0 says "as now". Loss: - log p(x) of a Student-t or Gaussian in nats per
 number, or the squared error of a point forecast; errors are in units of each column's deviation in training.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +29,9 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, 
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
+from weft.tasks.support.forecast_bands import Forecast, half_band, predict_patches
 from weft.tasks.support.losses import auxiliary_loss
-from weft.tasks.support.windows import (
+from weft.tasks.support.series_windows import (
     Array,
     Channels,
     SeriesFacts,
@@ -61,15 +62,14 @@ from weft.tasks.task import (
 CONTEXT, PATCH = 336, 24
 DEPTH = 0.2  # the share of rows that leave the last block out in training
 ENOUGH = 100_000  # windows, however often each is seen; fewer leave a model of a short series untrained
-BAND, BAND_END = 0.8, 1.2815515655446004  # the share of values within the band; the normal quantile of 0.9
 
 
 class ForecastOptions(DataSpec):
     """`columns` to forecast (by default all that are numeric), `horizon` steps ahead from `context` steps of history.
 
-    `split`: rows of training, validation and test, such as 8640/2880/2880; without it the last part is held out, or
+    `split`: rows of training, validation and test, such as 8640/2880/2880; without it the last rows are held out, or
     `validation` names another file. `channels`: independent (each column is a series of its own, all share the
-    weights) or joint (one token holds all columns). `patch`: steps a token.
+    weights) or joint (one token holds all columns). `patch`: steps per token.
     """
 
     columns: Names = ()
@@ -80,23 +80,16 @@ class ForecastOptions(DataSpec):
     patch: PositiveInt | None = None
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """Point forecasts [B, H, C] with the ends of the band that holds 80 % of the values, where the model has one."""
-
-    point: Tensor
-    low: Tensor | None = None
-    high: Tensor | None = None
-
-
 class ForecastTask(Task):
     """A decoder over patches of numbers learns what follows a history."""
 
     name = "forecast"
-    picture = "forecast"
-    metric = "mse"
     families = ("series",)
+    metric = "mse"
+    picture = "forecast"
+    example = "series.csv"
     Options = ForecastOptions
+    evaluates_on_tail = True
 
     options: ForecastOptions
 
@@ -140,22 +133,22 @@ class ForecastTask(Task):
         patch = min(options.patch or max(1, min(PATCH, wanted // 4)), wanted)
         return cls(options, SeriesFacts.learn(series, borders, wanted // patch * patch, patch, seed))
 
-    def _part(self, values: Array, first: int, end: int, what: str) -> WindowSplit:
+    def _split(self, values: Array, first: int, end: int, what: str) -> WindowSplit:
         scaled = torch.from_numpy(self.known.scaled(values).astype(np.float32))
         known, o = self.known, self.options
-        part = WindowSplit(scaled, first, end, known.context, o.horizon, known.patch, o.channels)
-        return part.expect_windows(what)
+        split = WindowSplit(scaled, first, end, known.context, o.horizon, known.patch, o.channels)
+        return split.expect_windows(what)
 
     def _cut(self, values: Array, number: int) -> WindowSplit:
-        """The training, validation or test part; histories of the later ones may reach into those before."""
+        """The training, validation or test split; histories of the later ones may reach into those before."""
         borders = self.known.borders
         first = borders[number - 1] if number else self.known.context
-        what = ("the training part", "the validation part", "the test part")[number]
-        return self._part(values, first, borders[number], what)
+        what = ("the training split", "the validation split", "the test split")[number]
+        return self._split(values, first, borders[number], what)
 
     def _whole(self, paths: Sequence[str]) -> WindowSplit:
         series = read_series(paths, self.known.columns)
-        return self._part(series.values, self.known.context, len(series.values), Path(paths[0]).name)
+        return self._split(series.values, self.known.context, len(series.values), Path(paths[0]).name)
 
     def _best(self, found: Sample[Any]) -> Best | None:
         """The sample's best score in units of the columns' deviations."""
@@ -171,22 +164,24 @@ class ForecastTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ForecastTask:
-        """The task of a saved run."""
         return cls(options, SeriesFacts(**facts))
 
+    @property
+    def sample_seed(self) -> int:
+        return self.known.seed
+
     def facts(self) -> Tree:
-        """Columns, scales, borders."""
         return self.known.to_tree()
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """The training series is judged on its last part (test, of a split in three), any other on all windows."""
-        found = find_sample(self.name, paths, self.known.seed)
+        """The training series is evaluated on its last rows (test, of a split in three), any other on all windows."""
+        found = find_sample(self.name, paths, self.sample_seed)
         series = read_series(paths, self.known.columns) if found is None else joined(found)[0]
         if digest(series.values) == self.known.digest and len(self.known.borders) > 1:
-            part = self._cut(series.values, len(self.known.borders) - 1)
-            return replace(part, known=self.known.borders[0])
+            split = self._cut(series.values, len(self.known.borders) - 1)
+            return replace(split, known=self.known.borders[0])
         first = self.known.context if found is None else len(found.train.values)
-        return self._part(series.values, first, len(series.values), str(paths[0]))
+        return self._split(series.values, first, len(series.values), str(paths[0]))
 
     # --- model -------------------------------------------------------------------------------------------------------
 
@@ -234,9 +229,9 @@ class ForecastTask(Task):
         return Recipe(dropout=0.3, training=training, most_epochs=max(4.0, ENOUGH / max(1, windows)))
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """- log p(x) a number, or its squared error, over the steps that the model predicts at once."""
+        """- log p(x) per number, or its squared error, over the steps that the model predicts at once."""
         history, target = batch.inputs["history"], batch.labels
-        raw, output = _answer(module, history)
+        raw, output = predict_patches(module, history)
         center, spread = window_scale(history)
         steps = min(raw.shape[1], target.shape[1])
         raw, z = raw[:, :steps], (target[:, :steps] - center) / spread
@@ -261,12 +256,12 @@ class ForecastTask(Task):
         points: list[Tensor] = []
         ends: list[Tensor] = []
         before: Tensor | float = 0.0
-        while sum(part.shape[1] for part in points) < self.options.horizon:
-            raw, _ = _answer(module, history)
+        while sum(point.shape[1] for point in points) < self.options.horizon:
+            raw, _ = predict_patches(module, history)
             center, spread = window_scale(history)
             points.append(center + spread * widen(head.point(raw)))
             if head.distribution_name != "point":
-                half = (spread * _half_band(head, raw)).square() + before
+                half = (spread * half_band(head, raw)).square() + before
                 ends.append(half.sqrt())
                 before = half[:, -1:]
             history = torch.cat((history, points[-1].to(history.dtype)), 1)[:, -context:]
@@ -276,14 +271,14 @@ class ForecastTask(Task):
         half = torch.cat(ends, 1)[:, : self.options.horizon]
         return Forecast(point, point - half, point + half)
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Errors over all windows, the share of values within the 80 % band, and errors in each column's own units."""
-        assert isinstance(part, WindowSplit)
+        assert isinstance(split, WindowSplit)
         device = next(module.parameters()).device
-        squares, sums = torch.zeros(part.columns, dtype=torch.float64), {"absolute": 0.0, "within": 0.0, "count": 0}
+        squares, sums = torch.zeros(split.columns, dtype=torch.float64), {"absolute": 0.0, "within": 0.0, "count": 0}
         banded = False
-        for examples in part.batches(size, None):
-            batch = part.batch(examples).to(device)
+        for examples in split.batches(size, None):
+            batch = split.batch(examples).to(device)
             found, truth = self.forecast(module, batch.inputs["history"]), batch.labels
             error = (found.point - truth).double()
             by_column = error.square().sum(1).cpu()
@@ -296,26 +291,26 @@ class ForecastTask(Task):
             if found.low is not None and found.high is not None:
                 banded = True
                 sums["within"] += int(((found.low <= truth) & (truth <= found.high)).sum())
-        each = squares.numpy() / (part.windows * part.horizon)
+        each = squares.numpy() / (split.windows * split.horizon)
         own = np.sqrt(each) * np.array(self.known.deviation)
         return {
-            "loss": mean_loss(self, module, part, size),
+            "loss": mean_loss(self, module, split, size),
             "mse": float(each.mean()),
             "mae": sums["absolute"] / sums["count"],
             **({"coverage": sums["within"] / sums["count"]} if banded else {}),
-            **{f"{name}_mse": value for name, value in simple_errors(part, part.known).items()},
+            **{f"{name}_mse": value for name, value in simple_errors(split, split.known).items()},
             "rmse_by_column": dict(zip(self.known.columns, own.tolist(), strict=True)),
-            "windows": part.windows,
-            "horizon": part.horizon,
-            "context": part.context,
+            "windows": split.windows,
+            "horizon": split.horizon,
+            "context": split.context,
         }
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
+    def references(self, train: Split, split: Split) -> dict[str, float]:
         """The errors of the last value and of ridge regression on the training rows."""
-        assert isinstance(train, WindowSplit) and isinstance(part, WindowSplit)
-        return simple_errors(part, train.end, train)
+        assert isinstance(train, WindowSplit) and isinstance(split, WindowSplit)
+        return simple_errors(split, train.end, train)
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """What follows the end of each series (a .csv, or numbers [N, C]), in the columns' own units, with bands."""
         return [self._predict(module, given) for given in inputs]
 
@@ -343,7 +338,7 @@ class ForecastTask(Task):
 
     def _rows(self, given: Any) -> Array:
         if isinstance(given, (str, Path)):
-            found = find_sample(self.name, [str(given)], self.known.seed)
+            found = find_sample(self.name, [str(given)], self.sample_seed)
             return read_series([given], self.known.columns).values if found is None else found.train.values
         rows = np.asarray(given, dtype=np.float64)
         rows = rows[:, None] if rows.ndim == 1 else rows
@@ -354,14 +349,14 @@ class ForecastTask(Task):
             )
         return rows
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """The first held-out window's first column: forecast and truth, near and far."""
-        assert isinstance(part, WindowSplit)
-        batch = part.batch([0]).to(next(module.parameters()).device)
+        assert isinstance(split, WindowSplit)
+        batch = split.batch([0]).to(next(module.parameters()).device)
         point = self.forecast(module, batch.inputs["history"]).point[0, :, 0].cpu().double().numpy()
         truth = batch.labels[0, :, 0].cpu().double().numpy()
         scale, mean = self.known.deviation[0], self.known.mean[0]
-        shown = sorted({0, part.horizon // 2, part.horizon - 1})
+        shown = sorted({0, split.horizon // 2, split.horizon - 1})
         words = [
             f"+{step + 1} {point[step] * scale + mean:.4g} (was {truth[step] * scale + mean:.4g})" for step in shown
         ]
@@ -371,30 +366,3 @@ class ForecastTask(Task):
 def _notes(series: Series) -> tuple[str, ...]:
     names = ", ".join(series.left_out)
     return (f"left out, because they hold no numbers: {names}",) if names else ()
-
-
-def _answer(module: nn.Module, history: Tensor) -> tuple[Tensor, Any]:
-    """The last token's raw parameters [B, steps, C, 1 to 3] for a history [B, S, C], and the model's output."""
-    center, spread = window_scale(history)
-    output = module((history - center) / spread)
-    raw = cast(ForecastHead, module.head)(output.hidden[:, -1])
-    return raw.unflatten(1, (-1, history.shape[2])), output
-
-
-def _half_band(head: ForecastHead, raw: Tensor) -> Tensor:
-    """Half the width of the 80 % band, in the window's units.
-
-    The quantile of a Student-t of f degrees of freedom is the normal one z with the terms of Cornish and Fisher
-    (Abramowitz and Stegun 26.7.5), within 0.4 % for f >= 2.
-    """
-    found: Any = head.distribution(raw)
-    z = BAND_END
-    freedom = getattr(found, "df", None)
-    if freedom is None:
-        return found.scale * z
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return found.scale * (z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms)))

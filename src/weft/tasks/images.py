@@ -1,7 +1,7 @@
 """Task images: a vision transformer tells the class of a picture. p(c | x) = softmax(W mean_t z_t + b).
 
-Axes: N pictures, H = W pixels a side, C channels. A few 3 x 3 convolutions of stride 2 make patches (Xiao et al. 2021):
-on small pictures they learn in far fewer examples than patches cut with a knife.
+Axes: N pictures, H = W pixels per side, C channels. A few 3 x 3 convolutions of stride 2 make patches (Xiao et al.
+2021): on small pictures they learn in far fewer examples than patches that are cut out directly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.models.build import AnySpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.models.vision import VisionSpec, patch_side
 from weft.tasks.support.augmentation import Change, change_images, image_changes
-from weft.tasks.support.labels import (
+from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
     class_answers,
@@ -56,10 +56,10 @@ from weft.tasks.task import (
     find_sample,
 )
 
-LARGEST_GRID = 8  # patches a side
+LARGEST_GRID = 8  # patches per side
 WIDEST_STEM = 64
 LEARNED_FROM = 2000  # pictures that means and deviations are learned from
-THUMB = 8  # pixels a side of what the nearest neighbor compares
+THUMB = 8  # pixels per side of what the nearest neighbor compares
 SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
 
 
@@ -100,7 +100,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class ImagesSplit(Split):
-    """Pictures with labels; `rows` are those of `pixels` that belong to this part; each counts as `patches` tokens."""
+    """Pictures with labels; `rows` are those of `pixels` that belong to this split; each counts as `patches` tokens."""
 
     pixels: Pixels | PixelFiles
     rows: NDArray[np.int64]
@@ -143,10 +143,12 @@ class ImagesTask(Task):
     """A vision transformer learns to tell classes of pictures."""
 
     name = "images"
-    picture = "image"
-    metric = "accuracy"
     families = ("vision",)
+    metric = "accuracy"
+    picture = "images"
+    example = "picture.png"
     Options = ImagesOptions
+    takes_images = True
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class ImagesTask(Task):
         """Read pictures; classes, means, deviations and whether mirror images may be learned from come from them."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
-            data, held = (_as_images(part, found.classes) for part in (found.train, found.validation))
+            data, held = (_as_images(split, found.classes) for split in (found.train, found.validation))
             if known is not None:
                 fitted = (_fitted(one.pixels, known.side, known.channels) for one in (data, held))
                 data, held = (replace(one, pixels=pixels) for one, pixels in zip((data, held), fitted, strict=True))
@@ -190,7 +192,7 @@ class ImagesTask(Task):
         else:
             classes = classes_after(data.classes, known.classes)
             task = cls(options, classes, known.side, known.scale, (), known.fitting)
-        train, validation = task._part(data, rows), task._part(held, other[mixed(len(other))])
+        train, validation = task._split(data, rows), task._split(held, other[mixed(len(other))])
         task.changes = _changes(options.augmentation, train)
         train = replace(train, changes=task.changes)
         side = f"{task.side} x {task.side}"
@@ -200,27 +202,24 @@ class ImagesTask(Task):
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The classes."""
         return self.classes
 
     def renew(self, spec: AnySpec) -> VisionSpec:
-        """The classes of this data."""
         assert isinstance(spec, VisionSpec)
         return spec.replace(classes=len(self.classes))
 
     def _expect_classes(self) -> None:
         """Models from elsewhere may have none yet."""
         if not self.classes:
-            raise WeftError("this model was taught no classes yet: weft train images DATA --from RUN --out NEW")
+            raise WeftError("this model has no classes yet: weft train images DATA --from RUN --out NEW")
 
-    def _part(self, images: Images, rows: NDArray[np.int64] | None = None) -> ImagesSplit:
+    def _split(self, images: Images, rows: NDArray[np.int64] | None = None) -> ImagesSplit:
         rows = mixed(len(images.labels)) if rows is None else rows
         labels = in_terms_of(self.classes, images.labels[rows], images.classes)
         return ImagesSplit(images.pixels, rows, labels, self.scale, self.default_model(Size()).side ** 2)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> ImagesTask:
-        """The task of a saved run."""
         scale = Scale(tuple(facts["mean"]), tuple(facts["deviation"]))
         how, side = facts.get("fitting"), int(facts["side"])
         fitting = None if how is None else Fitting(side, tuple(how["scaled"]), how["filter"])
@@ -245,13 +244,13 @@ class ImagesTask(Task):
         return len(self.scale.mean)
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Pictures to judge on, scaled to the size learned."""
+        """Pictures to evaluate on, scaled to the size learned."""
         self._expect_classes()
         found = find_sample(self.name, paths, 0)
         if found is not None:
             images = _as_images(found.validation, found.classes)
-            return self._part(replace(images, pixels=_fitted(images.pixels, self.side, self.channels)))
-        return self._part(_read_like(paths, self.side, self.channels, self.fitting))
+            return self._split(replace(images, pixels=_fitted(images.pixels, self.side, self.channels)))
+        return self._split(_read_like(paths, self.side, self.channels, self.fitting))
 
     def default_model(self, size: Size) -> VisionSpec:
         """A convolution stem down to a small grid, then convolution and attention in turn, and the mean of all."""
@@ -291,44 +290,42 @@ class ImagesTask(Task):
         return Recipe(0.0 if epochs < 5 else 0.1 if epochs < 30 else 0.2, training, most_epochs=100)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """- log p of the class."""
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """Accuracy, macro F1, loss."""
-        return measure_classes(module, part, size)
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        return measure_classes(module, split, size)
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each picture; a folder means all pictures in it."""
         self._expect_classes()
         device = next(module.parameters()).device
         paths = find_files([str(given) for given in inputs], IMAGE_SUFFIXES)
         answers: list[Answer] = []
-        for first in range(0, len(paths), how.batch):
-            some = paths[first : first + how.batch]
+        for first in range(0, len(paths), generation.batch):
+            some = paths[first : first + generation.batch]
             pixels = np.stack([read_image(path, self.fitting or self.side, self.channels) for path in some])
             found = class_probabilities(module, {"images": self.scale.tensors(pixels).to(device)})
             answers += class_answers([str(path) for path in some], found, self.classes)
         return answers
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """A few held-out pictures: what they are, and what the model says."""
-        return class_preview(module, part, self.classes)
+        return class_preview(module, split, self.classes)
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
+    def references(self, train: Split, split: Split) -> dict[str, float]:
         """The nearest neighbor among small gray copies."""
-        assert isinstance(train, ImagesSplit) and isinstance(part, ImagesSplit)
-        (known, names), (asked, truth) = train.thumbs(COMPARED), part.thumbs(ASKED)
+        assert isinstance(train, ImagesSplit) and isinstance(split, ImagesSplit)
+        (known, names), (asked, truth) = train.thumbs(COMPARED), split.thumbs(ASKED)
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
 
 
-def _as_images(part: Any, classes: Sequence[str]) -> Images:
-    pixels = part.pixels[..., None] if part.pixels.ndim == 3 else part.pixels
-    return Images(pixels, part.labels, tuple(classes), pixels.shape[3])
+def _as_images(split: Any, classes: Sequence[str]) -> Images:
+    pixels = split.pixels[..., None] if split.pixels.ndim == 3 else split.pixels
+    return Images(pixels, split.labels, tuple(classes), pixels.shape[3])
 
 
 def _read_like(paths: Sequence[str], side: int, channels: int, fitting: Fitting | None = None) -> Images:
-    """Pictures to judge on, of the side and color that was learned."""
+    """Pictures to evaluate on, of the side and color that was learned."""
     images = read_images(paths, fitting or side, learn=False)
     return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)
 

@@ -26,7 +26,7 @@ from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.tasks.support.augmentation import Axis, resample
-from weft.tasks.support.labels import (
+from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
     Labels,
@@ -87,9 +87,10 @@ class SequencesTask(Task):
     """An encoder learns to tell classes of sequences of vectors."""
 
     name = "sequences"
-    picture = "time"
-    metric = "accuracy"
     families = ("encoder",)
+    metric = "accuracy"
+    picture = "sequences"
+    example = "sequence.npz"
     Options = SequencesOptions
 
     def __init__(
@@ -110,24 +111,22 @@ class SequencesTask(Task):
             held = _as_sequences(found.name, found.validation, found.classes)
             up: Axis | None = "z" if found.name == "skeletons" else None
         else:
-            data, held = _split(read_sequences(paths), options, seed)
+            data, held = _hold_out(read_sequences(paths), options, seed)
             up = "y" if all(SKELETON.match(name) for name in data.names) else None
         if known is None:
             task = cls._learn(data, options, up)
         else:
             classes = classes_after(data.classes, known.classes)
             task = cls(options, classes, known.raw, known.length, known.preparation)
-        train, validation = task._part(data, learn=True), task._part(held)
+        train, validation = task._split(data, learn=True), task._split(held)
         task.seen = train.tokens
         return PreparedData(task, train, validation, None if found is None else found.best)
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The classes."""
         return self.classes
 
     def renew(self, spec: AnySpec) -> EncoderSpec:
-        """The classes of this data."""
         assert isinstance(spec, EncoderSpec) and isinstance(spec.output, PooledSpec)
         return spec.replace(output=spec.output.replace(classes=len(self.classes)))
 
@@ -142,7 +141,7 @@ class SequencesTask(Task):
         longest = -(-max(lengths) // stride)
         return cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
 
-    def _part(self, data: Sequences, learn: bool = False) -> VectorSequencesSplit:
+    def _split(self, data: Sequences, learn: bool = False) -> VectorSequencesSplit:
         if data.channels != self.raw:
             raise DataError(f"sequences of {data.channels} channels, but the model learned {self.raw}: give the same")
         data = data if learn else _chosen(data, mixed(len(data.values)))
@@ -153,7 +152,6 @@ class SequencesTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> SequencesTask:
-        """The task of a saved run."""
         preparation = Preparation.from_tree(facts["preparation"])
         return cls(options, facts["classes"], facts["channels"], facts["length"], preparation)
 
@@ -167,11 +165,10 @@ class SequencesTask(Task):
         }
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Sequences to judge on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
-            return self._part(_as_sequences(found.name, found.validation, found.classes))
-        return self._part(read_sequences(paths, learn=False))
+            return self._split(_as_sequences(found.name, found.validation, found.classes))
+        return self._split(read_sequences(paths, learn=False))
 
     def default_model(self, size: Size) -> EncoderSpec:
         """Convolution over near steps and attention over all in turn, rotary positions, the mean of all steps."""
@@ -215,23 +212,21 @@ class SequencesTask(Task):
         return Recipe(0.1 if epochs < 20 else 0.3, training, most_epochs=400)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """- log p of the class."""
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """Accuracy, macro F1, loss."""
-        return measure_classes(module, part, size)
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        return measure_classes(module, split, size)
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each sequence in each file; labels in the files are not looked at and may be missing."""
         data = read_sequences([str(given) for given in inputs], labeled=False)
-        part = self._unlabeled(data.values).cut(self.length)
+        split = self._unlabeled(data.values).cut(self.length)
         device = next(module.parameters()).device
-        rows = [part.row(number) for number in range(len(part))]
+        rows = [split.row(number) for number in range(len(split))]
         found = torch.zeros(len(rows), len(self.classes))
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-        for first in range(0, len(order), how.batch):
-            some = order[first : first + how.batch]
+        for first in range(0, len(order), generation.batch):
+            some = order[first : first + generation.batch]
             given = {name: x.to(device) for name, x in padded([rows[number] for number in some]).items()}
             found[some] = class_probabilities(module, given).float().cpu()
         return class_answers(data.names, found, self.classes)
@@ -243,24 +238,24 @@ class SequencesTask(Task):
             [self.preparation.begin(one) for one in values], np.zeros(len(values), int), self.preparation
         )
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """A few held-out sequences: what they are, and what the model says."""
-        return class_preview(module, part, self.classes)
+        return class_preview(module, split, self.classes)
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
+    def references(self, train: Split, split: Split) -> dict[str, float]:
         """The nearest neighbor among sequences stretched to the same few steps."""
-        assert isinstance(train, VectorSequencesSplit) and isinstance(part, VectorSequencesSplit)
-        (known, names), (asked, truth) = _stretched(train, COMPARED), _stretched(part, ASKED)
+        assert isinstance(train, VectorSequencesSplit) and isinstance(split, VectorSequencesSplit)
+        (known, names), (asked, truth) = _stretched(train, COMPARED), _stretched(split, ASKED)
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
 
 
-def _as_sequences(name: str, part: Any, classes: Sequence[str]) -> Sequences:
-    """A sample's part; tones go the way of .wav files."""
-    values = [log_mel(one[:, 0], RATE) if name == "tones" else one for one in part.values]
-    return Sequences(values, part.labels, tuple(classes), [f"{number} of {name}" for number in range(len(values))])
+def _as_sequences(name: str, split: Any, classes: Sequence[str]) -> Sequences:
+    """A sample's split; tones go the way of .wav files."""
+    values = [log_mel(one[:, 0], RATE) if name == "tones" else one for one in split.values]
+    return Sequences(values, split.labels, tuple(classes), [f"{number} of {name}" for number in range(len(values))])
 
 
-def _split(data: Sequences, options: SequencesOptions, seed: int) -> tuple[Sequences, Sequences]:
+def _hold_out(data: Sequences, options: SequencesOptions, seed: int) -> tuple[Sequences, Sequences]:
     """(to learn from, held out): by other files, by names, or by chance."""
     if options.validation:
         return data, read_sequences(options.validation, learn=False)
@@ -296,9 +291,9 @@ def _expect_joints(data: Sequences, vertical: Axis | None) -> None:
         raise DataError(f"{data.channels} channels are no x, y, z of joints in turn: leave --set data.vertical out")
 
 
-def _stretched(part: VectorSequencesSplit, most: int) -> tuple[NDArray[np.float32], Labels]:
+def _stretched(split: VectorSequencesSplit, most: int) -> tuple[NDArray[np.float32], Labels]:
     """(sequences at a few places in time [n, places x channels], labels)."""
-    chosen = evenly(len(part), most)
-    rows = [part.row(int(number)) for number in chosen]
+    chosen = evenly(len(split), most)
+    rows = [split.row(int(number)) for number in chosen]
     flat = [resample(row, np.linspace(0, len(row) - 1, LOOKED_AT)).ravel() for row in rows]
-    return cast(NDArray[np.float32], np.stack(flat)), part.labels[chosen]
+    return cast(NDArray[np.float32], np.stack(flat)), split.labels[chosen]

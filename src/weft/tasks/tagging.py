@@ -1,4 +1,4 @@
-"""Task tagging: one label a word, p(tag_t | sentence) = softmax(W h_t + b) of an encoder's state h_t at that word.
+"""Task tagging: one label per word, p(tag_t | sentence) = softmax(W h_t + b) of an encoder's state h_t at that word.
 
 Loss: - log p(tag), in nats. A word is seen whole and by its characters, so that new words are known by their endings.
 """
@@ -29,11 +29,11 @@ from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.embedding import EmbeddingTask
 from weft.tasks.support.baselines import FrequentTag
-from weft.tasks.support.labels import classes_after, in_terms_of
+from weft.tasks.support.class_labels import classes_after, in_terms_of
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Sentences, ask, judge, probabilities
+from weft.tasks.support.sentences import Sentences, ask, evaluate, probabilities
 from weft.tasks.support.tag_encoders import PieceTagEncoder, TagEncoder, WordTagEncoder
 from weft.tasks.task import (
     Answer,
@@ -51,7 +51,7 @@ from weft.tasks.task import (
 
 Tagged = tuple[Sequence[str], Sequence[str]]
 LONGEST_SENTENCE = 512
-READ_AT_ONCE = 8192  # words a batch in prediction
+READ_AT_ONCE = 8192  # words per batch in prediction
 SHOWN = 12
 
 
@@ -71,16 +71,16 @@ class TaggingTask(Task):
     """An encoder learns the tags of words."""
 
     name = "tagging"
-    picture = "tokens"
-    metric = "accuracy"
     families = ("encoder",)
+    metric = "accuracy"
+    picture = "tagging"
+    example = '"a sentence"'
     Options = TaggingOptions
-
     origins = ("embedding",)
 
-    def __init__(self, options: TaggingOptions, reading: TagEncoder, tags: tuple[str, ...]) -> None:
-        self.options, self.reading, self.tags = options, reading, tags
-        self.tokenizer = reading.tokenizer
+    def __init__(self, options: TaggingOptions, encoder: TagEncoder, tags: tuple[str, ...]) -> None:
+        self.options, self.encoder, self.tags = options, encoder, tags
+        self.tokenizer = encoder.tokenizer
 
     @classmethod
     def prepare(
@@ -91,7 +91,7 @@ class TaggingTask(Task):
         cache: Path,
         known: TaggingTask | EmbeddingTask | None = None,
     ) -> PreparedData:
-        """Read tagged sentences, learn words, characters and tags from the part that is not held out."""
+        """Read tagged sentences, learn words, characters and tags from what is not held out."""
         found = find_sample(cls.name, paths, seed)
         train: Sequence[Tagged]
         held: Sequence[Tagged]
@@ -103,38 +103,35 @@ class TaggingTask(Task):
         if options.validation:
             held = read_tagged(options.validation, options.column)
         elif found is None:
-            train, held = _split(train, options.held_out, seed)
+            train, held = _hold_out(train, options.held_out, seed)
         if len(tags) < 2:
             raise DataError(f"there is only one tag ({tags[0]!r}): two or more are needed to tell apart")
         if known is None:
             task = cls(options, WordTagEncoder(Lexicon.learn((words for words, _ in train), options.vocabulary)), tags)
         else:
-            reading = (
-                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.reading
+            encoder = (
+                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
             )
-            task = cls(options, reading, classes_after(tags, known.answers or ()))
+            task = cls(options, encoder, classes_after(tags, known.answers or ()))
         best = None if found is None else found.best
-        return PreparedData(task, task._part(train, options.rarity), task._part(held), best)
+        return PreparedData(task, task._split(train, options.rarity), task._split(held), best)
 
-    def _part(self, sentences: Sequence[Tagged], rarity: float = 0.0) -> Sentences:
+    def _split(self, sentences: Sequence[Tagged], rarity: float = 0.0) -> Sentences:
         numbers, names = number_labels([tag for _, tags in sentences for tag in tags], learn=False)
         numbers = in_terms_of(self.tags, numbers, names)
         labels = np.split(numbers, np.cumsum([len(tags) for _, tags in sentences])[:-1])
-        return self.reading.part([tuple(words) for words, _ in sentences], labels, rarity)
+        return self.encoder.make_split([tuple(words) for words, _ in sentences], labels, rarity)
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """The tags."""
         return self.tags
 
     def renew(self, spec: AnySpec) -> EncoderSpec:
-        """The tags of this data."""
         assert isinstance(spec, EncoderSpec)
         return spec.replace(output=PerTokenSpec(classes=len(self.tags)))
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TaggingTask:
-        """The task of a saved run."""
         tags = tuple(facts["tags"])
         if "lexicon" in facts:
             return cls(options, WordTagEncoder(Lexicon.from_tree(facts["lexicon"])), tags)
@@ -144,12 +141,12 @@ class TaggingTask(Task):
 
     def facts(self) -> Tree:
         """Tags, and what is known about words."""
-        return {"tags": list(self.tags), **self.reading.facts()}
+        return {"tags": list(self.tags), **self.encoder.facts()}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Tagged sentences to judge on; a tag that training never saw is an error."""
+        """Tagged sentences to evaluate on; a tag that training never saw is an error."""
         found = find_sample(self.name, paths, 0)
-        return self._part(found.validation if found is not None else read_tagged(paths, self.options.column))
+        return self._split(found.validation if found is not None else read_tagged(paths, self.options.column))
 
     def default_model(self, size: Size) -> EncoderSpec:
         """Convolution and attention in turn: what stands beside a word, and what far from it."""
@@ -169,7 +166,7 @@ class TaggingTask(Task):
     def fit(self, spec: AnySpec) -> EncoderSpec:
         """The words, characters and tags of this data."""
         assert isinstance(spec, EncoderSpec)
-        return self.reading.fit_spec(spec, len(self.tags))
+        return self.encoder.fit_spec(spec, len(self.tags))
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: a word's tag follows from few others."""
@@ -184,36 +181,36 @@ class TaggingTask(Task):
         """- log p(tag) of each word."""
         return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """Token accuracy, macro F1 over tags, loss in nats a word; where tags mark spans also their F1."""
-        judged = judge(module, part, size)
-        said, truth = judged.flat()
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        """Token accuracy, macro F1 over tags, loss in nats per word; where tags mark spans also their F1."""
+        evaluation = evaluate(module, split, size)
+        said, truth = evaluation.flat()
         found: dict[str, Any] = {
             "accuracy": accuracy(said, truth),
             "macro_f1": macro_f1(said, truth),
-            "loss": judged.loss,
-            "sentences": len(part),
+            "loss": evaluation.loss,
+            "sentences": len(split),
             "words": len(truth),
         }
         if has_spans(self.tags):
             found["entity_f1"] = entity_f1(
-                *([self._names(row) for row in rows] for rows in (judged.said, judged.truth))
+                *([self._names(row) for row in rows] for rows in (evaluation.said, evaluation.truth))
             )
         return found
 
     def _names(self, numbers: Any) -> list[str]:
         return [self.tags[number] for number in numbers]
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """For each sentence, a text or a list of words, its words' tags; with the words and the tags' probabilities."""
         sentences = [self._words(given) for given in inputs]
         if not sentences:
             return []
         labels = [np.zeros(len(words), dtype=np.int64) for words in sentences]
-        part = self.reading.part(sentences, labels).cut(cast(Any, module.spec).length)
-        # A long sentence is cut into parts, one after the other; put end to end they are the sentences again.
-        asked = torch.from_numpy(np.concatenate(part.labels) != IGNORED)
-        shares_of_all = torch.cat(probabilities(module, part, READ_AT_ONCE))[asked]
+        split = self.encoder.make_split(sentences, labels).cut(cast(Any, module.spec).length)
+        # A long sentence is cut into pieces, one after the other; put end to end they are the sentences again.
+        asked = torch.from_numpy(np.concatenate(split.labels) != IGNORED)
+        shares_of_all = torch.cat(probabilities(module, split, READ_AT_ONCE))[asked]
         answers = []
         for given, words, shares in zip(inputs, sentences, shares_of_all.split([*map(len, sentences)]), strict=True):
             best = self._names(shares.argmax(-1).tolist())
@@ -222,29 +219,29 @@ class TaggingTask(Task):
         return answers
 
     def _words(self, given: Any) -> list[str]:
-        words = self.reading.split(given) if isinstance(given, str) else [str(word) for word in given]
+        words = self.encoder.split(given) if isinstance(given, str) else [str(word) for word in given]
         if not words:
             raise WeftError("a sentence without a word cannot be tagged: give one or more words")
         return words
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """The first held-out sentence with the tags that the model gives; wrong ones with the true tag."""
-        assert isinstance(part, Sentences)
-        words = list(part.texts[0])[:SHOWN]
+        assert isinstance(split, Sentences)
+        words = list(split.texts[0])[:SHOWN]
         answer = self.predict(module, [words], GenerationOptions())[0]
-        truth = self._names(part.answers(0)[: len(words)])
+        truth = self._names(split.answers(0)[: len(words)])
         said = (tag if tag == right else f"{tag}(!{right})" for tag, right in zip(answer.output, truth, strict=True))
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, said, strict=True))
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
+    def references(self, train: Split, split: Split) -> dict[str, float]:
         """Each word's most frequent tag, new words by their ending."""
-        assert isinstance(train, Sentences) and isinstance(part, Sentences)
-        known, truth = ([self._names(one.answers(n)) for n in range(len(one))] for one in (train, part))
-        said = FrequentTag.fit(list(zip(train.texts, known, strict=True))).predict(part.texts)
+        assert isinstance(train, Sentences) and isinstance(split, Sentences)
+        known, truth = ([self._names(one.answers(n)) for n in range(len(one))] for one in (train, split))
+        said = FrequentTag.fit(list(zip(train.texts, known, strict=True))).predict(split.texts)
         return {"most frequent tag": token_accuracy(said, truth)}
 
 
-def _split(sentences: Sequence[Tagged], share: float, seed: int) -> tuple[list[Tagged], list[Tagged]]:
+def _hold_out(sentences: Sequence[Tagged], share: float, seed: int) -> tuple[list[Tagged], list[Tagged]]:
     """(to learn from, held out), drawn by the seed."""
     if not 0 < share < 1:
         raise WeftError(f"held_out {share:g} is no share: choose a number between 0 and 1, such as 0.1")
@@ -252,7 +249,7 @@ def _split(sentences: Sequence[Tagged], share: float, seed: int) -> tuple[list[T
         raise DataError("one sentence cannot be split: give more, or --set data.validation=FILE")
     order = torch.randperm(len(sentences), generator=generator(seed, "hold out")).tolist()
     out = set(order[: max(1, min(len(sentences) - 1, round(share * len(sentences))))])
-    parts: tuple[list[Tagged], list[Tagged]] = ([], [])
+    both: tuple[list[Tagged], list[Tagged]] = ([], [])
     for number, sentence in enumerate(sentences):
-        parts[number in out].append(sentence)
-    return parts
+        both[number in out].append(sentence)
+    return both

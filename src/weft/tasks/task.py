@@ -1,6 +1,8 @@
-"""What a task is: how its data is read, its default model, loss, metric, prediction, and the name of its picture.
+"""What a task is: how its data are read, its default model, loss, metric, prediction, and the name of its picture.
 
-The loop that trains knows none of this: it asks a `Split` of the data for batches and a `Task` for losses.
+The loop that trains knows none of this: it asks a `Split` of the data for batches and a `Task` for losses. Other rooms
+ask a task for its capabilities, never for its name. A task needs `prepare`, `read`, `default_model`, `loss` and
+`predict`, and a split `__len__`, `tokens` and `batch`; all else has defaults.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator
 from torch import Tensor, nn
 
+from weft.data.batching import order_of
 from weft.data.samples import Best, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
@@ -23,12 +26,15 @@ from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
 
+if TYPE_CHECKING:
+    from weft.tasks.support.few_shot import FewShotOptions
+
 SAMPLE = "sample:"
 
 
 def _as_names(value: Any) -> Any:
     """`a,b` and `a` as the command line writes lists."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+    return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_names)]
@@ -59,7 +65,7 @@ class Batch:
 
 
 class Split(ABC):
-    """One part of the data (to learn from, or held out): examples, in batches whose order follows from the seed."""
+    """Examples to learn from, or held out, in batches whose order follows from the seed."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -79,13 +85,16 @@ class Split(ABC):
         """The same for a model that takes at most `length` tokens."""
         return self
 
-    @abstractmethod
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
+        order = list(range(len(self))) if seed is None else order_of(len(self), seed, epoch)
+        count = max(1, round(size * len(self) / max(1, self.tokens)))
+        found = [order[first : first + count] for first in range(0, len(order), count)]
+        return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
 
     @abstractmethod
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
-        """Tensors; with a seed as in training (shifted, augmented), without one as in judging."""
+        """Tensors; with a seed as in training (shifted, augmented), without one as in evaluation."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class Loss:
 
     @property
     def mean(self) -> Tensor:
-        """Nats an answer."""
+        """Nats per answer."""
         return self.total / max(self.count, 1)
 
 
@@ -200,7 +209,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Data that was read: the task that learned from it, its parts, and the best possible score if it is known.
+    """Data that was read: the task that learned from it, its two splits, and the best possible score if it is known.
 
     `notes`: what users should know of how their data were taken.
     """
@@ -215,49 +224,66 @@ class PreparedData:
 class Task(ABC):
     """One task, with what it learned from its training data (tokenizer, classes, statistics).
 
-    `metric` is the score that users quote, among those of `measure`; training itself watches the loss.
+    `metric` is the score that users quote, among those of `measure`; training itself watches the loss. `picture` names
+    what `weft look` draws, one of `inspection.pictures.task_picture`; without it, tokens, attention, probabilities.
     """
 
     name: ClassVar[str]
-    picture: ClassVar[str]
-    metric: ClassVar[str]
     families: ClassVar[tuple[str, ...]]
+    metric: ClassVar[str] = "loss"
+    picture: ClassVar[str | None] = None
+    example: ClassVar[str] = "INPUT"  # what may follow `weft predict RUN`
     Options: ClassVar[type[DataSpec]] = DataSpec
     origins: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
     tuned: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
 
+    # Capabilities
+    trainable: ClassVar[bool] = True  # else its runs are imported
+    generates: ClassVar[bool] = False  # the answer is a text, written token by token
+    continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
+    takes_images: ClassVar[bool] = False
+    evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
+
     options: Any
     tokenizer: Tokenizer | None = None
+
+    def __init__(self, options: Any, tokenizer: Tokenizer | None = None) -> None:
+        self.options, self.tokenizer = options, tokenizer
 
     @classmethod
     @abstractmethod
     def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Any = None) -> PreparedData:
-        """Read files or `sample:NAME`, learn what is to be learned, hold a part out.
+        """Read files or `sample:NAME`, learn what is to be learned, hold a share out.
 
         `known` is the task of a run that is trained on, this one or one of `origins`: what it learned (tokenizer,
         scales) stays; its classes too, unless the data have others.
         """
 
     @classmethod
-    @abstractmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> Task:
         """The task of a saved run."""
+        return cls(options, tokenizer)
 
-    @abstractmethod
     def facts(self) -> Tree:
         """What was learned from the data besides the tokenizer, as plain JSON."""
+        return {}
 
     @abstractmethod
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Data to judge on, in the terms learned in training."""
+        """Data to evaluate on, in the terms learned in training."""
 
     @abstractmethod
     def default_model(self, size: Size) -> AnySpec:
         """The spec that suits this task, of this size."""
 
-    @abstractmethod
     def fit(self, spec: AnySpec) -> AnySpec:
         """A preset's spec with vocabulary, classes and lengths of this data."""
+        raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
+
+    @property
+    def sample_seed(self) -> int:
+        """The seed of the built-in sample that the run is evaluated on."""
+        return 0
 
     @property
     def answers(self) -> tuple[str, ...] | None:
@@ -278,30 +304,34 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The training loss; without smoothing also the one that is evaluation_subset."""
+        """The training loss; without smoothing also the one that is reported."""
 
-    @abstractmethod
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """The task's metrics on a part, in batches of about `size` tokens."""
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        """The task's metrics on a split, in batches of about `size` tokens."""
+        return {"loss": mean_loss(self, module, split, size)}
 
-    def evaluation_subset(self, module: nn.Module, part: Split, seconds: float) -> Split:
+    def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
-        return part
+        return split
 
     @abstractmethod
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """Answers to inputs as the command line gives them: texts or paths."""
 
-    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
+    def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written."""
         raise WeftError(f"task {self.name} answers at once: use predict")
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
+        """How well the model labels texts after labeled examples in its prompt; nothing is learned."""
+        raise WeftError(f"task {self.name} takes no examples in a prompt: evaluate without shots, or a language model")
+
+    def preview(self, module: nn.Module, split: Split) -> str:
         """A line or two on what the model does now, shown while it trains."""
         return ""
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
-        """Scores of simple methods on the same part, to be printed beside the model's own."""
+    def references(self, train: Split, split: Split) -> dict[str, float]:
+        """Scores of simple methods on the same split, to be printed beside the model's own."""
         return {}
 
 
@@ -312,21 +342,24 @@ def find_sample(task: str, paths: Sequence[str], seed: int) -> Sample[Any] | Non
     if len(paths) != 1:
         raise WeftError("a built-in sample stands alone: give sample:NAME or files, not both")
     name = str(paths[0]).removeprefix(SAMPLE) or task
-    if name != task and name not in samples()[task]:
-        known = ", ".join(f"sample:{known}" for known in samples()[task])
+    own = samples().get(task, ())
+    if not own:
+        raise WeftError(f"task {task} has no built-in sample: give files")
+    if name != task and name not in own:
+        known = ", ".join(f"sample:{known}" for known in own)
         raise WeftError(f"task {task} has no sample {name!r}: choose one of {known}")
     return sample(name, seed)
 
 
-def mean_loss(task: Task, module: nn.Module, part: Split, size: int, most: int | None = None) -> float:
-    """Nats an answer over a part, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
+def mean_loss(task: Task, module: nn.Module, split: Split, size: int, most: int | None = None) -> float:
+    """Nats per answer over a split, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
     training = module.training
     module.eval()
     device = next(module.parameters()).device
     total, count = 0.0, 0
     with torch.inference_mode():
-        for examples in spread(part.batches(size, None), most, part.tokens):
-            loss = task.loss(module, part.batch(examples).to(device))
+        for examples in spread(split.batches(size, None), most, split.tokens):
+            loss = task.loss(module, split.batch(examples).to(device))
             total, count = total + float(loss.total), count + loss.count
     module.train(training)
     return total / max(count, 1)

@@ -34,6 +34,7 @@ from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
+from weft.tasks.support.few_shot import FewShot
 from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.prompt_format import PromptFormat
@@ -55,15 +56,15 @@ from weft.tasks.task import (
 SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is too little text for longer ones
 ALPHABET = 512
 LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
-WINDOW = 512  # tokens a window when a model is trained on: those from elsewhere read more than memory holds
-PROMPT, GLIMPSE = 24, 60
+WINDOW = 512  # tokens per window when a model is trained on: those from elsewhere read more than memory holds
+PROMPT, PREVIEW = 24, 60
 CONTINUATION, TEMPERATURE = 120, 0.8
 
 
 class TextOptions(DataSpec):
     """`tokenizer`: auto, characters, bytes, words, bpe, or a file to load; `vocabulary` bounds words and bpe.
 
-    `isolate`: documents in one window do not see each other; by default where there are several. `context`: tokens a
+    `isolate`: documents in one window do not see each other; by default where there are several. `context`: tokens per
     window in training, at most the model's length, which stays; without it that length, or 512 for a model that is
     trained on if it is longer.
     """
@@ -142,14 +143,16 @@ class TextSplit(Split):
         return Batch(inputs, torch.from_numpy(labels), count, tokens.size)
 
 
-class TextTask(Task):
+class TextTask(FewShot, Task):
     """A decoder learns to continue texts."""
 
     name = "text"
-    picture = "tokens"
-    metric = "loss"
     families = ("decoder",)
+    metric = "loss"
+    picture = "text"
+    example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    generates = continues_input = True
 
     tokenizer: Tokenizer
 
@@ -162,28 +165,28 @@ class TextTask(Task):
     def prepare(
         cls, paths: Sequence[str], options: TextOptions, seed: int, cache: Path, known: TextTask | None = None
     ) -> PreparedData:
-        """Read texts, learn a tokenizer from the part that is not held out, and store tokens in mapped files."""
-        taught = None if known is None else known.prompt_format
+        """Read texts, learn a tokenizer from what is not held out, and store tokens in mapped files."""
+        prompt_format = None if known is None else known.prompt_format
         most = options.context or (None if known is None else WINDOW)
         found = find_sample(cls.name, paths, seed)
         if found is not None:
-            parts = (("train", found.train), ("validation", found.validation))
-            files = [_written(cache, f"{found.name}-{seed}-{part}", text) for part, text in parts]
+            texts = (("train", found.train), ("validation", found.validation))
+            files = [_written(cache, f"{found.name}-{seed}-{name}", text) for name, text in texts]
             task = cls._begin(options, files[:1], known)
-            stores = [token_store([file], task.tokenizer, cache, taught=taught) for file in files]
-            train, validation = (task._part(store, most) for store in stores)
+            stores = [token_store([file], task.tokenizer, cache, prompt_format=prompt_format) for file in files]
+            train, validation = (task._split(store, most) for store in stores)
             return PreparedData(task, train, validation, found.best)
         task = cls._begin(options, paths, known)
-        store = token_store(paths, task.tokenizer, cache, taught=taught)
+        store = token_store(paths, task.tokenizer, cache, prompt_format=prompt_format)
         if options.validation:
-            held = token_store(options.validation, task.tokenizer, cache, taught=taught)
+            held = token_store(options.validation, task.tokenizer, cache, prompt_format=prompt_format)
         else:
             # A window needs a token and the one after it.
             store, held = store.split(max(options.held_out, min(0.5, 2 / max(1, len(store)))))
-        for part, what in ((store, "to learn from"), (held, "held out")):
-            if len(part) < 2:
-                raise DataError(f"only {len(part)} tokens {what}: give more text, or other --set data.validation files")
-        return PreparedData(task, task._part(store, most), task._part(held, most))
+        for some, what in ((store, "to learn from"), (held, "held out")):
+            if len(some) < 2:
+                raise DataError(f"only {len(some)} tokens {what}: give more text, or other --set data.validation files")
+        return PreparedData(task, task._split(store, most), task._split(held, most))
 
     @classmethod
     def _begin(cls, options: TextOptions, paths: Sequence[str | Path], known: TextTask | None) -> TextTask:
@@ -191,28 +194,26 @@ class TextTask(Task):
             return cls(options, known.tokenizer, known.prompt_format)
         return cls(options, _tokenizer(options, paths))
 
-    def _part(self, store: TokenStore, most: int | None = None) -> TextSplit:
+    def _split(self, store: TokenStore, most: int | None = None) -> TextSplit:
         several = self.options.isolate if self.options.isolate is not None else store.documents > 1
         return TextSplit(store, isolate=several, most=most)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TextTask:
-        """The task of a saved run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         return cls(options, tokenizer, PromptFormat.of(facts))
 
     def facts(self) -> Tree:
-        """Besides the tokenizer, what an imported model was taught before."""
+        """Besides the tokenizer, the prompt format of an imported model."""
         return self.prompt_format.to_tree()
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Texts to judge on."""
         found = find_sample(self.name, paths, 0)
         files: Sequence[str | Path] = paths
         if found is not None:
             files = [_written(cache, f"{found.name}-0-validation", found.validation)]
-        return self._part(token_store(files, self.tokenizer, cache, taught=self.prompt_format))
+        return self._split(token_store(files, self.tokenizer, cache, prompt_format=self.prompt_format))
 
     def default_model(self, size: Size) -> DecoderSpec:
         """Rotary positions, norms on queries and keys, squared ReLU, zero-initialized output projections.
@@ -236,7 +237,7 @@ class TextTask(Task):
         return spec.replace(vocabulary=self.tokenizer.vocabulary)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Text that is read many times is held back by dropout."""
+        """Text that is read many times is regularized by dropout."""
         return Recipe(dropout=0.0 if epochs < 4 else 0.1 if epochs < 12 else 0.2)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -246,17 +247,17 @@ class TextTask(Task):
         output = module(batch.inputs["tokens"], mask=mask)
         return language_loss(module, output, batch.labels, batch.count, smoothing)
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-        """Loss in nats a token, perplexity, and bits a byte; over windows side by side, each begun anew."""
-        assert isinstance(part, TextSplit)
-        loss = mean_loss(self, module, part, size)
-        a_byte = part.store.counted / max(1, part.store.bytes)
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+        """Loss in nats per token, perplexity, and bits per byte; over windows side by side, each begun anew."""
+        assert isinstance(split, TextSplit)
+        loss = mean_loss(self, module, split, size)
+        tokens_per_byte = split.store.counted / max(1, split.store.bytes)
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": loss / math.log(2) * a_byte,
-            "tokens": len(part.store),
-            "context": part.context,
+            "bits_per_byte": loss / math.log(2) * tokens_per_byte,
+            "tokens": len(split.store),
+            "context": split.context,
         }
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
@@ -320,11 +321,11 @@ class TextTask(Task):
     def _by_name(self, probabilities: Sequence[tuple[int, float]]) -> dict[str, float]:
         return {self.tokenizer.pieces([token])[0]: round(share, 6) for token, share in probabilities}
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """A continuation of the held-out text's beginning."""
-        assert isinstance(part, TextSplit)
-        prompt = self.tokenizer.decode(part.store.window(0, min(PROMPT, len(part.store))).tokens.tolist())
-        answer = self.predict(module, [prompt], GenerationOptions(max_tokens=GLIMPSE, top=0))[0]
+        assert isinstance(split, TextSplit)
+        prompt = self.tokenizer.decode(split.store.window(0, min(PROMPT, len(split.store))).tokens.tolist())
+        answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
 
 

@@ -1,7 +1,7 @@
 """Task translation: a target text from a source text, p(y | x) = prod_t p(y_t | x, y_1 .. y_(t-1)).
 
-Any pairs of texts: sentences in two languages, questions and answers, articles and summaries. The decoder is taught
-with the true beginning of the target (teacher forcing); BLEU, chrF, exact match and ROUGE-L judge what it writes.
+Any pairs of texts: sentences in two languages, questions and answers, articles and summaries. The decoder learns
+with the true beginning of the target (teacher forcing); BLEU, chrF, exact match and ROUGE-L score what it writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.parts.outputs import MutedHead
 from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
-from weft.tasks.support.pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
+from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
 from weft.tasks.task import (
     Answer,
     Batch,
@@ -66,7 +66,7 @@ class TranslationOptions(DataSpec):
     """`columns`: the source's and the target's, by name or number. `tokenizer`: auto, characters, words, bpe or a file.
 
     One tokenizer serves both sides; `vocabulary` bounds it (by default it follows the amount of text). `beam` and
-    `penalty` are the search's by which the model is evaluation_subset.
+    `penalty` are those of the beam search that the model is evaluated with.
     """
 
     columns: Names = ()
@@ -80,10 +80,12 @@ class TranslationTask(Task):
     """An encoder-decoder, or a recurrent one with or without attention, learns to say a text as another."""
 
     name = "translation"
-    picture = "alignment"
-    metric = "bleu"
     families = ("encoder-decoder", "recurrent-seq2seq")
+    metric = "bleu"
+    picture = "translation"
+    example = '"a sentence"'
     Options = TranslationOptions
+    generates = True
 
     tokenizer: Tokenizer
 
@@ -114,7 +116,7 @@ class TranslationTask(Task):
         train: Pairs
         held: Pairs
         if found is not None:
-            train, held = ([(pair.source, pair.target) for pair in part] for part in (found.train, found.validation))
+            train, held = ([(pair.source, pair.target) for pair in split] for split in (found.train, found.validation))
         elif options.validation:
             train, held = read_pairs(paths, columns), read_pairs(options.validation, columns)
         else:
@@ -125,19 +127,18 @@ class TranslationTask(Task):
         else:
             ends = None if known.own_ends else known.ends
             task = cls(options, known.tokenizer, known.longest, len(train), ends)
-        part = task._part(train)
-        seen = (max(map(len, part.sources)) + 1, max(map(len, part.targets)) + 1)
+        split = task._split(train)
+        seen = (max(map(len, split.sources)) + 1, max(map(len, split.targets)) + 1)
         task.longest = (max(task.longest[0], seen[0]), max(task.longest[1], seen[1]))
-        return PreparedData(task, part, task._part(held), None if found is None else found.best)
+        return PreparedData(task, split, task._split(held), None if found is None else found.best)
 
-    def _part(self, pairs: Pairs) -> PairsSplit:
+    def _split(self, pairs: Pairs) -> PairsSplit:
         sources = [[*self.ends.before, *ids] for ids in self.tokenizer.encode_many([source for source, _ in pairs])]
         written = self.tokenizer.target.encode_many([target for _, target in pairs])
         return PairsSplit(pairs, sources, [[*self.ends.first, *ids] for ids in written], self.ends)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TranslationTask:
-        """The task of a saved run."""
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         source, target = facts["longest"]
@@ -148,21 +149,20 @@ class TranslationTask(Task):
         return {"longest": list(self.longest), "pairs": self.pairs, **({} if self.own_ends else self.ends.to_tree())}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
-        """Pairs to judge on."""
         found = find_sample(self.name, paths, 0)
         if found is not None:
-            return self._part([(pair.source, pair.target) for pair in found.validation])
-        return self._part(read_pairs(paths, self.options.columns or None))
+            return self._split([(pair.source, pair.target) for pair in found.validation])
+        return self._split(read_pairs(paths, self.options.columns or None))
 
-    def evaluation_subset(self, module: nn.Module, part: Split, seconds: float) -> Split:
-        """Translating takes long: so many sources of the part as fit into the time."""
-        assert isinstance(part, PairsSplit)
-        trial = evenly(len(part), TRIAL)
+    def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
+        """Translating takes long: as many sources of the split as fit into the time."""
+        assert isinstance(split, PairsSplit)
+        trial = evenly(len(split), TRIAL)
         began = time.perf_counter()
-        self._translate(module, [part.source(example) for example in trial], GenerationOptions(beam=self.options.beam))
+        self._translate(module, [split.source(example) for example in trial], GenerationOptions(beam=self.options.beam))
         pace = (time.perf_counter() - began) / len(trial)
         fitting = int(seconds / pace)
-        return part if fitting >= len(part) else replace(part, decoded=max(len(trial), fitting))
+        return split if fitting >= len(split) else replace(split, decoded=max(len(trial), fitting))
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -215,17 +215,17 @@ class TranslationTask(Task):
         output = module(x["source"], x["target"], source_mask=real_mask(x.get("source_real")))
         return language_loss(module, output, batch.labels, batch.count, smoothing)
 
-    # --- judging and answering ---------------------------------------------------------------------------------------
+    # --- evaluation and answers ---------------------------------------------------------------------------------------
 
-    def measure(self, module: nn.Module, part: Split, size: int) -> dict[str, Any]:
+    def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Loss with teacher forcing; BLEU, chrF, exact match and ROUGE-L of what a beam search finds."""
-        assert isinstance(part, PairsSplit)
-        loss = mean_loss(self, module, part, size)
-        chosen = evenly(len(part), part.decoded)
+        assert isinstance(split, PairsSplit)
+        loss = mean_loss(self, module, split, size)
+        chosen = evenly(len(split), split.decoded)
         how = GenerationOptions(beam=self.options.beam)
-        found = self._translate(module, [part.source(example) for example in chosen], how)
+        found = self._translate(module, [split.source(example) for example in chosen], how)
         texts = [self.tokenizer.decode(row[0].tokens).strip() for row in found]
-        sources, references = ([part.pairs[example][side] for example in chosen] for side in (0, 1))
+        sources, references = ([split.pairs[example][side] for example in chosen] for side in (0, 1))
         rows = bleu_by_length(sources, texts, references)
         return {
             "bleu": bleu(texts, references),
@@ -235,7 +235,7 @@ class TranslationTask(Task):
             "loss": loss,
             "bleu_by_length": [row._asdict() for row in rows],
             "sentences": len(chosen),
-            **({"cut": part.too_long} if part.too_long else {}),
+            **({"cut": split.too_long} if split.too_long else {}),
         }
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
@@ -319,14 +319,14 @@ class TranslationTask(Task):
         steps = stream(self._to_write(module), request)
         return (step.text for step in steps if step.text)
 
-    def preview(self, module: nn.Module, part: Split) -> str:
+    def preview(self, module: nn.Module, split: Split) -> str:
         """The translation of one held-out source."""
-        assert isinstance(part, PairsSplit)
-        source, target = part.pairs[0]
-        found = self._translate(module, [part.source(0)], GenerationOptions())[0][0]
+        assert isinstance(split, PairsSplit)
+        source, target = split.pairs[0]
+        found = self._translate(module, [split.source(0)], GenerationOptions())[0][0]
         return f"{source!r} -> {self.tokenizer.decode(found.tokens)!r} ({target!r})"
 
-    def references(self, train: Split, part: Split) -> dict[str, float]:
+    def references(self, train: Split, split: Split) -> dict[str, float]:
         """BLEU of the source itself as its translation."""
-        assert isinstance(part, PairsSplit)
-        return {"bleu of the source itself": bleu(*zip(*part.pairs, strict=True))}
+        assert isinstance(split, PairsSplit)
+        return {"bleu of the source itself": bleu(*zip(*split.pairs, strict=True))}

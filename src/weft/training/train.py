@@ -102,6 +102,8 @@ def run_training(task: str, paths: Sequence[str], out: Path, request: TrainReque
     """Train as ordered; the folder is held for writing all the while."""
     started = time.perf_counter()
     kind = task_named(task)
+    if not kind.trainable:
+        raise WeftError(f"runs of task {task} are imported, not trained here: weft import FOLDER --out RUN")
     if request.steps is not None and request.minutes is not None:
         raise WeftError("steps and minutes both say how long: give one of them")
     if request.steps is not None and request.steps < 1:

@@ -45,14 +45,14 @@ def token_store(
     tokenizer: Tokenizer,
     cache: Path,
     progress: Progress | None = None,
-    taught: PromptFormatProtocol | None = None,
+    prompt_format: PromptFormatProtocol | None = None,
 ) -> TokenStore:
     """The texts' tokens, made in `cache` if not there yet; `progress` is told how many bytes of text are done.
 
-    `taught`: what the model that reads them knows of starts, stops and chats.
+    `prompt_format`: what the model that reads them knows of starts, stops and chats.
     """
-    folder = cache / store_name(paths, tokenizer, taught)
-    header = read_header(folder) or make_store(paths, tokenizer, folder, progress, taught)
+    folder = cache / store_name(paths, tokenizer, prompt_format)
+    header = read_header(folder) or make_store(paths, tokenizer, folder, progress, prompt_format)
     return TokenStore(folder, header["type"], header["bytes"], "answers.bin" in header["sizes"], 0, header["tokens"])
 
 

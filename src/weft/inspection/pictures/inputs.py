@@ -1,108 +1,73 @@
-"""What a run is shown: a text or a path as users give it, or `sample:NAME/N`, the N-th held-out example of a sample.
-
-A series has no examples but windows: 0 is the end of the part to learn from, N ends N horizons earlier.
-"""
+"""What a run is shown: a text or a path as users give it, or `sample:NAME/N`, the N-th held-out example of a sample."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
-from weft.data.readers.sounds import log_mel
-from weft.data.samples import RATE, Graph, Sample, sample, samples
+from weft.data.samples import Sample, sample, samples
 from weft.foundation.errors import WeftError
-
-Array = NDArray[np.float64]
-SAMPLE = "sample:"
-PROMPT = 96  # characters of a sample's text
+from weft.tasks.task import SAMPLE, Task
 
 
 @dataclass(frozen=True)
-class Given:
-    """What the run is options, how a title calls it, and what is known to be right: a label, a `Pair`, tags, a text."""
+class LookInput:
+    """An input as `predict` takes it, its name in titles, and what is known to be right: a label, tags, a text."""
 
-    ask: Any
+    value: Any
     name: str
     truth: Any = None
 
 
+@dataclass(frozen=True)
+class SampleExample:
+    """Example `number` of a sample, as `given` by a user; files for it go into `folder`."""
+
+    given: str
+    sample: Sample[Any]
+    number: int
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.sample.name} {self.number}"
+
+    def expect(self, inside: bool) -> None:
+        """An error if there is no such example."""
+        if not inside:
+            name, number = self.sample.name, self.number
+            raise WeftError(f"sample {name} has no held-out example {number}: choose a smaller number, from 0 on")
+
+    def row(self) -> Any:
+        """The example of a sample whose held-out examples are a list."""
+        self.expect(self.number < len(self.sample.validation))
+        return self.sample.validation[self.number]
+
+
+ExampleInput = Callable[[Any, SampleExample], LookInput]
+
+
 @contextmanager
-def opened(task: str, given: Any, seed: int = 0) -> Iterator[Given]:
-    """The input as the run takes it; pictures and sequences of a sample lie in files while the context lasts."""
-    if not (isinstance(given, str) and given.startswith(SAMPLE)) or task == "forecast":
-        yield Given(given, str(given))
+def open_input(run: Any, given: Any, example: ExampleInput | None) -> Iterator[LookInput]:
+    """The input as the run takes it; files of a sample's example last as long as the context."""
+    if not (isinstance(given, str) and given.startswith(SAMPLE)) or example is None:
+        yield LookInput(given, str(given))
         return
-    found, number = _find(task, given, seed)
+    found, number = _find(run.task, given)
     with tempfile.TemporaryDirectory() as folder:
-        yield _example(found, number, Path(folder))
+        yield example(run, SampleExample(given, found, number, Path(folder)))
 
 
-def _find(task: str, given: str, seed: int) -> tuple[Sample[Any], int]:
+def _find(task: Task, given: str) -> tuple[Sample[Any], int]:
     name, _, place = given.removeprefix(SAMPLE).partition("/")
-    if (name or task) not in (task, *samples().get(task, ())):
-        known = ", ".join(f"{SAMPLE}{known}" for known in samples().get(task, ()))
-        raise WeftError(f"task {task} has no sample {name!r}: choose one of {known}, or give an input of your own")
+    own = samples().get(task.name, ())
+    if (name or task.name) not in (task.name, *own):
+        known = ", ".join(f"{SAMPLE}{known}" for known in own)
+        raise WeftError(f"task {task.name} has no sample {name!r}: choose one of {known}, or give an input of your own")
     if place and not place.isdecimal():
         raise WeftError(f"{given!r}: after the slash comes the number of an example, such as {SAMPLE}{name}/3")
-    return sample(name or task, seed), int(place or 0)
-
-
-def window_of(given: str, seed: int, context: int, horizon: int) -> Array:
-    """The history [T, C], at most `context` steps, of `sample:NAME/N` of a series."""
-    found, number = _find("forecast", given, seed)
-    values: Array = found.train.values
-    end = len(values) - number * horizon
-    if number and end < context:
-        most = max(0, (len(values) - context) // horizon)
-        raise WeftError(
-            f"sample {found.name} has no window {number}: its {len(values):,} steps hold {context} of history up to "
-            f"number {most}, each {horizon} steps earlier"
-        )
-    return values[max(0, end - context) : end]
-
-
-def _example(found: Sample[Any], number: int, folder: Path) -> Given:
-    part = found.validation
-    if found.task == "text":
-        start = number * PROMPT
-        _expect(start < len(part), found, number)
-        return Given(part[start : start + PROMPT], f"{found.name}, character {start}")
-    if found.task in ("images", "captions"):
-        _expect(number < len(part.pixels), found, number)
-        path = folder / f"{number}.png"
-        Image.fromarray(part.pixels[number]).save(path)
-        truth = part.texts[number] if found.task == "captions" else found.classes[int(part.labels[number])]
-        return Given(str(path), f"{found.name} {number}", truth)
-    if found.task == "sequences":
-        _expect(number < len(part.values), found, number)
-        values = part.values[number]
-        values = log_mel(values[:, 0], RATE) if found.name == "tones" else values
-        path = folder / f"{number}.npz"
-        np.savez(path, x=values[None], lengths=np.array([len(values)]))
-        return Given(str(path), f"{found.name} {number}", found.classes[int(part.labels[number])])
-    _expect(number < len(part), found, number)
-    return _texts(part[number], f"{found.name} {number}")
-
-
-def _texts(row: Any, name: str) -> Given:
-    """A pair, a tagged sentence, a labeled text or a graph."""
-    if isinstance(row, Graph):
-        edges = [[int(i), int(j)] for i, j in np.argwhere(np.triu(row.adjacency))]
-        return Given({"nodes": list(row.nodes), "edges": edges}, name, row.labels)
-    if hasattr(row, "source"):
-        return Given(row.source, row.source, row)
-    given, truth = row
-    return Given(given if isinstance(given, str) else list(given), given if isinstance(given, str) else name, truth)
-
-
-def _expect(inside: bool, found: Sample[Any], number: int) -> None:
-    if not inside:
-        raise WeftError(f"sample {found.name} has no held-out example {number}: choose a smaller number, from 0 on")
+    return sample(name or task.name, task.sample_seed), int(place or 0)

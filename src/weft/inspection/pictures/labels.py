@@ -14,7 +14,7 @@ def input_labels(run: Any, inputs: Mapping[str, Tensor]) -> list[str]:
     """A label a token, with all that stands around the text: [CLS], a start token."""
     task = getattr(run, "task", None)
     tokenizer = getattr(task, "tokenizer", None)
-    lexicon = getattr(getattr(task, "reading", None), "lexicon", None)
+    lexicon = getattr(getattr(task, "encoder", None), "lexicon", None)
     for given in inputs.values():
         if given.is_floating_point():
             continue

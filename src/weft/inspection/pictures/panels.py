@@ -18,7 +18,8 @@ from weft.figures.panels.pairs import Pair
 from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tokens import Tokens
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.observations import Observation
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import Observation
 from weft.inspection.recording.attention_records import Kind
 
 Array = NDArray[np.float32]
@@ -37,16 +38,6 @@ class Panels:
 
     panels: list[Panel]
     left_out: list[str]
-
-
-@dataclass(frozen=True)
-class LookOptions:
-    """What a user wants to see first: layer, head, row (a number or a token), and a pair of words."""
-
-    layer: int | None = None
-    head: int | None = None
-    row: str | None = None
-    pair: tuple[str, str] | None = None
 
 
 def to_array(values: Tensor) -> Array:
@@ -172,20 +163,9 @@ def find_token(tokens: Sequence[str], wanted: str) -> int:
     )
 
 
-def pooled_row(observation: Observation) -> str:
-    """How the model sums its tokens up: first (class token), mean, last; or each token has its own answer."""
-    spec = getattr(observation.seen.module, "spec", None)
-    output = getattr(spec, "output", None)
-    if getattr(output, "kind", None) == "per-token":
-        return "mean"
-    own = getattr(getattr(observation.run, "task", None), "pool", None)
-    pool = own or getattr(output, "pool", None) or getattr(spec, "pool", None) or "mean"
-    return "first" if pool == "distilled" else pool
-
-
 def received(observation: Observation, kind: Kind, layers: Sequence[int], heads: Axis) -> Array:
     """How much each token is looked at [layers, heads, S]: by the class token or last token, else on average."""
-    pool = pooled_row(observation)
+    pool = observation.pool or "mean"
     found = []
     statistics = observation.seen.statistics(kind, observation.batch, observation.call) if pool == "mean" else None
     each: Array
@@ -205,9 +185,8 @@ def received(observation: Observation, kind: Kind, layers: Sequence[int], heads:
 
 def by_whom(observation: Observation) -> str:
     """Who looks, in words."""
-    return {"first": "the class token", "last": "the last token", "mean": "all tokens on average"}[
-        pooled_row(observation)
-    ]
+    words = {"first": "the class token", "last": "the last token", "mean": "all tokens on average"}
+    return words[observation.pool or "mean"]
 
 
 def tokens_panel(observation: Observation, options: LookOptions) -> Tokens:

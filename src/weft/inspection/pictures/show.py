@@ -5,24 +5,16 @@ from __future__ import annotations
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.labels import input_labels
+from weft.inspection.pictures.generic import observation_of
 from weft.inspection.pictures.look import picture_of
-from weft.inspection.pictures.observations import ImageObservation, Observation, class_tokens
-from weft.inspection.pictures.panels import LookOptions
+from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.recording.watch import Seen
-
-# Tasks whose pictures need no more than what was seen; an image's are drawn for every vision model.
-GENERIC = ("text", "translation", "classification", "tagging", "embedding")
 
 
 def show(
@@ -41,8 +33,8 @@ def show(
 
     `path` writes .html, .png or .svg there instead; without it a page is written to a temporary file and opened.
     """
-    options = LookOptions(layer, head, None if row is None else str(row), pair)
-    picture = picture_of(observation_of(seen, call, batch), kind, options)
+    options = LookOptions(kind, layer, head, None if row is None else str(row), pair)
+    picture = picture_of(observation_of(seen, call, batch), options)
     if path is not None:
         return picture.write(path)
     if in_notebook():
@@ -74,52 +66,3 @@ def _inline(picture: Picture) -> None:
         return
     for plot in plots:
         display(plot)
-
-
-def observation_of(seen: Seen, call: int = -1, batch: int = 0) -> Observation:
-    """A observation from what was seen alone: labels from what went into the embeddings, by the run's own words."""
-    run = seen.subject
-    task = getattr(getattr(run, "task", None), "name", "")
-    target, source = (input_labels(run, seen.inputs(batch, call, side)) for side in ("target", "source"))
-    image = next((x for x in seen.inputs(batch, call).values() if x.dim() == 3 and x.is_floating_point()), None)
-    observation = Observation(
-        seen,
-        task if task in GENERIC else "",
-        _name(target, source),
-        tuple(target),
-        source=tuple(source),
-        # A row writes the token that the next one reads; what the last one wrote was never read.
-        written=(*target[1:], "…") if source else (),
-        call=call,
-        batch=batch,
-    )
-    spec: Any = getattr(seen.module, "spec", None)
-    if image is None or getattr(spec, "family", "") != "vision":
-        return observation
-    cells = [f"{row},{column}" for row in range(spec.side) for column in range(spec.side)]
-    tokens, grid = (*class_tokens(spec), *cells), (spec.side, spec.side)
-    return ImageObservation(
-        seen,
-        "images",
-        "an image",
-        tokens,
-        call=call,
-        batch=batch,
-        pixels=_pixels(image),
-        grid=grid,
-        first=spec.extra,
-    )
-
-
-def _name(target: Sequence[str], source: Sequence[str]) -> str:
-    words = list(source or target)
-    text = ("" if any(" " in word for word in words) else " ").join(words)
-    return text[:60] + ("…" if len(text) > 60 else "") or "what was seen"
-
-
-def _pixels(image: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[C, H, W] of any scale as bytes [H, W, 3], from its darkest to its brightest."""
-    values = image.detach().float().cpu().numpy().transpose(1, 2, 0)
-    low, high = float(values.min()), float(values.max())
-    shown = np.rint(255 * (values - low) / ((high - low) or 1.0)).astype(np.uint8)
-    return np.repeat(shown, 3, axis=2) if shown.shape[2] == 1 else shown[..., :3]

@@ -256,7 +256,7 @@ class FrequentTag:
         return cls(best, {ending: _most(tags) for ending, tags in endings.items()}, _most(overall))
 
     def predict(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-        """A tag a word."""
+        """One tag per word."""
         return [[self._tag(word) for word in words] for words in sentences]
 
     def _tag(self, word: str) -> str:

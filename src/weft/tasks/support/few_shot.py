@@ -7,24 +7,66 @@ without a look at any label (Zhou et al. 2024).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.data.readers.files import DataError
+from weft.data.readers.texts import read_labeled
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
 from weft.parts.masks import Padding
 from weft.tasks.support.metrics import accuracy, macro_f1
-from weft.tasks.text import TextTask
 
 Labeled = Sequence[tuple[str, str]]
 PATTERN = "Text: {text}\nLabel: {label}"
-READ_AT_ONCE = 4096  # tokens a batch, those of the examples counted for each row
+METRIC = "accuracy"  # the one that users quote
+READ_AT_ONCE = 4096  # tokens per batch, those of the examples counted for each row
+
+
+@dataclass(frozen=True)
+class FewShotOptions:
+    """So many `shots`: labeled examples in the prompt.
+
+    `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else the
+    data itself, less what was drawn; `prompt` says how each is written; `columns` are those of text and label.
+    """
+
+    shots: int = 0
+    labels: Sequence[str] | None = None
+    examples: str | Path | None = None
+    prompt: str | None = None
+    seed: int = 0
+    columns: Sequence[str] = ()
+
+
+class FewShot(ABC):
+    """What a task of language models inherits to label texts after examples in a prompt."""
+
+    tokenizer: Tokenizer
+
+    @abstractmethod
+    def prompt_ids(self, text: str) -> list[int]:
+        """A text as the model reads it."""
+
+    def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
+        """Accuracy and more of the labels that the model gives, see `evaluate_few_shot`."""
+        columns = options.columns.split(",") if isinstance(options.columns, str) else list(options.columns) or None
+        rows = read_labeled(data, columns, learn=False)
+        source = rows if options.examples is None else read_labeled([options.examples], columns, learn=False)
+        drawn = draw_examples(source, options.shots, options.seed)
+        words = name_labels([*source, *rows], options.labels)
+        question = Question(tuple(source[place] for place in drawn), words, options.prompt or PATTERN)
+        if options.examples is None:
+            rows = [row for place, row in enumerate(rows) if place not in set(drawn)]
+        return evaluate_few_shot(module, self, rows, question)
 
 
 @dataclass(frozen=True)
@@ -75,10 +117,10 @@ def draw_examples(rows: Labeled, count: int, seed: int = 0) -> list[int]:
     return [place for _, _, place in sorted(turns)[:count]]
 
 
-def judge_shots(module: nn.Module, task: TextTask, rows: Labeled, question: Question) -> dict[str, Any]:
+def evaluate_few_shot(module: nn.Module, task: FewShot, rows: Labeled, question: Question) -> dict[str, Any]:
     """Accuracy, macro F1 and loss in nats over the labels, plain and calibrated, beside the most frequent label's."""
     if not rows:
-        raise DataError("all rows are shown as examples, none is left to judge on: give more data or fewer --shots")
+        raise DataError("all rows are shown as examples, none is left to evaluate on: give more data or fewer --shots")
     labels = list(question.words)
     unknown = next((label for _, label in rows if label not in question.words), None)
     if unknown is not None:
@@ -99,7 +141,7 @@ def judge_shots(module: nn.Module, task: TextTask, rows: Labeled, question: Ques
     }
 
 
-def score_labels(module: nn.Module, task: TextTask, question: Question, texts: Sequence[str]) -> Tensor:
+def score_labels(module: nn.Module, task: FewShot, question: Question, texts: Sequence[str]) -> Tensor:
     """log p of each label's word after each text, [N, labels]; what all prompts begin with is read once."""
     prompts = [task.prompt_ids(question.prompt(text)) for text in texts]
     words = _word_ids(task, question, texts[0], prompts[0])
@@ -143,7 +185,7 @@ def _score(module: nn.Module, state: Any, rows: list[list[int]], words: list[lis
     return torch.stack(scores, 1)
 
 
-def _word_ids(task: TextTask, question: Question, text: str, prompt: list[int]) -> list[list[int]]:
+def _word_ids(task: FewShot, question: Question, text: str, prompt: list[int]) -> list[list[int]]:
     """The tokens of each label's word where it stands after a prompt."""
     found = []
     for word in question.words.values():

@@ -22,7 +22,7 @@ from weft.tasks.task import Answer, GenerationOptions, Recipe, Size, Split
 
 LONGEST_TEXT = 512
 PREVIEWS, SHOWN = 2, 60
-READ_AT_ONCE = 8192  # tokens a batch in prediction
+READ_AT_ONCE = 8192  # tokens per batch in prediction
 
 
 class InputEncoder(ABC):
@@ -35,8 +35,8 @@ class InputEncoder(ABC):
         """What was learned, as plain JSON, but for a tokenizer."""
 
     @abstractmethod
-    def part(self, inputs: Sequence[Any], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
-        """Inputs with their labels as a part, and what of it is hidden in training."""
+    def make_split(self, inputs: Sequence[Any], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
+        """Inputs with their labels as a split, and what of it is hidden in training."""
 
     @abstractmethod
     def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
@@ -44,29 +44,29 @@ class InputEncoder(ABC):
 
     @abstractmethod
     def model(self, size: Size) -> EncoderSpec:
-        """The encoder that suits, before it is dressed."""
+        """The encoder that suits, before `fit_spec`."""
 
     @abstractmethod
     def sizes(self, train: Split) -> Sequence[Size]:
-        """Sizes that make sense."""
+        """The sizes that a time plan chooses from, small to large."""
 
     @abstractmethod
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """How it is trained."""
+        """How a model of this size is trained over so many epochs."""
 
     @abstractmethod
     def answer(
-        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: GenerationOptions
+        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], generation: GenerationOptions
     ) -> list[Answer]:
         """Answers to inputs as the command line gives them."""
 
     @abstractmethod
-    def preview(self, module: nn.Module, part: Split, classes: Sequence[str]) -> str:
+    def preview(self, module: nn.Module, split: Split, classes: Sequence[str]) -> str:
         """Some held-out examples with what the model says."""
 
 
 class TextEncoder(InputEncoder):
-    """What both ways to read a text share: the model, and how it is trained."""
+    """What both ways to encode a text share: the model, and how it is trained."""
 
     def model(self, size: Size) -> EncoderSpec:
         """Convolution, which finds turns of phrase, and attention over all of them; then the mean over all places."""
@@ -87,32 +87,32 @@ class TextEncoder(InputEncoder):
         return (Size(128, 2, LONGEST_TEXT),)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Strongly held back, for the same reason."""
+        """Strong regularization, for the same reason."""
         return Recipe(
             dropout=0.3, training={"batch": 2048, "rate": 1e-3, "smoothing": 0.1, "ema": 0.99}, most_epochs=20
         )
 
     def answer(
-        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: GenerationOptions
+        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], generation: GenerationOptions
     ) -> list[Answer]:
         """The likeliest class of each text, and the probabilities of all."""
         texts = [str(given) for given in inputs]
         if not texts:
             return []
-        part = self.part(texts, [np.zeros(1, dtype=np.int64)] * len(texts)).cut(cast(Any, module.spec).length)
+        split = self.make_split(texts, [np.zeros(1, dtype=np.int64)] * len(texts)).cut(cast(Any, module.spec).length)
         found = []
-        for text, shares in zip(texts, probabilities(module, part, READ_AT_ONCE), strict=True):
+        for text, shares in zip(texts, probabilities(module, split, READ_AT_ONCE), strict=True):
             best = classes[int(shares.argmax())]
             by_name = {name: round(float(p), 6) for name, p in zip(classes, shares, strict=True)}
             found.append(Answer(text, best, {"probabilities": by_name}))
         return found
 
-    def preview(self, module: nn.Module, part: Split, classes: Sequence[str]) -> str:
+    def preview(self, module: nn.Module, split: Split, classes: Sequence[str]) -> str:
         """The first texts that are held out."""
-        assert isinstance(part, Sentences)
-        answers = self.answer(module, part.texts[:PREVIEWS], classes, GenerationOptions())
+        assert isinstance(split, Sentences)
+        answers = self.answer(module, split.texts[:PREVIEWS], classes, GenerationOptions())
         lines = []
-        for answer, labels in zip(answers, part.labels[:PREVIEWS], strict=True):
+        for answer, labels in zip(answers, split.labels[:PREVIEWS], strict=True):
             share = answer.more["probabilities"][answer.output]
             text = answer.input if len(answer.input) <= SHOWN else answer.input[:SHOWN] + "..."
             lines.append(f"{text!r} -> {answer.output} {share:.0%} (it is {classes[labels[0]]})")
@@ -127,10 +127,9 @@ class WordEncoder(TextEncoder):
     kind: ClassVar[str] = "words"
 
     def facts(self) -> Tree:
-        """The lexicon."""
         return {"lexicon": self.lexicon.to_tree()}
 
-    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
+    def make_split(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
         """A text without a word is one unknown word."""
         words = [split_words(text) or [""] for text in inputs]
         return words_split(self.lexicon, words, labels, inputs, tagged=False, hiding=hiding)
@@ -156,7 +155,7 @@ class TokenEncoder(TextEncoder):
         """Besides the tokenizer, the ids around each text where there are any."""
         return self.frame.to_tree()
 
-    def part(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
+    def make_split(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
         """A text without a token is one unknown token."""
         unknown = self.tokenizer.role("unknown") or 0
         framed = [self.frame.put(ids) or [unknown] for ids in self.tokenizer.encode_many(inputs)]
@@ -173,13 +172,13 @@ class TokenEncoder(TextEncoder):
 
 
 def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:
-    """One answer a text, by the spec's own pool; of an encoder with one a token, by the mean."""
+    """One answer per text, by the spec's own pool; of an encoder with one per token, by the mean."""
     pooled = spec.output if isinstance(spec.output, PooledSpec) else PooledSpec(pool="mean")
     return pooled.replace(classes=classes)
 
 
 def learn_encoder(kind: str, texts: Sequence[str], vocabulary: int) -> TextEncoder:
-    """The reading asked for, learned from texts: `auto` takes words with their characters."""
+    """The encoder asked for, learned from texts: `auto` takes words with their characters."""
     if kind == "auto":
         return WordEncoder(Lexicon.learn((split_words(text) for text in texts), vocabulary))
     if kind in KINDS:

@@ -1,4 +1,4 @@
-"""What a model was taught besides its language: ids around each text, ids at which it stops, how a chat is written."""
+"""The prompt format of a model: ids around each text, ids at which it stops, how a chat is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Frame:
 
     @classmethod
     def of(cls, facts: Tree) -> Frame:
-        """From a run's facts."""
         return cls(tuple(facts.get("before", ())), tuple(facts.get("after", ())))
 
     def to_tree(self) -> Tree:
@@ -131,7 +130,7 @@ def _now(pattern: str) -> str:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """What a language model was taught: how texts begin, where they stop, and how chats are written."""
+    """How texts begin for a language model, where they stop, and how chats are written."""
 
     before: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
@@ -139,13 +138,12 @@ class PromptFormat:
 
     @classmethod
     def of(cls, facts: Tree) -> PromptFormat:
-        """From a run's facts."""
         chat: Any = facts.get("chat")
         template = None if chat is None else ChatTemplate(str(chat["template"]), dict(chat.get("names", {})))
         return cls(tuple(facts.get("before", ())), tuple(facts.get("stops", ())), template)
 
     def stopping(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The ids at which a text stops: those that were taught, else the tokenizer's own."""
+        """The ids at which a text stops: those of this format, else the tokenizer's own."""
         return self.stops or (() if tokenizer.stop is None else (tokenizer.stop,))
 
     def chat_ids(self, messages: Messages, tokenizer: Tokenizer) -> list[int]:
@@ -158,7 +156,7 @@ class PromptFormat:
         marks = {role: tokenizer.id_of(name) for role, name in zip(ROLES, CHAT_TOKENS, strict=True)}
         answer = marks[ROLES[-1]]
         if answer is None:
-            raise WeftError("this model was not taught to chat: leave --chat out, or import or train one that was")
+            raise WeftError("this model was not trained to chat: leave --chat out, or import or train one that was")
         ids: list[int] = []
         for message in messages:
             mark = marks.get(message["role"])
@@ -169,7 +167,7 @@ class PromptFormat:
         return [*ids, answer]
 
     def to_tree(self) -> Tree:
-        """As facts of a run; nothing where nothing was taught."""
+        """As facts of a run; nothing where the format is empty."""
         facts: Tree = {name: list(ids) for name, ids in (("before", self.before), ("stops", self.stops)) if ids}
         if self.chat is not None:
             facts["chat"] = {"template": self.chat.template, "names": dict(self.chat.names)}

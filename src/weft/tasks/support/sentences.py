@@ -1,4 +1,4 @@
-"""Sentences as parts of data: rows of words or tokens with one answer each, or one answer a word."""
+"""Sentences as data: rows of words or tokens with one answer each, or one answer per word."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Hiding:
 
 @dataclass(frozen=True)
 class Forms:
-    """Every different token of a part once, as what the model takes: [F] tokens, or [F, 1 + L] words with characters.
+    """Every different token of a split once, as what the model takes: [F] tokens, or [F, 1 + L] words with characters.
 
     `hidden` is the chance that a token is taken for an unknown one in training, so that the model learns to do without
     it; of words that are hidden, the characters stay unless `blind`.
@@ -73,7 +73,7 @@ class Forms:
 
 @dataclass(frozen=True)
 class Sentences(Split):
-    """Rows of places in `forms`; a row's labels are one number for the whole, or where `tagged` one a token.
+    """Rows of places in `forms`; a row's labels are one number for the whole, or where `tagged` one per token.
 
     `texts` is what the rows were made from: texts, or the words of each sentence. The last `tail` tokens of a row stay
     when it is cut.
@@ -91,7 +91,7 @@ class Sentences(Split):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens a row."""
+        """Tokens per row."""
         return [len(row) for row in self.rows]
 
     @property
@@ -104,7 +104,7 @@ class Sentences(Split):
         return self.labels[example][self.labels[example] != IGNORED]
 
     def cut(self, length: int) -> Sentences:
-        """Longer rows: their first `length` tokens, or with an answer a token, one piece after the other."""
+        """Longer rows: their first `length` tokens, or with an answer per token, one piece after the other."""
         if max(self.lengths) <= length:
             return self
         if not self.tagged:
@@ -157,7 +157,7 @@ def words_split(
     tagged: bool,
     hiding: Hiding | None = None,
 ) -> Sentences:
-    """Sentences of words as a part."""
+    """Sentences of words as a split."""
     forms: dict[str, int] = {}
     counts: list[int] = []
     rows = []
@@ -194,8 +194,8 @@ def ask(module: nn.Module, batch: Batch) -> Output:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What a model says of each example of a part, what is true (one number, or one a token), and nats an answer."""
+class Evaluation:
+    """What a model says of each example, what is true (one number, or one per token), and nats per answer."""
 
     said: tuple[Numbers, ...]
     truth: tuple[Numbers, ...]
@@ -206,16 +206,16 @@ class Judged:
         return np.concatenate(self.said), np.concatenate(self.truth)
 
 
-def judge(module: nn.Module, part: Split, size: int) -> Judged:
-    """Ask a model on all of a part, in evaluation mode."""
+def evaluate(module: nn.Module, split: Split, size: int) -> Evaluation:
+    """Run a model on all of a split, in evaluation mode."""
     device = next(module.parameters()).device
     training = module.training
     module.eval()
     found: dict[int, tuple[Numbers, Numbers]] = {}
     total, count = 0.0, 0
     with torch.inference_mode():
-        for examples in part.batches(size, None):
-            batch = part.batch(examples).to(device)
+        for examples in split.batches(size, None):
+            batch = split.batch(examples).to(device)
             output = ask(module, batch)
             total, count = total + float(class_loss(output, batch.labels, batch.count).total), count + batch.count
             said, truth = output.logits.argmax(-1).cpu().numpy(), batch.labels.cpu().numpy()
@@ -224,18 +224,18 @@ def judge(module: nn.Module, part: Split, size: int) -> Judged:
                 found[example] = np.atleast_1d(said[row])[real], np.atleast_1d(truth[row])[real]
     module.train(training)
     ordered = [found[example] for example in sorted(found)]
-    return Judged(tuple(said for said, _ in ordered), tuple(truth for _, truth in ordered), total / max(1, count))
+    return Evaluation(tuple(said for said, _ in ordered), tuple(truth for _, truth in ordered), total / max(1, count))
 
 
-def probabilities(module: nn.Module, part: Split, size: int) -> list[Tensor]:
-    """softmax of the logits of each example [C], or [T, C] with one answer a token; in evaluation mode, on the CPU."""
+def probabilities(module: nn.Module, split: Split, size: int) -> list[Tensor]:
+    """softmax of the logits of each example [C], or [T, C] with one per token; in evaluation mode, on the CPU."""
     device = next(module.parameters()).device
     training = module.training
     module.eval()
     found: dict[int, Tensor] = {}
     with torch.inference_mode():
-        for examples in part.batches(size, None):
-            batch = part.batch(examples).to(device)
+        for examples in split.batches(size, None):
+            batch = split.batch(examples).to(device)
             shares = widen(ask(module, batch).logits).softmax(-1).cpu()
             lengths = batch.inputs["mask"].sum(1).tolist()
             for row, example in enumerate(examples):

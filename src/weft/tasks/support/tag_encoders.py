@@ -35,8 +35,8 @@ class TagEncoder(ABC):
         """What was learned, as plain JSON, but for a tokenizer."""
 
     @abstractmethod
-    def part(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
-        """Sentences with a label a word; those of rare words are hidden in training as `Hiding` says."""
+    def make_split(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
+        """Sentences with a label per word; those of rare words are hidden in training as `Hiding` says."""
 
     @abstractmethod
     def fit_spec(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
@@ -54,15 +54,14 @@ class WordTagEncoder(TagEncoder):
     lexicon: Lexicon
 
     def facts(self) -> Tree:
-        """Words and characters."""
         return {"lexicon": self.lexicon.to_tree()}
 
-    def part(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
-        """A token a word."""
+    def make_split(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
+        """One token per word."""
         return words_split(self.lexicon, sentences, labels, sentences, tagged=True, hiding=Hiding(rarity=rarity))
 
     def fit_spec(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
-        """Words in, a tag each out."""
+        """Words in, one tag per word out."""
         lexicon = self.lexicon
         words = WordsSpec(vocabulary=lexicon.vocabulary, characters=lexicon.alphabet, longest=lexicon.longest)
         if isinstance(spec.input, WordsSpec):
@@ -70,7 +69,7 @@ class WordTagEncoder(TagEncoder):
         return spec.replace(input=words, output=PerTokenSpec(classes=tags))
 
     def split(self, text: str) -> list[str]:
-        """As the sentences that were learned from part them."""
+        """Separated as in the sentences that were learned from."""
         return split_tokens(text, self.lexicon)
 
 
@@ -85,7 +84,7 @@ class PieceTagEncoder(TagEncoder):
         """The ids around each sentence."""
         return self.frame.to_tree()
 
-    def part(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
+    def make_split(self, sentences: Sequence[Words], labels: Sequence[Numbers], rarity: float = 0.0) -> Sentences:
         """The label of a word stands at its first piece; its other pieces and the frame have none."""
         unknown = self.tokenizer.role("unknown") or 0
         rows, marks = [], []
@@ -110,7 +109,7 @@ class PieceTagEncoder(TagEncoder):
             yield pieces
 
     def fit_spec(self, spec: EncoderSpec, tags: int) -> EncoderSpec:
-        """Tokens in, a tag each out."""
+        """Tokens in, one tag per token out."""
         segments = spec.input.segments if isinstance(spec.input, TokensSpec) else None
         tokens = TokensSpec(vocabulary=self.tokenizer.vocabulary, segments=segments)
         return spec.replace(input=tokens, output=PerTokenSpec(classes=tags))
@@ -122,12 +121,12 @@ class PieceTagEncoder(TagEncoder):
 
 @dataclass(frozen=True)
 class Pieces(Sentences):
-    """Rows of pieces; a row that is too long is cut between words, and each part of it has its own frame."""
+    """Rows of pieces; a row that is too long is cut between words, and each piece of it has its own frame."""
 
     frame: Frame = field(default_factory=Frame)
 
     def cut(self, length: int) -> Sentences:
-        """Longer rows, one part after the other; a word longer than a row loses its end."""
+        """Longer rows, one piece after the other; a word longer than a row loses its end."""
         before, after = self.frame.before, self.frame.after
         room = length - len(before) - len(after)
         if room < 1:
@@ -147,7 +146,7 @@ class Pieces(Sentences):
 
 
 def _between_words(starts: Sequence[int], ends: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """(first word, first word after) of parts of at most `room` pieces, or one long word."""
+    """(first word, first word after) of cuts of at most `room` tokens, or one long word."""
     first = 0
     while first < len(starts):
         last = max(first + 1, bisect.bisect_right(ends, starts[first] + room))

@@ -1,14 +1,14 @@
-"""Pictures of what goes on inside, for `--kind`: logit lens, residual stream, experts, loss by position."""
+"""Kinds of pictures of what happens inside, for `--kind`: logit lens, residual stream, experts, next tokens, loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from weft.figures.panels.bars import Bars
 from weft.figures.panels.panel import Axis
 from weft.figures.panels.plots import Plot
 from weft.figures.panels.tables import Table
@@ -16,23 +16,25 @@ from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import eval_mode
 from weft.inspection.analysis.lens import logit_lens, loss_by_position, residual_norms, streams
 from weft.inspection.analysis.routing import routed
-from weft.inspection.pictures.observations import Observation, fitted
-from weft.inspection.pictures.panels import LookOptions, Panels, to_array
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import Observation, fitted
+from weft.inspection.pictures.panels import Panels, to_array
 from weft.parts.experts import Experts
 from weft.parts.stack import Stack
 
 MOST = 64  # tokens whose table is drawn; of more, the last ones
+TOP = 8  # next tokens that are shown
+BLOCK = 256  # positions whose next tokens are computed at once
 
 
 def has_stream(observation: Observation) -> bool:
-    """Whether the model is a stack of blocks, and its input is known well enough to show it again."""
-    graph = observation.task == "classification" and bool(observation.tags)
-    return any(isinstance(part, Stack) for part in observation.seen.module.modules()) and not graph
+    """Whether the model is a stack of blocks that can run on the same input again."""
+    return observation.repeatable and any(isinstance(part, Stack) for part in observation.seen.module.modules())
 
 
 def has_lens(observation: Observation) -> bool:
     """Whether the stream can be read as an answer: tokens or classes."""
-    return has_stream(observation) and observation.task not in ("forecast", "")
+    return has_stream(observation) and (observation.classifies or observation.generates)
 
 
 def has_experts(observation: Observation) -> bool:
@@ -58,19 +60,14 @@ def show_again(observation: Observation) -> Any:
         return module(target[0][None])
 
 
-def answer_names(observation: Observation) -> Sequence[str] | None:
-    """AttentionNames of the classes that the model answers with; None where it answers with tokens."""
-    task = getattr(observation.run, "task", None)
-    return getattr(task, "classes", None) or getattr(task, "tags", None)
-
-
 def spelled(observation: Observation, ids: Tensor) -> list[list[str]]:
     """Numbers of answers [R, C] as words."""
-    names = answer_names(observation)
-    tokenizer = getattr(getattr(observation.run, "task", None), "tokenizer", None)
+    task = observation.task
+    names = None if task is None else task.answers
+    tokenizer = None if task is None else task.tokenizer
     known: dict[int, str] = {}
     for number in set(ids.flatten().tolist()):
-        if names is not None:
+        if names:
             known[number] = names[number]
         else:
             known[number] = str(number) if tokenizer is None else tokenizer.target.pieces([number])[0]
@@ -145,6 +142,29 @@ def routing_panel(observation: Observation, options: LookOptions) -> Table:
     return Table("Experts: where each token goes", rows, columns, values, (layers,), row_name="token", note=note)
 
 
+def next_panel(observation: Observation, options: LookOptions) -> Bars:
+    """The likeliest next tokens after each token, with the one that truly came."""
+    module, task = observation.seen.module, observation.task
+    tokenizer = None if task is None else task.tokenizer
+    ids = next((x for x in observation.inputs().values() if x.dim() == 1 and not x.is_floating_point()), None)
+    if ids is None or not observation.continues_input:
+        raise WeftError("next tokens are a language model's: choose another --kind")
+    with torch.inference_mode():
+        output = module(ids[None])
+        found = [output.head(part).float().softmax(-1).topk(TOP) for part in output.hidden[0].split(BLOCK)]
+    values = to_array(torch.cat([part.values for part in found]))
+    best = torch.cat([part.indices for part in found])
+    names: dict[int, str] = {}
+    for token in {*best.flatten().tolist(), *ids.tolist()}:
+        names[token] = str(token) if tokenizer is None else tokenizer.pieces([token])[0]
+    labels = tuple(tuple(names[token] for token in row) for row in best.tolist())
+    steps = Axis(
+        "after", tuple(f"{n} {token}" for n, token in enumerate(observation.tokens)), len(observation.tokens) - 1
+    )
+    came = (*(names[token] for token in ids.tolist()[1:]), None)
+    return Bars("What the model expects next", steps, labels, values, came)
+
+
 def loss_panel(observation: Observation, options: LookOptions) -> Plot:
     """How surprising each token was, given those before it."""
     ids = next(x for x in observation.inputs().values() if x.dim() == 1 and not x.is_floating_point())
@@ -153,6 +173,6 @@ def loss_panel(observation: Observation, options: LookOptions) -> Plot:
     losses = to_array(loss_by_position(observation.run, ids))
     places = np.arange(1, len(ids), dtype=np.float32)
     mean = np.cumsum(losses) / places
-    note = f"{float(losses.mean()):.3f} nats a token on average."
+    note = f"{float(losses.mean()):.3f} nats per token on average."
     names = ("each token", "mean so far")
     return Plot("Loss by position", places, np.stack([losses, mean]), names, "position", "nats", note)

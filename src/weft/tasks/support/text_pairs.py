@@ -24,7 +24,7 @@ from weft.tasks.task import Batch, Split
 
 Pairs = Sequence[tuple[str, str]]
 
-# Batches hold lengths that differ by about so much, so that their company changes from epoch to epoch.
+# Batches hold lengths that differ by about so much, so that their neighbors change from epoch to epoch.
 BLUR = 0.15
 # Letters are the better tokens for short texts of few words, such as dates.
 SHORT, FEW_WORDS = 40, 1000
@@ -62,7 +62,6 @@ class Ends:
         return cls(**facts["ends"], before=tuple(before), first=tuple(first), forbidden=tuple(forbidden))
 
     def to_tree(self) -> Tree:
-        """The inverse."""
         return {
             "ends": {"start": self.start, "stop": self.stop, "pad": self.pad},
             "before": {"source": list(self.before), "target": list(self.first)},
@@ -74,8 +73,8 @@ class Ends:
 class PairsSplit(Split):
     """Pairs in tokens; sources end with the stop token, targets are told from the start token to the stop token.
 
-    What is longer than `length` is cut: a source loses its end, a target that was cut is not taught to stop there.
-    `decoded` bounds how many sources are translated when the part is judged.
+    What is longer than `length` is cut: a source loses its end, a target that was cut has no stop token to learn.
+    `decoded` bounds how many sources are translated when the split is evaluated.
     """
 
     pairs: Pairs
@@ -108,7 +107,7 @@ class PairsSplit(Split):
         return sum(max(len(s), len(t)) + 1 > self.length for s, t in zip(self.sources, self.targets, strict=True))
 
     def cut(self, length: int) -> PairsSplit:
-        """The same for a model of `length` tokens a side."""
+        """The same for a model of `length` tokens per side."""
         return replace(self, length=length)
 
     def source(self, example: int) -> list[int]:
@@ -116,7 +115,7 @@ class PairsSplit(Split):
         return [*self.sources[example][: self._sizes[example][0] - 1], self.ends.stop]
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Pairs of like length, about `size` tokens a batch; with a seed in random order and changing company."""
+        """Pairs of like length, about `size` tokens per batch; with a seed in random order, mixed anew."""
         return like_length(np.array(self._sizes), size, seed, epoch)
 
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
@@ -140,7 +139,7 @@ class PairsSplit(Split):
 def like_length(sizes: NDArray[np.int64], size: int, seed: int | None, epoch: int) -> list[list[int]]:
     """Batches of examples of like length, about `size` tokens each, as many in every epoch; sizes [N, sides].
 
-    With a seed lengths are blurred a little, so that the company changes, and batches come in random order.
+    With a seed lengths are blurred a little, so that neighbors change, and batches come in random order.
     """
     key = sizes.max(1) + 0.001 * sizes.sum(1)
     if seed is not None:
@@ -153,7 +152,7 @@ def like_length(sizes: NDArray[np.int64], size: int, seed: int | None, epoch: in
     ends = np.searchsorted(total, total[-1] / count * steps, side="left") + 1
     # Each batch has at least one example, however long a single one is.
     ends = np.minimum(np.maximum.accumulate(ends - steps) + steps, len(order) - count + steps)
-    found = [part.tolist() for part in np.split(order, np.maximum(ends, steps))]
+    found = [batch.tolist() for batch in np.split(order, np.maximum(ends, steps))]
     return found if seed is None else [found[place] for place in order_of(count, seed, epoch)]
 
 
@@ -175,7 +174,7 @@ def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[Pairs, Pairs]:
     for number, (source, _) in enumerate(pairs):
         groups.setdefault(source, []).append(number)
     if len(groups) < 2:
-        raise DataError(f"{len(groups)} source: to learn and to judge takes two or more; give more pairs")
+        raise DataError(f"{len(groups)} source: training and validation take two or more; give more pairs")
     if not 0 < share < 1:
         raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
     order = order_of(len(groups), seed, 0)

@@ -1,4 +1,4 @@
-"""Pictures of the model itself, for `--kind`: patch filters, positions, reach of gradients, effects of heads."""
+"""Kinds of pictures of the model itself, for `--kind`: patch filters, positions, gradients, effects of heads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from weft.foundation.errors import WeftError
 from weft.inspection.analysis.filters import patch_filters, position_similarity
 from weft.inspection.analysis.reach import gradient_reach
 from weft.inspection.interventions.effects import Effects, head_effects, logit_difference
-from weft.inspection.pictures.inner import has_stream, show_again, spelled
-from weft.inspection.pictures.observations import Observation
-from weft.inspection.pictures.panels import LookOptions, Panels, find_token, odd_tag, to_array
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import Observation
+from weft.inspection.pictures.panels import Panels, find_token, odd_tag, to_array
+from weft.inspection.pictures.stream_kinds import has_stream, show_again, spelled
 from weft.inspection.recording.attention_records import Kind
 from weft.parts.embeddings import PatchEmbedding
 
@@ -51,7 +52,7 @@ def filters_panel(observation: Observation, options: LookOptions) -> Tiles:
 
 
 def positions_panel(observation: Observation, options: LookOptions) -> Panel:
-    """How alike positions are: for an image, a picture a patch of all others."""
+    """How alike positions are: for an image, one picture per patch of all others."""
     found = position_similarity(observation.seen.module)
     if found.grid is not None:
         h, w = found.grid
@@ -71,7 +72,7 @@ def positions_panel(observation: Observation, options: LookOptions) -> Panel:
 
 def has_reach(observation: Observation) -> bool:
     """Whether gradients of outputs can be followed to single tokens."""
-    return observation.task in ("text", "translation")
+    return observation.generates and observation.task is not None and not observation.task.takes_images
 
 
 def reach_picture(observation: Observation, options: LookOptions) -> Panels:
@@ -104,15 +105,12 @@ def reach_picture(observation: Observation, options: LookOptions) -> Panels:
 
 def has_effects(observation: Observation) -> bool:
     """Whether an answer can be measured again with a head switched off."""
-    return (
-        "self" in observation.kinds
-        and has_stream(observation)
-        and observation.task in ("text", "classification", "tagging", "images")
-    )
+    discrete = observation.classifies or observation.continues_input
+    return discrete and "self" in observation.kinds and has_stream(observation)
 
 
 @dataclass(frozen=True)
-class HeadVerdict:
+class HeadEffects:
     """What each head does for the answer at one place: the two likeliest answers, and the effects of all heads."""
 
     first: str
@@ -125,7 +123,7 @@ class HeadVerdict:
         return len(self.effects.layers) - 1, int(self.effects.table[-1].argmin())
 
 
-def judge_heads(observation: Observation, options: LookOptions) -> HeadVerdict:
+def measure_heads(observation: Observation, options: LookOptions) -> HeadEffects:
     """Switch off each head in turn; the measure is the lead of the likeliest answer over the next, in logits."""
     kind: Kind = "self"
     logits = show_again(observation).logits
@@ -141,14 +139,14 @@ def judge_heads(observation: Observation, options: LookOptions) -> HeadVerdict:
     best = row.topk(2).indices
     first, second = spelled(observation, best[None])[0]
     measure = logit_difference(int(best[0]), int(best[1]), place)
-    return HeadVerdict(
+    return HeadEffects(
         first, second, where, head_effects(observation.run, lambda: show_again(observation), measure, kind)
     )
 
 
 def effects_panel(observation: Observation, options: LookOptions) -> Table:
     """By how much the answer changes when each head is switched off: which head does it."""
-    found = judge_heads(observation, options)
+    found = measure_heads(observation, options)
     values = to_array(found.effects.table)
     note = (
         f"Logit of {found.first!r} minus logit of {found.second!r}{found.where} is {found.effects.before:.2f}; each "

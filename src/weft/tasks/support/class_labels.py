@@ -1,4 +1,4 @@
-"""What tasks with one class an example share: splitting, names of classes, judging, answers, a simple method."""
+"""What tasks with one class per example share: holding out, names of classes, metrics, answers, a simple method."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def class_probabilities(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
     return found
 
 
-def measure_classes(module: nn.Module, part: Split, size: int) -> dict[str, Any]:
-    """Accuracy, macro F1 and loss in nats an example."""
+def measure_classes(module: nn.Module, split: Split, size: int) -> dict[str, Any]:
+    """Accuracy, macro F1 and loss in nats per example."""
     device = next(module.parameters()).device
     training = module.training
     module.eval()
@@ -81,8 +81,8 @@ def measure_classes(module: nn.Module, part: Split, size: int) -> dict[str, Any]
     theirs: list[int] = []
     total = 0.0
     with torch.inference_mode():
-        for examples in part.batches(size, None):
-            batch = part.batch(examples).to(device)
+        for examples in split.batches(size, None):
+            batch = split.batch(examples).to(device)
             output = module(**batch.inputs)
             total += float(class_loss(output, batch.labels, batch.count).total)
             ours += output.logits.argmax(-1).tolist()
@@ -106,11 +106,11 @@ def class_answers(names: Sequence[str], probabilities: Tensor, classes: Sequence
     return answers
 
 
-def class_preview(module: nn.Module, part: Split, classes: Sequence[str], count: int = 6) -> str:
+def class_preview(module: nn.Module, split: Split, classes: Sequence[str], count: int = 6) -> str:
     """A few held-out examples: what is true, and what the model says."""
     device = next(module.parameters()).device
-    spread = [place * len(part) // count for place in range(count)] if len(part) >= count else list(range(len(part)))
-    batch = part.batch(spread).to(device)
+    spread = [place * len(split) // count for place in range(count)] if len(split) >= count else list(range(len(split)))
+    batch = split.batch(spread).to(device)
     found = class_probabilities(module, batch.inputs)
     words = []
     for truth, row in zip(batch.labels.tolist(), found, strict=True):

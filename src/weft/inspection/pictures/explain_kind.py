@@ -9,9 +9,9 @@ from weft.figures.panels.maps import MEAN
 from weft.figures.panels.panel import visible_token
 from weft.figures.panels.unfolding import Unfolding, UnfoldingStep
 from weft.inspection.analysis.explain import Explanation, explain
-from weft.inspection.pictures.observations import Observation
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import Observation
 from weft.inspection.pictures.panels import (
-    LookOptions,
     find_token,
     head_axis,
     layer_axis,
@@ -25,7 +25,7 @@ MOST_KEYS = 64  # keys that are all shown; of more, those that count most
 
 
 def explain_panel(observation: Observation, options: LookOptions) -> Unfolding:
-    """One head's output at one token: the one options for, else the one that looks most at another token."""
+    """One head's output at one token: the one asked for, else the one that looks most at another token."""
     kind = first_kind(observation)
     rows, columns = observation.labels(kind)
     layers, layer = layer_axis(observation, kind, options)

@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.data.readers.images import IN_MEMORY, PixelFiles, Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.augmentation import Change, change_images
-from weft.tasks.support.pairs import Ends, like_length
+from weft.tasks.support.text_pairs import Ends, like_length
 from weft.tasks.task import Batch, Split
 
 
@@ -64,8 +64,8 @@ def as_images(pixels: Pixels) -> Tensor:
 class CaptionsSplit(Split):
     """An example is one caption with its image, which costs `patches` tokens; 0 patches: the image is not shown.
 
-    Captions longer than `length` are cut and not taught to stop there. `described` bounds how many images are
-    described when the part is judged.
+    Captions longer than `length` are cut and have no stop token to learn. `described` bounds how many images are
+    described when the split is evaluated.
     """
 
     gallery: Gallery
@@ -97,7 +97,7 @@ class CaptionsSplit(Split):
         return replace(self, length=length)
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Captions of like length, about `size` tokens a batch with their patches."""
+        """Captions of like length, about `size` tokens per batch with their patches."""
         return like_length(self._sizes(), size, seed, epoch)
 
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:

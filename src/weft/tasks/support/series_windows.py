@@ -1,4 +1,4 @@
-"""Windows over a series: which rows are learned from and judged on, and histories with what follows them.
+"""Windows over a series: which rows are learned from and evaluated on, and histories with what follows them.
 
 N rows, C columns. Each column is scaled by its training rows; each window again by its own history, reversibly.
 """
@@ -124,7 +124,6 @@ class WindowSplit(Split):
 
     @property
     def columns(self) -> int:
-        """C."""
         return self.values.shape[1]
 
     def __len__(self) -> int:
@@ -183,27 +182,27 @@ def borders_of(rows: int, horizon: int, split: Sequence[int] | None, held_out: f
     return rows - max(horizon, round(rows * held_out)), rows
 
 
-def simple_errors(part: WindowSplit, known: int = 0, train: WindowSplit | None = None) -> dict[str, float]:
+def simple_errors(split: WindowSplit, known: int = 0, train: WindowSplit | None = None) -> dict[str, float]:
     """MSE over all windows: of the last value (naive), and of ridge regression where `known` rows teach it."""
-    values = part.values.double().numpy()
+    values = split.values.double().numpy()
     rows = (values if train is None else train.values.double().numpy())[:known]
-    methods: dict[str, Any] = {"naive": lambda history: naive_forecast(history, part.horizon)}
-    if len(rows) >= part.context + part.horizon:
-        methods["ridge"] = RidgeForecast.fit(rows, part.context, part.horizon).predict
+    methods: dict[str, Any] = {"naive": lambda history: naive_forecast(history, split.horizon)}
+    if len(rows) >= split.context + split.horizon:
+        methods["ridge"] = RidgeForecast.fit(rows, split.context, split.horizon).predict
     slid = np.lib.stride_tricks.sliding_window_view(
-        values[part.first - part.context : part.end], part.context + part.horizon, axis=0
+        values[split.first - split.context : split.end], split.context + split.horizon, axis=0
     )
     found = dict.fromkeys(methods, 0.0)
     for start in range(0, len(slid), ROWS):
         windows = slid[start : start + ROWS].transpose(0, 2, 1)
-        history, truth = windows[:, : part.context], windows[:, part.context :]
+        history, truth = windows[:, : split.context], windows[:, split.context :]
         for name, method in methods.items():
             found[name] += float(np.square(method(history) - truth).sum())
-    return {name: total / (len(slid) * part.horizon * part.columns) for name, total in found.items()}
+    return {name: total / (len(slid) * split.horizon * split.columns) for name, total in found.items()}
 
 
 def joined(found: Sample[Any]) -> tuple[Series, tuple[int, ...]]:
-    """A sample's two parts as one series, and where each ends."""
-    parts = [found.train.values, found.validation.values]
-    values = np.concatenate(parts)
-    return Series(found.train.columns, None, values), (len(parts[0]), len(values))
+    """A sample's two splits as one series, and where each ends."""
+    both = [found.train.values, found.validation.values]
+    values = np.concatenate(both)
+    return Series(found.train.columns, None, values), (len(both[0]), len(values))

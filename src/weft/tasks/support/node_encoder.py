@@ -31,7 +31,7 @@ LARGEST_GRAPH = 1024
 
 @dataclass(frozen=True)
 class Nodes(Split):
-    """Graphs: numbers of their nodes' names, who neighbors whom, a label a node."""
+    """Graphs: numbers of their nodes' names, who neighbors whom, a label per node."""
 
     rows: tuple[Numbers, ...]
     edges: tuple[NDArray[np.bool_], ...]
@@ -54,7 +54,6 @@ class Nodes(Split):
         return self if len(kept) == len(self) else self.pick(kept)
 
     def pick(self, numbers: Sequence[int]) -> Nodes:
-        """Some of the graphs."""
         rows, edges, labels = (tuple(field[n] for n in numbers) for field in (self.rows, self.edges, self.labels))
         return Nodes(cast(Any, rows), cast(Any, edges), cast(Any, labels))
 
@@ -90,17 +89,16 @@ class NodeEncoder(InputEncoder):
         return cls(tuple(sorted({name for graph in graphs for name in graph.nodes})))
 
     def facts(self) -> Tree:
-        """The names."""
         return {"names": list(self.names)}
 
-    def part(self, inputs: Sequence[Graph], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Nodes:
+    def make_split(self, inputs: Sequence[Graph], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Nodes:
         """Nothing is hidden: neighbors are few."""
         numbers = {name: number for number, name in enumerate(self.names, 1)}
         rows = [np.array([numbers.get(name, 0) for name in graph.nodes], dtype=np.int64) for graph in inputs]
         return Nodes(tuple(rows), tuple(graph.adjacency for graph in inputs), tuple(labels))
 
     def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
-        """Nodes in, an answer each; a class token would have no edge."""
+        """Nodes in, one answer per node out; a class token would have no edge."""
         tokens = TokensSpec(vocabulary=len(self.names) + 1)
         return spec.replace(input=tokens, output=PerTokenSpec(classes=classes), class_token=False)
 
@@ -121,13 +119,12 @@ class NodeEncoder(InputEncoder):
         return Size(32, 2, LARGEST_GRAPH), Size(64, 2, LARGEST_GRAPH), Size(128, 3, LARGEST_GRAPH)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
-        """Plain."""
         return Recipe(dropout=0.0 if epochs < 10 else 0.1, training={"weight_decay": 0.01}, most_epochs=30)
 
     def answer(
-        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], how: GenerationOptions
+        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], generation: GenerationOptions
     ) -> list[Answer]:
-        """For each graph, from a .json file or as a tree, a label a node."""
+        """For each graph, from a .json file or as a tree, a label per node."""
         graphs: list[Graph] = []
         names: list[Any] = []
         for number, given in enumerate(inputs, 1):
@@ -138,26 +135,26 @@ class NodeEncoder(InputEncoder):
             found = read_graphs([Path(str(given))], labeled=False)
             graphs += found
             names += [str(given)] * len(found)
-        part = self.part(graphs, [np.zeros(len(graph.nodes), dtype=np.int64) for graph in graphs])
+        split = self.make_split(graphs, [np.zeros(len(graph.nodes), dtype=np.int64) for graph in graphs])
         answers = []
-        for name, graph, shares in zip(names, graphs, self._shares(module, part, how.batch), strict=True):
+        for name, graph, shares in zip(names, graphs, self._shares(module, split, generation.batch), strict=True):
             said = [classes[number] for number in shares.argmax(-1).tolist()]
             rows = [dict(zip(classes, [round(p, 6) for p in row], strict=True)) for row in shares.tolist()]
             answers.append(Answer(name, said, {"tokens": list(graph.nodes), "probabilities": rows}))
         return answers
 
-    def _shares(self, module: nn.Module, part: Nodes, rows: int) -> list[torch.Tensor]:
+    def _shares(self, module: nn.Module, split: Nodes, rows: int) -> list[torch.Tensor]:
         most: int = module.spec.length  # type: ignore[assignment, union-attr]
-        largest = max(map(len, part.rows))
+        largest = max(map(len, split.rows))
         if largest > most:
             raise DataError(
                 f"a graph of {largest} nodes, but the model takes {most}: train with --set length={largest}"
             )
-        return probabilities(module, part, rows * largest)
+        return probabilities(module, split, rows * largest)
 
-    def preview(self, module: nn.Module, part: Split, classes: Sequence[str]) -> str:
+    def preview(self, module: nn.Module, split: Split, classes: Sequence[str]) -> str:
         """The first held-out graph: what is true of its nodes and what the model says."""
-        assert isinstance(part, Nodes)
-        (shares,) = probabilities(module, part.pick([0]), 1)
-        pairs = zip(part.labels[0].tolist(), shares.argmax(-1).tolist(), strict=True)
+        assert isinstance(split, Nodes)
+        (shares,) = probabilities(module, split.pick([0]), 1)
+        pairs = zip(split.labels[0].tolist(), shares.argmax(-1).tolist(), strict=True)
         return "nodes, true/said: " + " ".join(f"{classes[truth]}/{classes[said]}" for truth, said in pairs)

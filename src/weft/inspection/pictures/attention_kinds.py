@@ -1,4 +1,4 @@
-"""Pictures of one thing each, for `--kind`: alignment, rollout, flow, statistics of heads."""
+"""Kinds of pictures of attention, for `--kind`: alignment, rollout, flow, statistics of heads."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from weft.foundation.errors import WeftError
 from weft.inspection.analysis.alignment import Gold, align, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
 from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, roll_out
-from weft.inspection.pictures.observations import ImageObservation, Observation
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import ImageObservation, Observation
 from weft.inspection.pictures.panels import (
     Array,
-    LookOptions,
     Panels,
     by_whom,
     find_token,
     head_axis,
     layer_axis,
-    pooled_row,
     to_array,
     tokens_panel,
 )
@@ -119,7 +118,7 @@ def _depths(observation: Observation) -> tuple[Axis, Axis]:
 
 def pooled(observation: Observation, maps: Array) -> Array:
     """[..., T, T] -> [..., T]: the rows that the answer is read from."""
-    pool = pooled_row(observation)
+    pool = observation.pool or "mean"
     return maps.mean(-2) if pool == "mean" else maps[..., 0 if pool == "first" else -1, :]
 
 
@@ -135,7 +134,7 @@ def rolled_out(observation: ImageObservation) -> Overlay:
 
 def rollout_picture(observation: Observation, options: LookOptions) -> Panels:
     """Rollout as a matrix with lines; over the image where there is one."""
-    if isinstance(observation, ImageObservation) and observation.task != "captions":
+    if isinstance(observation, ImageObservation) and observation.pool is not None:
         return Panels([rolled_out(observation)], [])
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     rows, columns = observation.labels(kind)
@@ -166,16 +165,16 @@ def flow_picture(observation: Observation, options: LookOptions) -> Panels:
     if options.row is not None:
         row = find_token(rows, options.row)
         values, who = to_array(layered_flow(layers, row))[0], rows[row].strip()
-    elif pooled_row(observation) == "mean" and observation.task in ("classification", "images", "sequences"):
+    elif observation.pool == "mean":
         # One more node above all: the mean, fed by every token alike.
         top = torch.zeros_like(layers[0])
         top[0] = 1 / len(rows)
         values, who = to_array(layered_flow([*layers, top], 0))[0], "the mean of all"
     else:
-        row = 0 if pooled_row(observation) == "first" and observation.task != "text" else len(rows) - 1
+        row = 0 if observation.pool == "first" else len(rows) - 1
         values, who = to_array(layered_flow(layers, row))[0], rows[row].strip()
     title = f"Flow from {who} to each input"
-    if isinstance(observation, ImageObservation) and observation.task == "images":
+    if isinstance(observation, ImageObservation) and observation.pool is not None:
         cells = values[observation.first :].reshape(1, *observation.grid)
         return Panels([Overlay(title, observation.pixels, cells, (Axis("flow", ("all layers",)),), note)], [])
     return Panels([Tokens(title, columns, values, (), note=note)], [])

@@ -1,0 +1,71 @@
+"""The picture of task captions: for each word of a caption, where in the image it looked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft.data.readers.images import read_image
+from weft.figures.panels.overlays import Overlay
+from weft.figures.panels.panel import Axis
+from weft.foundation.errors import WeftError
+from weft.inspection.pictures.images import saved_image
+from weft.inspection.pictures.inputs import LookInput, SampleExample
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.observation import ImageObservation, Observation, watched
+from weft.inspection.pictures.panels import Panels, head_axis, layer_axis, to_array
+from weft.inspection.pictures.task_picture import TaskPicture
+
+
+def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observation:
+    """The image's patches, then the words as they are written."""
+    seen, answer = watched(run, given, how)
+    task, spec = run.task, run.module.spec
+    side = round(spec.prefix**0.5)
+    words = tuple(answer.more["tokens"])
+    cells = () if task.options.blind else tuple(f"{row},{column}" for row in range(side) for column in range(side))
+    start, stop = (task.tokenizer.pieces([end])[0] for end in (task.ends.start, task.ends.stop))
+    return ImageObservation(
+        seen,
+        run.task.picture,
+        given.name,
+        (*cells, start, *words),
+        written=(*words, stop),
+        said=str(answer.output),
+        truth=given.truth,
+        pixels=read_image(given.value, task.side),
+        grid=(side, side),
+    )
+
+
+def caption_picture(observation: Observation, options: LookOptions) -> Panels:
+    """For each word of a caption, where in the image it looked."""
+    assert isinstance(observation, ImageObservation)
+    cells = observation.grid[0] * observation.grid[1]
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options)
+    _, _, T, _ = observation.sizes(-1, "self")
+    if cells >= T:
+        raise WeftError("this model was trained blind, without images: there is nowhere to look")
+    words = observation.written[: T - cells]
+    maps = []
+    for number in layers:
+        each = to_array(observation.attention(number, "self", slice(cells, cells + len(words))))[..., :cells]
+        both = [each.mean(0, keepdims=True), each] if heads.options[0] == "mean" else [each]
+        maps.append(np.concatenate(both) if len(heads.options) > 1 else both[0])
+    values = np.stack(maps).transpose(2, 0, 1, 3)
+    values = values.reshape(*values.shape[:3], *observation.grid)
+    first = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
+    title = f"Where it looks for each word of: {observation.said}"
+    note = f"Its caption: {observation.truth}" if isinstance(observation.truth, str) else ""
+    return Panels([Overlay(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], [])
+
+
+def caption_example(run: Any, chosen: SampleExample) -> LookInput:
+    """An image and its caption."""
+    path = saved_image(chosen)
+    return LookInput(path, chosen.title, chosen.sample.validation.texts[chosen.number])
+
+
+PICTURE = TaskPicture("words", observe_caption, caption_picture, caption_example)

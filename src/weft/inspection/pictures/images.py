@@ -1,0 +1,75 @@
+"""The picture of task images: the image lit by attention, the classes, patch filters and positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from weft.data.readers.images import read_image
+from weft.figures.panels.overlays import Overlay
+from weft.figures.panels.panel import Panel
+from weft.inspection.pictures.attention_kinds import rolled_out
+from weft.inspection.pictures.inputs import LookInput, SampleExample
+from weft.inspection.pictures.look_options import LookOptions
+from weft.inspection.pictures.model_kinds import filters_panel, has_positions, positions_panel
+from weft.inspection.pictures.observation import ImageObservation, Observation, class_tokens, watched
+from weft.inspection.pictures.panels import Panels, by_whom, head_axis, layer_axis, received, shares_panel
+from weft.inspection.pictures.task_picture import TaskPicture
+
+
+def observe_image(run: Any, given: LookInput, how: dict[str, Any]) -> Observation:
+    """An image as the model reads it, and the probabilities of its classes."""
+    seen, answer = watched(run, given, how)
+    spec, task = run.module.spec, run.task
+    pixels = read_image(given.value, task.fitting or task.side, task.channels)
+    pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    cells = tuple(f"{row},{column}" for row in range(spec.side) for column in range(spec.side))
+    return ImageObservation(
+        seen,
+        run.task.picture,
+        given.name,
+        (*class_tokens(spec), *cells),
+        said=str(answer.output),
+        shares=answer.more["probabilities"],
+        truth=given.truth,
+        pixels=pixels,
+        grid=(spec.side, spec.side),
+        first=spec.extra,
+    )
+
+
+def image_picture(observation: Observation, options: LookOptions) -> Panels:
+    """The image lit by each head and by the rollout, what the model says, filters and positions."""
+    assert isinstance(observation, ImageObservation)
+    layers, layer = layer_axis(observation, "self", options)
+    heads = head_axis(observation, "self", options)
+    weights = received(observation, "self", layers, heads)[..., observation.first :]
+    maps = weights.reshape(*weights.shape[:2], *observation.grid)
+    title = f"Where it looks, by {by_whom(observation).replace('tokens', 'patches')}"
+    panels: list[Panel] = [Overlay(title, observation.pixels, maps, (layer, heads)), rolled_out(observation)]
+    if observation.shares:
+        panels.append(shares_panel(observation))
+    panels.append(filters_panel(observation, options))
+    if has_positions(observation):
+        panels.append(positions_panel(observation, options))
+    return Panels(panels, [])
+
+
+def saved_image(chosen: SampleExample) -> str:
+    """The path of the example's image, written as a file."""
+    pixels = chosen.sample.validation.pixels
+    chosen.expect(chosen.number < len(pixels))
+    path = chosen.folder / f"{chosen.number}.png"
+    Image.fromarray(pixels[chosen.number]).save(path)
+    return str(path)
+
+
+def image_example(run: Any, chosen: SampleExample) -> LookInput:
+    """An image and its class."""
+    path = saved_image(chosen)
+    return LookInput(path, chosen.title, chosen.sample.classes[int(chosen.sample.validation.labels[chosen.number])])
+
+
+PICTURE = TaskPicture("image", observe_image, image_picture, image_example)
