@@ -97,7 +97,7 @@ def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
     again = weft.train("classification", few, tmp_path / "again", base=base, steps=1, set=STILL)
     assert again.spec.facts["classes"] == ["bad", "good", "odd"] and same(weights(base), weights(again.folder), "none")
     other = labeled(tmp_path / "other.tsv", "ham", "spam", "none")
-    notes = Auxiliary()
+    notes = Notes()
     run = weft.train("classification", other, tmp_path / "run", base=base, steps=1, set=STILL, reporter=notes)
     assert run.spec.facts["classes"] == ["ham", "none", "spam"] and "learned anew" in notes.heard[0]
     one, two = weights(base), weights(run.folder)
@@ -105,11 +105,11 @@ def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
     assert (one["head.linear.weight"] - two["head.linear.weight"]).abs().max() > 1e-3
 
 
-class Auxiliary(Reporter):
+class Notes(Reporter):
     def __init__(self):
         self.heard: list[str] = []
 
-    def noted(self, text):
+    def on_note(self, text):
         self.heard.append(text)
 
 
@@ -204,7 +204,7 @@ class StopAfter(Reporter):
     def __init__(self, step):
         self.step = step
 
-    def evaluated(self, step, loss, best):
+    def on_evaluation(self, step, loss, best):
         if step >= self.step:
             raise KeyboardInterrupt
 

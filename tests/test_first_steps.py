@@ -57,10 +57,10 @@ class Heard(Reporter):
     def __init__(self):
         self.notes, self.plans = [], []
 
-    def noted(self, text):
+    def on_note(self, text):
         self.notes.append(text)
 
-    def planned(self, plan, words):
+    def on_plan(self, plan, words):
         self.plans.append((plan, words))
 
 

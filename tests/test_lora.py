@@ -162,7 +162,7 @@ class StopAfter(Reporter):
     def __init__(self, step):
         self.step = step
 
-    def evaluated(self, step, loss, best):
+    def on_evaluation(self, step, loss, best):
         if step >= self.step:
             raise KeyboardInterrupt
 

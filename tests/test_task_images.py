@@ -310,7 +310,7 @@ def test_the_part_held_out_has_all_classes():
 
 def test_augmented_training_is_resumed_to_the_same_bits(tmp_path):
     class Pulled(Reporter):
-        def evaluated(self, step, loss, best):
+        def on_evaluation(self, step, loss, best):
             if step == 4:
                 raise RuntimeError("pulled the plug")
 

@@ -30,11 +30,11 @@ from weft.tasks.support import losses
 from weft.tasks.support.losses import class_loss, language_loss
 from weft.tasks.task import LADDER, Batch, Loss, Split, spread
 from weft.training import train as room
-from weft.training.averaging import Average, recompute_blocks
+from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop
 from weft.training.plan import TrainingPlan
-from weft.training.planner import Pace, Planner, expected_loss, suitable_batch
+from weft.training.planner import Planner, StepTiming, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
 from weft.training.training_spec import TrainingSpec
 
@@ -73,7 +73,7 @@ class StopAfter(Reporter):
     def __init__(self, step):
         self.step = step
 
-    def evaluated(self, step, loss, best):
+    def on_evaluation(self, step, loss, best):
         if step >= self.step:
             raise RuntimeError("pulled the plug")
 
@@ -320,7 +320,7 @@ def test_class_loss_leaves_out_what_has_no_label():
 
 def test_the_average_is_swapped_in_and_out():
     model = nn.Linear(3, 2)
-    average = Average(model, 0.5)
+    average = MovingAverage(model, 0.5)
     start = model.weight.detach().clone()
     with torch.no_grad():
         model.weight.add_(1.0)
@@ -331,14 +331,14 @@ def test_the_average_is_swapped_in_and_out():
 
 
 def test_patience_stops_early(tmp_path):
-    class Auxiliary(Reporter):
+    class Notes(Reporter):
         def __init__(self):
             self.said = []
 
-        def noted(self, text):
+        def on_note(self, text):
             self.said.append(text)
 
-    notes = Auxiliary()
+    notes = Notes()
     train(tmp_path, steps=60, reporter=notes, **{
         "training.patience": 2, "training.evaluate_every": 1, "training.rate": 1e-12, "training.matrix_rate": 1e-12,
     })  # fmt: skip
@@ -352,7 +352,7 @@ def test_compiling_falls_back_with_a_note(tmp_path, monkeypatch):
 
     said = []
     monkeypatch.setattr(nn.Module, "compile", cannot)
-    monkeypatch.setattr(Reporter, "noted", lambda self, text: said.append(text))
+    monkeypatch.setattr(Reporter, "on_note", lambda self, text: said.append(text))
     order = room.TrainRequest(steps=2, changes=SMALL, compiled=True)
     room.run_training("text", [str(tmp_path / "book.txt")], tmp_path / "run", order, Reporter())
     assert "no compiler here" in said[0] and "without it" in said[0]
@@ -406,7 +406,7 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
 
     def timed(planner, spec, options, batch):
         tokens = batch - batch % 49  # whole pictures of 49 patches
-        return Pace(tokens / rate, tokens, 1)
+        return StepTiming(tokens / rate, tokens, 1)
 
     monkeypatch.setattr(Planner, "_time_steps", timed)
     kind = task_named("images")
@@ -415,5 +415,5 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
         planner = Planner(
             prepared.task, prepared.train, prepared.validation, TrainingSpec(), {}, 0, torch.device("cpu")
         )
-        _, _, plan = planner.by_minutes(weft.preset("nano-vit"), minutes, time.perf_counter())
+        _, _, plan = planner.plan_minutes(weft.preset("nano-vit"), minutes, time.perf_counter())
         assert plan.steps * plan.batch / rate == pytest.approx(0.88 * 60 * minutes, rel=0.1)

@@ -19,7 +19,7 @@ from weft.figures.canvas import save_figure
 from weft.figures.charts.alignments import alignment_figure
 from weft.foundation.errors import WeftError
 from weft.tasks.task import Answer
-from weft.training.train import Trained, TrainRequest, run_training
+from weft.training.train import TrainingResult, TrainRequest, run_training
 
 TEXT, DATES, TRANSLATOR = "sample:stdlib", "sample:dates", "nano-gru-additive"
 SMALLER = {"width": 64, "hidden": 96}
@@ -32,10 +32,10 @@ LONGEST = 24 * 3600
 class Shown:
     """What the two models do after training."""
 
-    text: Trained
+    text: TrainingResult
     continuation: Answer
     expected: dict[str, float]
-    translation: Trained
+    translation: TrainingResult
     translations: list[tuple[Answer, str]]
     picture: Path
 
@@ -55,18 +55,18 @@ def run_demo(seconds: float, out: Path, as_json: bool) -> None:
         _print(console(), shown, out)
 
 
-def _train(task: str, data: str, out: Path, order: TrainRequest) -> Trained:
+def _train(task: str, data: str, out: Path, order: TrainRequest) -> TrainingResult:
     """A run of the demo; an older one in its place goes."""
     place = out / task
     if RunFolder(place).exists:
         shutil.rmtree(place)
     with TerminalReporter(f"{task}: {data}") as reporter:
-        trained = run_training(task, [data], place, order, reporter)
-    draw_training(place, trained)
-    return trained
+        result = run_training(task, [data], place, order, reporter)
+    draw_training(place, result)
+    return result
 
 
-def _look(text: Trained, translation: Trained, out: Path) -> Shown:
+def _look(text: TrainingResult, translation: TrainingResult, out: Path) -> Shown:
     [continuation] = text.run.answer([PROMPT], max_tokens=CONTINUATION, temperature=0.6)
     [question] = text.run.answer([QUESTION], max_tokens=1)
     pairs = sample("dates").validation[:SHOWN]

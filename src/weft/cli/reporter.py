@@ -12,7 +12,7 @@ from rich.text import Text
 
 from weft.cli.terminal import console
 from weft.training.plan import TrainingPlan
-from weft.training.reporting import Progress, Reporter
+from weft.training.reporting import Reporter, TrainingProgress
 
 PLAIN_EVERY = 10.0  # seconds between plain lines, at least
 
@@ -39,38 +39,38 @@ class TerminalReporter(Reporter):
         if self.bar is not None:
             self.bar.stop()
 
-    def began(self, what: str) -> None:
+    def on_stage(self, what: str) -> None:
         """A stage."""
         if self.bar is not None:
             self.bar.update(self.task, words=what)
         else:
             self._line(f"{what} ...")
 
-    def planned(self, plan: TrainingPlan, words: str) -> None:
+    def on_plan(self, plan: TrainingPlan, words: str) -> None:
         """The plan in one line."""
         if plan.evaluate_tokens < plan.held_out:
             self.share = f" on {plan.evaluate_tokens:,} of {plan.held_out:,} tokens"
         self._line(f"plan: {words}")
 
-    def stepped(self, progress: Progress) -> None:
+    def on_step(self, progress: TrainingProgress) -> None:
         """Loss, speed and time left."""
-        words = f"loss {progress.loss:.4f}  {progress.tokens_a_second:,.0f} tokens/s  step {progress.step:,}"
+        words = f"loss {progress.loss:.4f}  {progress.tokens_per_second:,.0f} tokens/s  step {progress.step:,}"
         if self.bar is not None:
             self.bar.update(self.task, total=progress.steps, completed=progress.step, words=words)
         elif time.monotonic() - self.last_line >= PLAIN_EVERY or progress.step in (1, progress.steps):
             self.last_line = time.monotonic()
             self._line(f"{words} of {progress.steps:,}, {_clock(progress.left)} left")
 
-    def evaluated(self, step: int, loss: float, best: bool) -> None:
+    def on_evaluation(self, step: int, loss: float, best: bool) -> None:
         """The held-out loss."""
         self._line(f"step {step:,}: held-out loss {loss:.4f}{self.share}{'' if best else ' (not the best)'}")
 
-    def previewed(self, step: int, text: str) -> None:
+    def on_preview(self, step: int, text: str) -> None:
         """What the model does now."""
         for line in text.splitlines():
             self._line(f"  {line}", dim=True)
 
-    def noted(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """A word to the user."""
         self._line(f"note: {text}")
 
@@ -90,34 +90,34 @@ class TensorBoardReporter(Reporter):
             raise WeftError("--tensorboard needs the package tensorboard: pip install 'weft[tensorboard]'") from None
         self.inner, self.writer = inner, SummaryWriter(folder)
 
-    def began(self, what: str) -> None:
+    def on_stage(self, what: str) -> None:
         """A stage."""
-        self.inner.began(what)
+        self.inner.on_stage(what)
 
-    def planned(self, plan: TrainingPlan, words: str) -> None:
+    def on_plan(self, plan: TrainingPlan, words: str) -> None:
         """The plan."""
-        self.inner.planned(plan, words)
+        self.inner.on_plan(plan, words)
 
-    def stepped(self, progress: Progress) -> None:
+    def on_step(self, progress: TrainingProgress) -> None:
         """Loss and speed."""
         self.writer.add_scalar("loss/train", progress.loss, progress.step)
-        self.writer.add_scalar("tokens a second", progress.tokens_a_second, progress.step)
-        self.inner.stepped(progress)
+        self.writer.add_scalar("tokens a second", progress.tokens_per_second, progress.step)
+        self.inner.on_step(progress)
 
-    def evaluated(self, step: int, loss: float, best: bool) -> None:
+    def on_evaluation(self, step: int, loss: float, best: bool) -> None:
         """The held-out loss."""
         self.writer.add_scalar("loss/held out", loss, step)
         self.writer.flush()
-        self.inner.evaluated(step, loss, best)
+        self.inner.on_evaluation(step, loss, best)
 
-    def previewed(self, step: int, text: str) -> None:
+    def on_preview(self, step: int, text: str) -> None:
         """What the model does now."""
         self.writer.add_text("preview", text, step)
-        self.inner.previewed(step, text)
+        self.inner.on_preview(step, text)
 
-    def noted(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """A word to the user."""
-        self.inner.noted(text)
+        self.inner.on_note(text)
 
 
 def _clock(seconds: float) -> str:

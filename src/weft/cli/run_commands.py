@@ -162,7 +162,7 @@ def import_(
       weft predict runs/smollm "What is the capital of France?" --chat
       weft import model.Q4_K_M.gguf --out runs/model --json
     """
-    from weft.cli.interop import run_import
+    from weft.cli.import_checkpoint import run_import
 
     run_import(source, out, certificate, as_json)
 

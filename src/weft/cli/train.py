@@ -16,7 +16,7 @@ from weft.cli.terminal import console, print_json
 from weft.figures.charts.curves import draw_curves
 from weft.foundation.errors import WeftError
 from weft.training.reporting import Reporter
-from weft.training.train import Trained, TrainRequest, run_training
+from weft.training.train import TrainingResult, TrainRequest, run_training
 
 CURVES = "curves.png"
 
@@ -32,38 +32,38 @@ def run_train(
         if tensorboard:
             reporter = TensorBoardReporter(terminal, str(out / "tensorboard"))
         try:
-            trained = run_training(task, data, out, request, reporter)
+            result = run_training(task, data, out, request, reporter)
         except KeyboardInterrupt:
-            terminal.noted(f"stopped; go on with: weft train {task} {join(data)} --out {quote(str(out))} --resume")
+            terminal.on_note(f"stopped; go on with: weft train {task} {join(data)} --out {quote(str(out))} --resume")
             raise
-    picture = draw_training(out, trained)
+    picture = draw_training(out, result)
     if as_json:
         print_json(
             {
                 "run": str(out),
-                "steps": trained.steps,
-                "seconds": round(trained.seconds, 3),
-                "loss": trained.loss,
-                "metrics": trained.metrics,
-                "references": trained.references,
-                "parameters": trained.plan.parameters,
-                "planned_seconds": trained.plan.seconds,
-                "best_possible": None if trained.best is None else trained.best.value,
-                "leak": trained.leak,
+                "steps": result.steps,
+                "seconds": round(result.seconds, 3),
+                "loss": result.loss,
+                "metrics": result.metrics,
+                "references": result.references,
+                "parameters": result.plan.parameters,
+                "planned_seconds": result.plan.seconds,
+                "best_possible": None if result.best is None else result.best.value,
+                "leak": result.leak,
             }
         )
     else:
-        _print(console(), task, out, trained, picture)
+        _print(console(), task, out, result, picture)
 
 
-def draw_training(out: Path, trained: Trained) -> Path:
+def draw_training(out: Path, result: TrainingResult) -> Path:
     """The training curves as a picture in the run's folder."""
     rows = list(RunFolder(out).read_metrics())
     curves = {
         "training": [(row["step"], row["loss"]) for row in rows if "loss" in row],
         "held out": [(row["step"], row["validation"]) for row in rows if "validation" in row],
     }
-    best = trained.best
+    best = result.best
     known = (best.value, "best possible") if best is not None and best.metric == "loss" else None
     picture = out / CURVES
     draw_curves(picture, curves, title=str(out.name), y_label="loss in nats", known=known)
@@ -93,20 +93,20 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _print(out: Console, task: str, place: Path, trained: Trained, picture: Path) -> None:
-    plan = trained.plan
-    minutes = f"{trained.seconds / 60:.1f} min"
+def _print(out: Console, task: str, place: Path, result: TrainingResult, picture: Path) -> None:
+    plan = result.plan
+    minutes = f"{result.seconds / 60:.1f} min"
     planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps, {plan.seconds / 60:.1f} min)"
-    out.print(f"\n[bold]{plan.parameters:,} parameters, {trained.steps:,} steps in {minutes}{planned}[/bold]")
+    out.print(f"\n[bold]{plan.parameters:,} parameters, {result.steps:,} steps in {minutes}{planned}[/bold]")
     out.print("On held-out data:")
-    print_metrics(out, trained.metrics, trained.references)
-    if trained.best is not None:
+    print_metrics(out, result.metrics, result.references)
+    if result.best is not None:
         out.print(
-            f"  [dim]best possible    {trained.best.value:.4f} {escape(trained.best.metric)} "
-            f"({escape(trained.best.why)})[/dim]"
+            f"  [dim]best possible    {result.best.value:.4f} {escape(result.best.metric)} "
+            f"({escape(result.best.why)})[/dim]"
         )
-    if trained.leak is not None:
-        out.print(f"[bold red]LEAK: {escape(trained.leak)}[/bold red]")
+    if result.leak is not None:
+        out.print(f"[bold red]LEAK: {escape(result.leak)}[/bold red]")
     out.print(f"\nrun: {escape(str(place))}   curves: {escape(str(picture))}")
     run = quote(str(place))
     out.print(

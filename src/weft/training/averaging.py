@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.parts.stack import Stack
 
 
-class Average:
+class MovingAverage:
     """Exponential moving average: a <- d a + (1 - d) w, with d growing to `decay` over the first steps."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:

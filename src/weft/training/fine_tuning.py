@@ -22,13 +22,13 @@ from weft.tasks.task import Task
 
 # What was learned once must not be forgotten at once: rates fall with the width, as those of published fine-tunings do
 # (2e-5 at 4,096, 1e-4 at 576); adapters, which begin at nothing, take ten times as much.
-RATE, LARGEST_RATE, ADAPTERS = 0.06, 1e-3, 10.0
-KEPT = ("tokenizer", "vocabulary", "size")  # options that were settled when the run was first trained
-HEAD, LAST = "head", ("head.linear.", "head.distilled.")  # the maps from hidden states to classes
+RATE_TIMES_WIDTH, LARGEST_RATE, ADAPTER_FACTOR = 0.06, 1e-3, 10.0
+SETTLED_OPTIONS = ("tokenizer", "vocabulary", "size")  # options that were settled when the run was first trained
+HEAD, CLASS_WEIGHTS = "head", ("head.linear.", "head.distilled.")  # the maps from hidden states to classes
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseRun:
     """A run that another goes on from."""
 
     folder: RunFolder
@@ -41,21 +41,23 @@ class Base:
 
         A run that was imported, or is of another task, has none: then those that suit a trained model.
         """
-        settled = next((name for name in chosen if name in KEPT and name in self.kind.Options.model_fields), None)
+        settled = next(
+            (name for name in chosen if name in SETTLED_OPTIONS and name in self.kind.Options.model_fields), None
+        )
         if settled is not None:
             raise WeftError(f"data.{settled} was settled when {self.folder.path} was trained: leave it out with --from")
         trained_here = self.spec.training and isinstance(self.task, self.kind)
         before = self.spec.data if trained_here else self.kind.tuned
         return self.kind.Options(**{k: v for k, v in before.items() if k not in ("validation", "split")} | chosen)
 
-    def learns_anew(self, task: Task) -> bool:
+    def has_new_classes(self, task: Task) -> bool:
         """Whether the task's classes are others than the run's."""
         return task.answers != self.task.answers
 
-    def changed(self, changes: Tree, task: Task) -> AnySpec:
+    def model_spec(self, changes: Tree, task: Task) -> AnySpec:
         """The run's model with the task's classes, and changes that need no other weights, such as dropout."""
         model = read_spec(self.spec.model)
-        model = task.renew(model) if self.learns_anew(task) else model
+        model = task.renew(model) if self.has_new_classes(task) else model
         wanted = {name: value for name, value in changes.items() if not name.startswith("training.")}
         spec: AnySpec = model.replace(**wanted) if wanted else model
         if _shapes(spec) != _shapes(model):
@@ -63,12 +65,14 @@ class Base:
             raise WeftError(f"{names}: the weights of {self.folder.path} would not fit; leave it out, or --from")
         return spec
 
-    def put_weights(self, module: nn.Module, task: Task) -> None:
+    def load_weights(self, module: nn.Module, task: Task) -> None:
         """Give a module of this model the run's weights, in the module's own type; new classes begin at random."""
         weights = self.folder.read_model()
-        if self.learns_anew(task):
+        if self.has_new_classes(task):
             own = module.state_dict()
-            weights = {name: tensor for name, tensor in weights.items() if name in own and not name.startswith(LAST)}
+            weights = {
+                name: tensor for name, tensor in weights.items() if name in own and not name.startswith(CLASS_WEIGHTS)
+            }
             weights |= {name: own[name] for name in own if name.startswith(f"{HEAD}.") and name not in weights}
         try:
             module.load_state_dict(weights)
@@ -76,7 +80,7 @@ class Base:
             raise DiskError(f"{self.folder.path}: model.safetensors does not fit spec.json: train it again") from None
 
 
-def open_base(path: Path, kind: type[Task]) -> Base:
+def open_base_run(path: Path, kind: type[Task]) -> BaseRun:
     """The run at `path`, to be trained on as a task of this kind."""
     folder = RunFolder(path)
     spec = folder.read_spec()
@@ -86,19 +90,19 @@ def open_base(path: Path, kind: type[Task]) -> Base:
             f"{path} is a run of task {spec.task}, but task {kind.name} is to be trained: "
             f"give --from a run of task {' or '.join(known)}"
         )
-    return Base(folder, spec, task_of(folder, spec), kind)
+    return BaseRun(folder, spec, task_of(folder, spec), kind)
 
 
-def whole_parts(task: Task) -> tuple[str, ...]:
+def fully_trained_parts(task: Task) -> tuple[str, ...]:
     """What learns with all its weights beside adapters: the head, where a model chooses among classes."""
     return () if task.answers is None else (HEAD,)
 
 
-def tuning_of(spec: AnySpec, rank: int | None) -> Tree:
+def fine_tuning_defaults(spec: AnySpec, rank: int | None) -> Tree:
     """Options of training that suit a model which has learned already; with `rank` those of adapters."""
-    rate = min(LARGEST_RATE, RATE / spec.width)
+    rate = min(LARGEST_RATE, RATE_TIMES_WIDTH / spec.width)
     if rank is not None:
-        return {"optimizer": "adamw", "rate": min(ADAPTERS * rate, 3 * LARGEST_RATE), "weight_decay": 0.0}
+        return {"optimizer": "adamw", "rate": min(ADAPTER_FACTOR * rate, 3 * LARGEST_RATE), "weight_decay": 0.0}
     return {"optimizer": "adamw", "rate": rate, "weight_decay": 0.01}
 
 

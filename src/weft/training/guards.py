@@ -11,7 +11,7 @@ from weft.foundation.errors import WeftError
 from weft.laws.checker import check
 from weft.models.output import Output
 
-GUARDED = ("causality", "reach", "prefix", "batch independence")
+GUARDED_LAWS = ("causality", "reach", "prefix", "batch independence")
 
 
 class TrainingError(WeftError):
@@ -20,7 +20,7 @@ class TrainingError(WeftError):
 
 def expect_lawful(module: nn.Module, step: int) -> None:
     """The leak guard: what each output depends on, against what the model declares."""
-    broken = check(module, laws=GUARDED).broken
+    broken = check(module, laws=GUARDED_LAWS).broken
     if broken:
         first = broken[0]
         raise TrainingError(
@@ -33,14 +33,14 @@ def expect_finite(module: nn.Module, norm: Tensor, step: int, again: Any) -> Non
     """Stop at the first gradient that is no number; `again` repeats the forward call to find where it began."""
     if bool(torch.isfinite(norm)):
         return
-    where = first_broken(module, again)
+    where = first_nonfinite(module, again)
     raise TrainingError(
         f"step {step}: the gradient is no longer a finite number; {where}; the last good state is kept: "
         "try a lower rate (--set training.rate=... training.matrix_rate=...) or check the data"
     )
 
 
-def first_broken(module: nn.Module, again: Any) -> str:
+def first_nonfinite(module: nn.Module, again: Any) -> str:
     """The first weight or module that gives NaN or infinity, in the order of computing."""
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):

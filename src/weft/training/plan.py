@@ -8,10 +8,10 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from weft.foundation.spec import Spec
 
-SLOWER = 1.15
+SLOWDOWN = 1.15
 
 
-class Shortening(Spec):
+class PlanRevision(Spec):
     """The one time a plan was cut: from step `at` on, the run has `steps` steps, because it went `slower` times."""
 
     at: PositiveInt
@@ -42,7 +42,7 @@ class TrainingPlan(Spec):
     seconds: NonNegativeFloat | None = None
     step_seconds: NonNegativeFloat | None = None
     tried: tuple[dict[str, Any], ...] = ()
-    shortened: Shortening | None = None
+    shortened: PlanRevision | None = None
 
     def steps_at(self, step: int) -> int:
         """How many steps the run has, as known at this step."""
@@ -58,10 +58,10 @@ class TrainingPlan(Spec):
         if self.shortened is not None or self.step_seconds is None or step < 1 or self.minutes is None:
             return self
         pace = seconds / step
-        if pace <= SLOWER * self.step_seconds:
+        if pace <= SLOWDOWN * self.step_seconds:
             return self
         left = 60 * self.minutes - self.before - seconds
         steps = max(step + 1, step + int(left / pace))
         if steps >= self.steps:
             return self
-        return self.replace(shortened=Shortening(at=step, steps=steps, slower=pace / self.step_seconds))
+        return self.replace(shortened=PlanRevision(at=step, steps=steps, slower=pace / self.step_seconds))

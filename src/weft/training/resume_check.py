@@ -15,7 +15,9 @@ from weft.tasks.task import Task
 from weft.training.training_spec import TrainingSpec
 
 
-def expect_same(folder: RunFolder, kind: type[Task], preset: str, lengths: Mapping[str, Any], changes: Any) -> None:
+def expect_same_options(
+    folder: RunFolder, kind: type[Task], preset: str, lengths: Mapping[str, Any], changes: Any
+) -> None:
     """Refuse what differs from the run's own options, by name; `lengths` are steps, minutes and seed where given."""
     spec, plan = folder.read_spec(), folder.read_plan()
     own = {"steps": plan.get("steps"), "minutes": plan.get("minutes"), "seed": spec.seed}

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weft.checkpoints.atomic import DiskError
-from weft.training.averaging import Average
+from weft.training.averaging import MovingAverage
 
 
-def pack(module: nn.Module, optimizers: Sequence[Optimizer], average: Average | None) -> dict[str, Tensor]:
+def gather_state(
+    module: nn.Module, optimizers: Sequence[Optimizer], average: MovingAverage | None
+) -> dict[str, Tensor]:
     """Names: `weight.NAME`, `optimizer.NUMBER.NAME.MOMENT` and `average.NAME`."""
     tensors = {f"weight.{name}": tensor for name, tensor in module.state_dict().items()}
     names = {id(weight): name for name, weight in module.named_parameters()}
@@ -25,8 +27,8 @@ def pack(module: nn.Module, optimizers: Sequence[Optimizer], average: Average | 
     return tensors
 
 
-def unpack(
-    tensors: dict[str, Tensor], module: nn.Module, optimizers: Sequence[Optimizer], average: Average | None
+def restore_state(
+    tensors: dict[str, Tensor], module: nn.Module, optimizers: Sequence[Optimizer], average: MovingAverage | None
 ) -> None:
     """Put a packed state back."""
     weights = {name.removeprefix("weight."): tensor for name, tensor in tensors.items() if name.startswith("weight.")}

@@ -27,21 +27,21 @@ from weft.runs.run import Run, load, task_of
 from weft.tasks.registry import task_named
 from weft.tasks.task import PreparedData, Split, Task
 from weft.training.averaging import recompute_blocks
-from weft.training.fine_tuning import Base, open_base, tuning_of, whole_parts
+from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
 from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
-from weft.training.resume_check import expect_same
+from weft.training.resume_check import expect_same_options
 from weft.training.training_spec import TrainingSpec
 
-MINUTES = 5.0
-JUDGING = 0.03  # of the time that was given, about, for metrics that are slow
+DEFAULT_MINUTES = 5.0
+FINAL_EVALUATION_SHARE = 0.03  # of the time that was given, about, for metrics that are slow
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """A finished training: the run, the plan it followed, and what was measured in the end."""
 
     run: Run
@@ -98,7 +98,9 @@ def train(
     return run_training(task, paths, Path(out), request, reporter or Reporter()).run
 
 
-def run_training(task: str, paths: Sequence[str], out: Path, request: TrainRequest, reporter: Reporter) -> Trained:
+def run_training(
+    task: str, paths: Sequence[str], out: Path, request: TrainRequest, reporter: Reporter
+) -> TrainingResult:
     """Train as ordered; the folder is held for writing all the while."""
     started = time.perf_counter()
     kind = task_named(task)
@@ -111,18 +113,18 @@ def run_training(task: str, paths: Sequence[str], out: Path, request: TrainReque
     folder = RunFolder(out)
     if out.exists() and not out.is_dir():
         raise WeftError(f"{out} is a file: choose a folder for --out")
-    with _left_clean(out), folder.hold():
+    with _remove_if_unused(out), folder.hold():
         if folder.exists and not request.resume:
             raise WeftError(f"{out} holds a run already: go on with --resume, or choose another --out")
         if request.resume and folder.exists:
-            return _go_on(kind, folder, paths, request, reporter)
+            return _resume(kind, folder, paths, request, reporter)
         if request.resume:
-            reporter.noted(f"{out} holds no run to go on with: a new one begins")
+            reporter.on_note(f"{out} holds no run to go on with: a new one begins")
         return _begin(kind, folder, paths, request, reporter, started)
 
 
 @contextlib.contextmanager
-def _left_clean(out: Path) -> Iterator[None]:
+def _remove_if_unused(out: Path) -> Iterator[None]:
     """A folder that was made only to be held goes again where no run was begun in it."""
     made = not out.exists()
     try:
@@ -137,20 +139,20 @@ def _left_clean(out: Path) -> Iterator[None]:
 
 def _begin(
     kind: type[Task], folder: RunFolder, paths: Sequence[str], request: TrainRequest, reporter: Reporter, started: float
-) -> Trained:
+) -> TrainingResult:
     changes = dict(request.changes or {})
     chosen = {name.removeprefix("data."): changes.pop(name) for name in list(changes) if name.startswith("data.")}
-    base = None if request.base is None else open_base(Path(request.base), kind)
+    base = None if request.base is None else open_base_run(Path(request.base), kind)
     if base is None and changes.get("training.lora") is not None:
         raise WeftError("adapters learn beside the weights of a trained model: give it with --from RUN")
     options = kind.Options(**chosen) if base is None else base.options(chosen)
-    reporter.began(f"reading {', '.join(paths)}")
+    reporter.on_stage(f"reading {', '.join(paths)}")
     known = None if base is None else base.task
     prepared = kind.prepare(paths, options, request.seed, cache_folder(), known)
     for note in prepared.notes:
-        reporter.noted(note)
+        reporter.on_note(note)
     device = pick_device(request.device)
-    reporter.began("measuring this machine" if request.steps is None else "planning")
+    reporter.on_stage("measuring this machine" if request.steps is None else "planning")
     spec, training, plan = _plan(prepared, changes, request, base, device, started)
     folder.path.mkdir(parents=True, exist_ok=True)
     tokenizer = prepared.task.tokenizer
@@ -171,15 +173,15 @@ def _begin(
     )
     module = build(spec, request.seed, str(device))
     if base is not None:
-        base.put_weights(module, prepared.task)
-        if base.learns_anew(prepared.task):
-            reporter.noted(f"the classes are others than those of {request.base}: its last layer is learned anew")
+        base.load_weights(module, prepared.task)
+        if base.has_new_classes(prepared.task):
+            reporter.on_note(f"the classes are others than those of {request.base}: its last layer is learned anew")
     return _train(prepared, module, training, plan, folder, request, None, reporter)
 
 
-def _go_on(
+def _resume(
     kind: type[Task], folder: RunFolder, paths: Sequence[str], request: TrainRequest, reporter: Reporter
-) -> Trained:
+) -> TrainingResult:
     """Resume: the folder's own spec and plan are followed, to the same bits."""
     spec = folder.read_spec()
     if spec.task != kind.name:
@@ -190,15 +192,15 @@ def _go_on(
         raise WeftError(f"{folder.path} went on from {spec.base or 'no other run'}: resume it without another --from")
     lengths = {"steps": request.steps, "minutes": request.minutes, "seed": request.seed or None}
     given = {name: value for name, value in lengths.items() if value is not None}
-    expect_same(folder, kind, request.preset, given, request.changes)
-    reporter.began(f"reading {', '.join(paths)}")
+    expect_same_options(folder, kind, request.preset, given, request.changes)
+    reporter.on_stage(f"reading {', '.join(paths)}")
     known = None if spec.base is None else task_of(folder, spec)
     prepared = kind.prepare(paths, kind.Options(**spec.data), spec.seed, cache_folder(), known)
     plan = TrainingPlan.from_tree(folder.read_plan())
     module = build(read_spec(spec.model), spec.seed, str(pick_device(request.device)))
     snapshot = folder.read_snapshot()
     if snapshot is None and spec.base is not None:
-        open_base(Path(spec.base), kind).put_weights(module, prepared.task)
+        open_base_run(Path(spec.base), kind).load_weights(module, prepared.task)
     training = TrainingSpec(**spec.training)
     again = TrainRequest(seed=spec.seed, resume=True, device=request.device, compiled=request.compiled)
     return _train(prepared, module, training, plan, folder, again, snapshot, reporter)
@@ -208,7 +210,7 @@ def _plan(
     prepared: PreparedData,
     changes: Tree,
     request: TrainRequest,
-    base: Base | None,
+    base: BaseRun | None,
     device: torch.device,
     started: float,
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
@@ -217,7 +219,7 @@ def _plan(
     if base is not None:
         if request.preset != "auto":
             raise WeftError(f"--from takes the model of {base.folder.path} as it is: leave --preset out")
-        spec = base.changed(changes, task)
+        spec = base.model_spec(changes, task)
     elif request.preset != "auto":
         named = preset_named(request.preset)
         if named.family not in task.families:
@@ -228,12 +230,12 @@ def _plan(
         spec = task.fit(named)
     wishes = {name: value for name, value in changes.items() if name.startswith("training.")}
     training = TrainingSpec(**{name.removeprefix("training."): value for name, value in wishes.items()})
-    tuning = {} if spec is None or base is None else tuning_of(spec, training.lora)
+    tuning = {} if spec is None or base is None else fine_tuning_defaults(spec, training.lora)
     planner = Planner(task, prepared.train, prepared.validation, training, changes, request.seed, device, tuning)
     steps = request.steps or training.steps
     if steps is not None:
-        return planner.by_steps(spec, steps)
-    return planner.by_minutes(spec, MINUTES if request.minutes is None else request.minutes, started)
+        return planner.plan_steps(spec, steps)
+    return planner.plan_minutes(spec, DEFAULT_MINUTES if request.minutes is None else request.minutes, started)
 
 
 def _train(
@@ -245,12 +247,12 @@ def _train(
     request: TrainRequest,
     snapshot: Snapshot | None,
     reporter: Reporter,
-) -> Trained:
+) -> TrainingResult:
     length = getattr(module.spec, "length", None)
     train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
         seed = derive(request.seed, "adapters")
-        adapt(module, training.lora, training.lora_alpha, seed, whole_parts(prepared.task))
+        adapt(module, training.lora, training.lora_alpha, seed, fully_trained_parts(prepared.task))
     if training.recompute:
         recompute_blocks(module)
     with _threads(plan.threads):
@@ -258,26 +260,30 @@ def _train(
         if snapshot is not None:
             loop.restore(snapshot)
             folder.keep_metrics_until(snapshot.step)
-            reporter.noted(f"going on from step {snapshot.step:,}")
+            reporter.on_note(f"going on from step {snapshot.step:,}")
         elif training.guard:
             expect_lawful(module, 0)
         learning = None if training.lora is None else sum(weight.numel() for weight in loop.weights)
-        reporter.planned(plan, describe(plan, learning))
+        reporter.on_plan(plan, describe_plan(plan, learning))
         if request.compiled:
             _compile(module, loop, reporter)
         loop.run()
         if loop.interrupted:
             raise KeyboardInterrupt
-        return _judge(prepared, train, validation, loop, folder)
+        return _evaluate_result(prepared, train, validation, loop, folder)
 
 
-def _judge(prepared: PreparedData, train: Split, validation: Split, loop: Loop, folder: RunFolder) -> Trained:
+def _evaluate_result(
+    prepared: PreparedData, train: Split, validation: Split, loop: Loop, folder: RunFolder
+) -> TrainingResult:
     """The kept weights on the whole held-out part, beside the best that is possible and simple methods."""
     began = time.perf_counter()
     run = load(folder.path, str(loop.device))
     evaluation_subset = validation
     if loop.plan.minutes is not None:
-        evaluation_subset = prepared.task.evaluation_subset(run.module, validation, JUDGING * 60 * loop.plan.minutes)
+        evaluation_subset = prepared.task.evaluation_subset(
+            run.module, validation, FINAL_EVALUATION_SHARE * 60 * loop.plan.minutes
+        )
     metrics = prepared.task.measure(run.module, evaluation_subset, loop.plan.batch)
     references = prepared.task.references(train, validation)
     leak = None
@@ -288,10 +294,10 @@ def _judge(prepared: PreparedData, train: Split, validation: Split, loop: Loop, 
                 f"{prepared.best.metric} {score:.4g} is better than the best possible {prepared.best.value:.4g} "
                 f"({prepared.best.why}): something leaks"
             )
-    loss = float(metrics.get("loss", loop.best))
+    loss = float(metrics.get("loss", loop.best_loss))
     seconds = loop.seconds + time.perf_counter() - began
     folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
-    return Trained(run, loop.plan, loop.step, seconds, loss, metrics, references, prepared.best, leak)
+    return TrainingResult(run, loop.plan, loop.step, seconds, loss, metrics, references, prepared.best, leak)
 
 
 def _compile(module: nn.Module, loop: Loop, reporter: Reporter) -> None:
@@ -299,16 +305,16 @@ def _compile(module: nn.Module, loop: Loop, reporter: Reporter) -> None:
     try:
         module.compile(dynamic=True)
         module.train()
-        batch = loop.train.batch(loop._pieces(0)[0], loop.seed).to(loop.device)
+        batch = loop.train.batch(loop._micro_batches(0)[0], loop.seed).to(loop.device)
         loop.task.loss(module, batch).total.backward()
     except Exception as error:
         module._compiled_call_impl = None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        reporter.noted(f"torch.compile does not work here ({reason[:120]}): training goes on without it")
+        reporter.on_note(f"torch.compile does not work here ({reason[:120]}): training goes on without it")
     module.zero_grad(set_to_none=True)
 
 
-def describe(plan: TrainingPlan, learning: int | None = None) -> str:
+def describe_plan(plan: TrainingPlan, learning: int | None = None) -> str:
     """The plan in one line; `learning`: how many numbers learn, where most weights stay."""
     some = "" if learning is None else f" and adapters ({learning:,} numbers learn)"
     words = (
