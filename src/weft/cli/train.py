@@ -1,4 +1,4 @@
-"""`weft train`: from data to a run."""
+"""`weft train`: trains a model on data and prints what it reached."""
 
 from __future__ import annotations
 
@@ -12,29 +12,48 @@ from rich.markup import escape
 
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli.reporter import TensorBoardReporter, TerminalReporter
+from weft.cli.settings import override, read_config, read_settings
 from weft.cli.terminal import console, print_json
 from weft.figures.charts.curves import draw_curves
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 from weft.training.reporting import Reporter
-from weft.training.train import TrainingResult, TrainRequest, run_training
+from weft.training.request import TrainRequest
+from weft.training.result import TrainingResult
+from weft.training.train import run_training
 
 CURVES = "curves.png"
+REQUEST_OPTIONS = ("preset", "steps", "minutes", "seed", "device")
 
 
-def run_train(
-    task: str, data: Sequence[str], out: Path | None, request: TrainRequest, tensorboard: bool, as_json: bool
-) -> None:
-    """Train, then print what was reached beside what was planned, known to be possible, and simple methods."""
+def build_request(given: Tree, settings: Sequence[str], config: Path | None, **fields: Any) -> TrainRequest:
+    """The request of the command line (`given`, None where an option was left out), over --set, over --config.
+
+    Options named as the request's fields are these, all others are changes by dotted names.
+    """
+    task, data, out, base = fields["task"], fields["data"], fields["out"], fields["base"]
     if out is None:
-        raise WeftError(f"where shall the run go? Give a folder: weft train {task} {join(data)} --out runs/{task}")
-    with TerminalReporter(f"training {task}") as terminal:
+        raise WeftError(f"no folder for the run: add --out, as in weft train {task} {join(data)} --out runs/{task}")
+    fields["base"] = None if base is None else str(base)
+    given = {name: value for name, value in given.items() if value is not None}
+    options = override(override(read_config(config), read_settings(settings)), given)
+    fields |= {name: options[name] for name in REQUEST_OPTIONS if options.get(name) is not None}
+    changes = {name: value for name, value in options.items() if name not in REQUEST_OPTIONS}
+    return TrainRequest(**fields, changes=changes)
+
+
+def run_train(request: TrainRequest, tensorboard: bool, as_json: bool) -> None:
+    """Train, then print the metrics beside the plan, the best possible score and simple methods."""
+    out = request.out
+    with TerminalReporter(f"training {request.task}") as terminal:
         reporter: Reporter = terminal
         if tensorboard:
             reporter = TensorBoardReporter(terminal, str(out / "tensorboard"))
         try:
-            result = run_training(task, data, out, request, reporter)
+            result = run_training(request, reporter)
         except KeyboardInterrupt:
-            terminal.on_note(f"stopped; go on with: weft train {task} {join(data)} --out {quote(str(out))} --resume")
+            command = f"weft train {request.task} {join(request.data)} --out {quote(str(out))} --resume"
+            terminal.on_note(f"stopped; continue with: {command}")
             raise
     picture = draw_training(out, result)
     if as_json:
@@ -53,15 +72,15 @@ def run_train(
             }
         )
     else:
-        _print(console(), task, out, result, picture)
+        _print(console(), out, result, picture)
 
 
 def draw_training(out: Path, result: TrainingResult) -> Path:
-    """The training curves as a picture in the run's folder."""
+    """Draw the loss curves into the run's folder; gives the picture's path."""
     rows = list(RunFolder(out).read_metrics())
     curves = {
         "training": [(row["step"], row["loss"]) for row in rows if "loss" in row],
-        "held out": [(row["step"], row["validation"]) for row in rows if "validation" in row],
+        "validation": [(row["step"], row["validation"]) for row in rows if "validation" in row],
     }
     best = result.best
     known = (best.value, "best possible") if best is not None and best.metric == "loss" else None
@@ -71,7 +90,7 @@ def draw_training(out: Path, result: TrainingResult) -> Path:
 
 
 def print_metrics(out: Console, metrics: dict[str, Any], references: dict[str, float] | None = None) -> None:
-    """One line a number; rows of a table below it; what simple methods reach stands beside, dimmed."""
+    """One line per metric, or one per row of a table; scores of simple methods follow, dimmed."""
     wide = max(map(len, (*metrics, *(references or {}), "best possible")))
     for name, value in metrics.items():
         title = name.replace("_", " ").ljust(wide)
@@ -93,12 +112,12 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _print(out: Console, task: str, place: Path, result: TrainingResult, picture: Path) -> None:
+def _print(out: Console, folder: Path, result: TrainingResult, picture: Path) -> None:
     plan = result.plan
     minutes = f"{result.seconds / 60:.1f} min"
     planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps, {plan.seconds / 60:.1f} min)"
     out.print(f"\n[bold]{plan.parameters:,} parameters, {result.steps:,} steps in {minutes}{planned}[/bold]")
-    out.print("On held-out data:")
+    out.print("On validation data:")
     print_metrics(out, result.metrics, result.references)
     if result.best is not None:
         out.print(
@@ -107,8 +126,8 @@ def _print(out: Console, task: str, place: Path, result: TrainingResult, picture
         )
     if result.leak is not None:
         out.print(f"[bold red]LEAK: {escape(result.leak)}[/bold red]")
-    out.print(f"\nrun: {escape(str(place))}   curves: {escape(str(picture))}")
-    run = quote(str(place))
+    out.print(f"\nrun: {escape(str(folder))}   curves: {escape(str(picture))}")
+    run = quote(str(folder))
     out.print(
         f"next: weft predict {run} ...   weft eval {run} DATA   weft look {run} ...   weft laws {run}", markup=False
     )

@@ -1,6 +1,6 @@
-"""The time plan: which model, batch and number of steps give the best loss in so many minutes on this machine.
+"""The time plan: which model, batch and number of steps give the lowest loss in the given time on this machine.
 
-How loss falls with parameters N and tokens D is known well enough to compare sizes (Hoffmann et al. 2022):
+How the loss falls with parameters N and tokens D is known well enough to compare sizes (Hoffmann et al. 2022):
 
     loss = E + A / N^0.34 + B / D^0.28
 
@@ -14,12 +14,10 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
 from weft.models.estimates import estimate
@@ -32,14 +30,14 @@ from weft.training.training_spec import TrainingSpec
 
 A, ALPHA, B, BETA, R_STAR = 406.4, 0.34, 410.7, 0.28, 15.4
 STEP_SHARE = 0.88  # of the time is for steps; evaluations and the end have the rest
-EVALUATIONS = 10
+EVALUATIONS = 10  # per training, unless training.evaluate_every says otherwise
 MEASURING_SHARE = 0.06  # of the time, at most 10 s
 BATCHES = tuple(2**power for power in range(9, 18))
 
 
 @dataclass(frozen=True)
 class StepTiming:
-    """What one size was measured at: seconds a step of `tokens` tokens."""
+    """The measured time of one step: `seconds` for `tokens` tokens with `threads` threads."""
 
     seconds: float
     tokens: int
@@ -47,17 +45,16 @@ class StepTiming:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second."""
         return self.tokens / self.seconds
 
     def scaled(self, times: float) -> StepTiming:
-        """Of a batch so many times as large: as many tokens a second."""
+        """The timing of a batch `times` as large, at the same tokens per second."""
         return StepTiming(self.seconds * times, max(1, round(self.tokens * times)), self.threads)
 
 
 @dataclass(frozen=True)
 class PlannedSize:
-    """A size with its spec and batch, and what the formula expects of it."""
+    """A size with its spec, batch and timing, the steps that fit in the time, and the loss that the formula expects."""
 
     size: Size
     spec: AnySpec
@@ -68,32 +65,35 @@ class PlannedSize:
 
 
 def expected_loss(parameters: float, tokens: float, unique: float) -> float:
-    """What is left above the entropy E, for comparing sizes; see the formula above."""
+    """The part of the loss above the entropy E, for comparing sizes; see the formula above."""
     again = max(0.0, tokens / unique - 1)
     worth = min(tokens, unique) + unique * R_STAR * (1 - math.exp(-again / R_STAR))
     return A / max(parameters, 1) ** ALPHA + B / max(worth, 1) ** BETA
 
 
 def suitable_batch(tokens: float) -> int:
-    """Tokens a step for a run of so many: about 1.6 sqrt(tokens), a power of two."""
+    """Tokens per step for a training on `tokens` tokens: about 1.6 sqrt(tokens), as a power of two."""
     return min(BATCHES, key=lambda batch: abs(math.log(batch / (1.6 * math.sqrt(max(tokens, 1))))))
 
 
 @dataclass
 class Planner:
-    """Makes a plan for one task and its data; `tuning` are options of training that go before the task's recipe."""
+    """Makes a plan for one task and its data.
+
+    Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe.
+    """
 
     task: Task
     train: Split
     validation: Split
-    options: TrainingSpec
-    changes: dict[str, Any]
+    model_changes: Tree
+    training_changes: Tree
     seed: int
     device: torch.device
-    tuning: Tree = field(default_factory=dict)
+    defaults: Tree = field(default_factory=dict)
 
     def plan_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
-        """So many steps of a given or a middling model; nothing is measured."""
+        """A plan for a number of steps with the given or a medium-sized model; nothing is measured."""
         sizes = self.task.sizes(self.train)
         size = self._requested_size(next((s for s in sizes if s.width >= 128), sizes[-1]))
         asked = self._configure(size, spec, 1.0)[1].batch
@@ -106,14 +106,12 @@ class Planner:
     def plan_minutes(
         self, spec: AnySpec | None, minutes: float, started: float
     ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
-        """The best use of the time since `started`: sizes are weighed by the formula, the likeliest are measured."""
-        if not 0 < minutes < math.inf:
-            raise WeftError(f"{minutes:g} minutes: give a time above 0, such as 5")
+        """A plan for the time since `started`: the formula ranks the sizes, and the most promising are measured."""
         budget = self._seconds_for_steps(minutes, started)
         deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING_SHARE * 60 * minutes))
-        sizes = (
-            [None] if spec is not None else list(dict.fromkeys(map(self._requested_size, self.task.sizes(self.train))))
-        )
+        sizes: list[Size | None] = [None]
+        if spec is None:
+            sizes = list(dict.fromkeys(map(self._requested_size, self.task.sizes(self.train))))
         found: dict[Size | None, PlannedSize] = {}
         candidate = 0 if len(sizes) == 1 else min(2, len(sizes) - 1)
         while True:
@@ -143,31 +141,30 @@ class Planner:
             for choice in sorted(found.values(), key=lambda choice: choice.loss)
         )
         seconds = best.steps * best.timing.seconds
-        timing = best.timing.seconds / STEP_SHARE
         before = time.perf_counter() - started
         plan = plan.replace(
             minutes=minutes,
             before=before,
             seconds=before + seconds / STEP_SHARE,
-            step_seconds=timing,
+            step_seconds=best.timing.seconds / STEP_SHARE,
             tried=list(tried),
         )
         return chosen, options, plan
 
     def _requested_size(self, size: Size) -> Size:
         """The size with the user's width and layers, so that heads, groups and mixers follow them."""
-        given = {name: self.changes[name] for name in ("width", "layers") if name in self.changes}
+        given = {name: self.model_changes[name] for name in ("width", "layers") if name in self.model_changes}
         return replace(size, **{name: value for name, value in given.items() if type(value) is int and value > 0})
 
     @staticmethod
     def _seconds_for_steps(minutes: float, started: float) -> float:
-        """Seconds for steps: what is left of the time, less a share for judging."""
+        """The time that is left, less the share for evaluations."""
         return STEP_SHARE * max(1.0, 60 * minutes - (time.perf_counter() - started))
 
     def _next_candidate(
         self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float
     ) -> int:
-        """The size that looks best if speed goes with FLOPs as measured nearby; -1 if that one is measured already."""
+        """The size of the lowest expected loss, speeds scaled by FLOPs from measured ones; -1 if it was measured."""
         guesses = []
         for size in sizes:
             if size in found:
@@ -205,7 +202,7 @@ class Planner:
         return PlannedSize(size or Size(), chosen, batch, timing, steps, loss)
 
     def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
-        """Seconds a step, by the thread count that is faster."""
+        """The time per step with all threads or with one, whichever is faster."""
         module = build(spec, self.seed, str(self.device))
         if options.lora is not None:
             adapt(module, options.lora, whole=fully_trained_parts(self.task))
@@ -251,24 +248,18 @@ class Planner:
         return StepTiming(sum(times) / len(times), max(1, tokens // len(times)), threads)
 
     def _configure(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
-        """The model and training options that the task's recipe and the user's wishes make of a size."""
+        """The model and training options of a size, by the task's recipe and the user's changes."""
         recipe = self.task.recipe(size, epochs)
         own = self.task.default_model(replace(size, dropout=recipe.dropout)) if spec is None else spec
-        model = {name: value for name, value in self.changes.items() if not name.startswith("training.")}
-        wishes = {
-            name.removeprefix("training."): value
-            for name, value in self.changes.items()
-            if name.startswith("training.")
-        }
-        own = own.replace(**model) if model else own
-        return own, TrainingSpec(**{**recipe.training, **self.tuning, **wishes})
+        own = own.replace(**self.model_changes) if self.model_changes else own
+        return own, TrainingSpec(**{**recipe.training, **self.defaults, **self.training_changes})
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> TrainingPlan:
         cost = estimate(spec)
         batch = max(batch, self._fitted_split(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
         tokens = steps * batch
-        # Forward costs a third of a step: all looks together take at most about a twentieth of the steps' time.
+        # Forward costs a third of a step: all evaluations together take at most about a twentieth of the steps' time.
         evaluated = max(batch, 3 * tokens // (20 * max(1, steps // every)))
         width = cost.width
         activations = batch // options.accumulate * 4 * (cost.layers * 16 * width + 2 * _classes(spec))
