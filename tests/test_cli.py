@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import pytest
 import weft
 from weft.cli import show, terminal
 from weft.cli.app import CLOSED_PIPE
+from weft.cli.environment import WAIT_POLICY, choose_wait_policy
 from weft.cli.main import app
 
-COMMANDS = ("show", "demo", "laws", "train", "eval", "predict", "look")
+COMMANDS = ("show", "demo", "laws", "train", "eval", "predict", "look", "import", "export")
 
 
 @pytest.fixture
@@ -34,6 +36,7 @@ def run(capsys, monkeypatch):
 def test_help_and_version_need_no_torch():
     code = f"""
 import sys
+from weft.cli.environment import WAIT_POLICY, choose_wait_policy
 from weft.cli.main import app
 for words in [["--help"], ["--version"], []] + [[name, "--help"] for name in {COMMANDS!r}]:
     try:
@@ -46,6 +49,67 @@ assert not slow, slow
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"weft {weft.__version__}" in done.stdout
+
+
+def test_importing_weft_changes_no_environment_and_loads_no_torch():
+    code = """
+import os, sys, threading
+os.getloadavg = lambda: (99.0, 99.0, 99.0)
+before = dict(os.environ)
+import weft
+assert dict(os.environ) == before
+assert "torch" not in sys.modules
+import weft.cli.main
+assert dict(os.environ) == before
+"""
+    environment = {name: value for name, value in os.environ.items() if name != WAIT_POLICY}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("load", "given", "found", "sentence"),
+    [
+        (99.0, None, "PASSIVE", "waiting threads sleep (OMP_WAIT_POLICY=PASSIVE): load average 99.00 on"),
+        (0.0, None, None, "waiting threads spin: load average 0.00 on"),
+        (99.0, "ACTIVE", "ACTIVE", "OMP_WAIT_POLICY=ACTIVE, as set by the user"),
+    ],
+)
+def test_the_command_lets_threads_sleep_on_a_busy_machine(load, given, found, sentence):
+    code = f"""
+import os, sys
+os.getloadavg = lambda: ({load},) * 3
+sys.argv = ["weft", "--verbose", "show", "nano-gpt", "--json"]
+from weft.cli.main import run
+try:
+    run()
+finally:
+    print("found", os.environ.get("OMP_WAIT_POLICY"), file=sys.stderr)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != WAIT_POLICY}
+    environment |= {} if given is None else {WAIT_POLICY: given}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["family"] == "decoder"
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith("weft: ") and sentence in first and last == f"found {found}"
+    assert "weft: torch" in done.stderr
+
+
+def test_the_wait_policy_of_a_system_without_load_averages():
+    environment: dict[str, str] = {}
+    assert "tells no load average" in choose_wait_policy(environment, None, 3) and environment == {}
+    assert "on 7 cores" in choose_wait_policy(environment, 3.4, 7) and environment == {}
+    assert "sleep" in choose_wait_policy(environment, 3.6, 7) and environment == {WAIT_POLICY: "PASSIVE"}
+
+
+def test_verbose_ends_with_its_command(run, monkeypatch):
+    monkeypatch.delenv(WAIT_POLICY, raising=False)
+    code, _, err = run("--verbose", "show", "nano-gpt")
+    assert code == 0 and "threads" in err
+    log = logging.getLogger("weft")
+    assert not log.handlers and not log.isEnabledFor(logging.INFO)
+    assert run("show", "nano-gpt")[2] == ""
 
 
 @pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
@@ -191,6 +255,7 @@ def test_a_full_disk_is_one_sentence():
 def test_the_largest_preset_needs_little_memory_and_no_compiler():
     code = """
 import resource, sys
+from weft.cli.environment import WAIT_POLICY, choose_wait_policy
 from weft.cli.main import app
 try:
     app(["show", "gpt3-175b", "--json"], prog_name="weft")

@@ -97,19 +97,19 @@ def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
     again = weft.train("classification", few, tmp_path / "again", base=base, steps=1, set=STILL)
     assert again.spec.facts["classes"] == ["bad", "good", "odd"] and same(weights(base), weights(again.folder), "none")
     other = labeled(tmp_path / "other.tsv", "ham", "spam", "none")
-    notes = Auxiliary()
+    notes = Notes()
     run = weft.train("classification", other, tmp_path / "run", base=base, steps=1, set=STILL, reporter=notes)
-    assert run.spec.facts["classes"] == ["ham", "none", "spam"] and "learned anew" in notes.heard[0]
+    assert run.spec.facts["classes"] == ["ham", "none", "spam"] and "trained from scratch" in notes.heard[0]
     one, two = weights(base), weights(run.folder)
     assert same(one, two, "head.linear")
     assert (one["head.linear.weight"] - two["head.linear.weight"]).abs().max() > 1e-3
 
 
-class Auxiliary(Reporter):
+class Notes(Reporter):
     def __init__(self):
         self.heard: list[str] = []
 
-    def noted(self, text):
+    def on_note(self, text):
         self.heard.append(text)
 
 
@@ -204,7 +204,7 @@ class StopAfter(Reporter):
     def __init__(self, step):
         self.step = step
 
-    def evaluated(self, step, loss, best):
+    def on_evaluation(self, step, loss, best):
         if step >= self.step:
             raise KeyboardInterrupt
 
@@ -213,5 +213,5 @@ def test_what_cannot_be_taken_over_is_refused(tmp_path, bert, vit):
     data = labeled(tmp_path / "moods.tsv", "good", "bad")
     with pytest.raises(WeftError, match="give --from a run of task classification or embedding"):
         weft.train("classification", data, tmp_path / "run", base=vit, steps=1)
-    with pytest.raises(WeftError, match=r"data\.tokenizer was settled"):
+    with pytest.raises(WeftError, match=r"data\.tokenizer was decided"):
         weft.train("classification", data, tmp_path / "run", base=bert, steps=1, set={"data.tokenizer": "bpe"})

@@ -57,10 +57,10 @@ class Heard(Reporter):
     def __init__(self):
         self.notes, self.plans = [], []
 
-    def noted(self, text):
+    def on_note(self, text):
         self.notes.append(text)
 
-    def planned(self, plan, words):
+    def on_plan(self, plan, words):
         self.plans.append((plan, words))
 
 
@@ -177,7 +177,7 @@ def test_the_same_command_resumes_and_what_differs_is_named(run, home):
     out = home / "a run"
     same = ["train", "text", home / "book.txt", "--out", out, "--resume", "--steps", 3, "--seed", 5, *settings(SMALL)]
     code, _, err = run(*same)
-    assert code == 0 and "note: going on from step 3" in err
+    assert code == 0 and "note: continuing from step 3" in err
     other = ["--set", "width=64", "--set", "data.held_out=0.3", "--set", "training.rate=0.1"]
     code, _, err = run(*same, *other)
     assert code == 2
@@ -202,17 +202,17 @@ def test_a_preset_may_be_named_again(home, tmp_path):
 def test_nothing_to_resume_is_noted(home, tmp_path):
     heard = Heard()
     weft.train("text", home / "book.txt", tmp_path / "run", resume=True, steps=1, set=SMALL, reporter=heard)
-    assert heard.notes == [f"{tmp_path / 'run'} holds no run to go on with: a new one begins"]
+    assert heard.notes == [f"{tmp_path / 'run'} holds no run to resume: a new one begins"]
 
 
-def test_held_out_losses_say_of_how_many_tokens_and_what_next_is_quoted(run, home, tmp_path):
+def test_validation_losses_say_of_how_many_tokens_and_what_next_is_quoted(run, home, tmp_path):
     some = {**SMALL, "training.evaluate_tokens": 133}
     code, out, err = run("train", "text", home / "book.txt", "--out", tmp_path / "a b", "--steps", 1, *settings(some))
-    assert code == 0 and re.search(r"step 1: held-out loss [\d.]+ on 133 of [56]\d\d tokens\n", err)
+    assert code == 0 and re.search(r"step 1: validation loss [\d.]+ on 133 of [56]\d\d tokens\n", err)
     assert f"next: weft predict '{tmp_path / 'a b'}' ..." in out
     whole = {**SMALL, "training.evaluate_tokens": 10_000}
     err = run("train", "text", home / "book.txt", "--out", tmp_path / "c", "--steps", 1, *settings(whole))[2]
-    assert re.search(r"step 1: held-out loss [\d.]+\n", err)
+    assert re.search(r"step 1: validation loss [\d.]+\n", err)
 
 
 def test_the_plan_says_how_much_learns_beside_frozen_weights(home, tmp_path):
@@ -221,7 +221,7 @@ def test_the_plan_says_how_much_learns_beside_frozen_weights(home, tmp_path):
     weft.train("text", home / "book.txt", tmp_path / "tuned", **order, reporter=heard)
     ((plan, words),) = heard.plans
     assert words.startswith(f"{plan.parameters:,} parameters and adapters (")
-    learning = int(re.search(r"\(([\d,]+) numbers learn\)", words)[1].replace(",", ""))
+    learning = int(re.search(r"\(([\d,]+) trainable\)", words)[1].replace(",", ""))
     assert 0 < learning < plan.parameters and learning % 2 == 0
 
 

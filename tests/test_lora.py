@@ -162,7 +162,7 @@ class StopAfter(Reporter):
     def __init__(self, step):
         self.step = step
 
-    def evaluated(self, step, loss, best):
+    def on_evaluation(self, step, loss, best):
         if step >= self.step:
             raise KeyboardInterrupt
 
@@ -188,10 +188,10 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path, first):
         with pytest.raises(WeftError, match=words):
             weft.train(task, tmp_path / "second.txt", tmp_path / "out", **({"base": first, "steps": 1} | more))
 
-    refused("is a run of task text, but task translation is to be trained", task="translation")
+    refused("is a run of task text, but the task is translation", task="translation")
     refused("leave --preset out", preset="gpt2")
     refused("layers: the weights of", set={"layers": 3})
-    refused("data.tokenizer was settled", set={"data.tokenizer": "bytes"})
+    refused("data.tokenizer was decided", set={"data.tokenizer": "bytes"})
     refused("give it with --from", set={"training.lora": 2}, base=None)
     refused("no run folder", base=tmp_path / "nowhere")
     assert not (tmp_path / "out" / "spec.json").exists()

@@ -122,7 +122,7 @@ def test_rouge_by_hand():
     # 6 words against 7: unigrams in common the, cat, the, mat (4); pairs "the cat", "the mat" (2); subsequence 4.
     scores = metrics.rouge(["The cat lay near the mat."], ["the cat sat down on the mat"])
     assert scores == pytest.approx({"rouge1": 8 / 13, "rouge2": 4 / 11, "rougeL": 8 / 13})
-    # TrainRequest counts for the subsequence alone: of a, b, c only "b c" or "a" in a row.
+    # Order counts for the subsequence alone: of a, b, c only "b c" or "a" in a row.
     assert metrics.rouge(["a b c"], ["b c a"]) == pytest.approx({"rouge1": 1, "rouge2": 1 / 2, "rougeL": 2 / 3})
     # A word counts as often as both have it.
     assert metrics.rouge(["the the the"], ["the dog"])["rouge1"] == pytest.approx(2 / 5)

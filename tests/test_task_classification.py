@@ -24,7 +24,8 @@ from weft.tasks.support.node_encoder import NodeEncoder
 from weft.tasks.support.sentences import probabilities
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import TrainRequest, run_training
+from weft.training.request import TrainRequest
+from weft.training.train import run_training
 
 SMALL = {"width": 16, "layers": 1, "training.batch": 64, "training.threads": 1, "training.guard": False}
 GOOD, BAD = ("fine", "lovely", "superb"), ("dull", "awful", "weak")
@@ -150,9 +151,8 @@ def test_sample_sentiment_and_simple_methods(tmp_path, monkeypatch):
     small = samples.sample("sentiment", size=300)
     monkeypatch.setattr(classification, "find_sample", lambda *_: small)
     changes = {**SMALL, "width": 32, "training.batch": 512}
-    found = run_training(
-        "classification", ["sample:"], tmp_path / "run", TrainRequest(steps=8, changes=changes), Reporter()
-    )
+    request = TrainRequest("classification", ("sample:",), tmp_path / "run", steps=8, changes=changes)
+    found = run_training(request, Reporter())
     assert found.leak is None and found.metrics["accuracy"] <= small.best.value
     assert 0.4 < found.references["bag of bigrams"] < 1
     assert found.run.evaluate("sample:sentiment")["examples"] == len(small.validation)
@@ -160,9 +160,8 @@ def test_sample_sentiment_and_simple_methods(tmp_path, monkeypatch):
 
 def test_nodes_of_graphs(tmp_path):
     many = {"training.guard": False, "training.threads": 1, "width": 32, "training.batch": 1024}
-    done = run_training(
-        "classification", ["sample:nodes"], tmp_path / "run", TrainRequest(steps=70, changes=many), Reporter()
-    )
+    request = TrainRequest("classification", ("sample:nodes",), tmp_path / "run", steps=70, changes=many)
+    done = run_training(request, Reporter())
     shortcut = samples.sample("nodes").shortcut.value
     assert done.leak is None and shortcut + 0.05 < done.metrics["accuracy"] <= 1 and not done.references
     tree = {"nodes": ["red", "blue", "red", "blue", "green"], "edges": [[0, 1], [1, 2], [3, 0], [0, 2]]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ from weft.tasks.support.forecast_bands import half_band
 from weft.tasks.support.series_windows import LEAST_SPREAD, WindowSplit, simple_errors, window_scale
 from weft.tasks.task import GenerationOptions, Size, mean_loss
 from weft.training.reporting import Reporter
-from weft.training.train import TrainRequest, run_training
+from weft.training.request import TrainRequest
+from weft.training.train import run_training
 
 SMALL = {
     "width": 16, "layers": 2, "mixer": [{"kind": "convolution", "kernel": 5}, {"kind": "attention", "heads": 2}],
@@ -66,7 +68,8 @@ def prepared(tmp_path, **options):
 def test_a_series_is_learned_judged_saved_and_continued(tmp_path, channels):
     path = write_csv(tmp_path / "a.csv", waves())
     wishes = {**SMALL, **SHORT, "data.channels": channels, "training.rate": 0.01, "data.split": "160/40/40"}
-    done = run_training("forecast", [str(path)], tmp_path / "run", TrainRequest(changes=wishes, steps=60), Reporter())
+    request = TrainRequest("forecast", (str(path),), tmp_path / "run", changes=wishes, steps=60)
+    done = run_training(request, Reporter())
     assert done.metrics["mse"] < 0.5 * done.references["naive"] and 0 < done.references["ridge"] < 1
     assert done.metrics["mae"] < math.sqrt(done.metrics["mse"]) and 0.3 < done.metrics["coverage"] <= 1
     assert done.run.module.spec.channels == (2 if channels == "joint" else 1)
@@ -101,7 +104,8 @@ def test_columns_validation_files_and_points(tmp_path):
     path = write_csv(tmp_path / "a.csv", waves())
     held = write_csv(tmp_path / "b.csv", waves(60, seed=3))
     wishes = {**SMALL, **SHORT, "data.columns": "flow", "data.validation": str(held), "distribution": "point"}
-    done = run_training("forecast", [str(path)], tmp_path / "run", TrainRequest(changes=wishes, steps=3), Reporter())
+    request = TrainRequest("forecast", (str(path),), tmp_path / "run", changes=wishes, steps=3)
+    done = run_training(request, Reporter())
     assert done.metrics["windows"] == 60 - 26 + 1 and "coverage" not in done.metrics
     assert done.metrics["loss"] == pytest.approx(done.metrics["mse"], rel=1e-5)
     answer = done.run.answer([path])[0]
@@ -304,8 +308,8 @@ def test_samples_and_their_best(tmp_path, name, horizon):
 
 def test_a_model_that_beats_the_best_is_reported(tmp_path, monkeypatch):
     wishes = {**SMALL, "data.context": 24, "data.patch": 12}
-    order = TrainRequest(changes=wishes, steps=5)
-    fair = run_training("forecast", ["sample:brownian"], tmp_path / "fair", order, Reporter())
+    request = TrainRequest("forecast", ("sample:brownian",), tmp_path / "fair", changes=wishes, steps=5)
+    fair = run_training(request, Reporter())
     assert fair.leak is None and fair.metrics["mse"] < 1.5 * fair.best.value
     whole = ForecastTask._cut
 
@@ -315,7 +319,7 @@ def test_a_model_that_beats_the_best_is_reported(tmp_path, monkeypatch):
             "first", "end", "context", "horizon", "patch", "channels")])  # fmt: skip
 
     monkeypatch.setattr(ForecastTask, "_cut", leaking)
-    unfair = run_training("forecast", ["sample:brownian"], tmp_path / "unfair", order, Reporter())
+    unfair = run_training(replace(request, out=tmp_path / "unfair"), Reporter())
     assert unfair.leak is not None and "something leaks" in unfair.leak
 
 

@@ -24,7 +24,8 @@ from weft.tasks.support.augmentation import change_images
 from weft.tasks.support.class_labels import hold_out, in_terms_of
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import TrainRequest, run_training
+from weft.training.request import TrainRequest
+from weft.training.train import run_training
 
 SIDE = 10
 CLASSES = ("bars", "blank", "disc")
@@ -198,7 +199,8 @@ def test_auto_flips_only_what_looks_alike_in_a_mirror(tmp_path, monkeypatch):
 
 def test_a_sample_knows_its_best_score(tmp_path, monkeypatch):
     monkeypatch.setitem(samples.SAMPLES["images"], "digits", (samples.digits, 60))
-    done = run_training("images", ["sample:digits"], tmp_path / "run", TrainRequest(changes=SMALL, steps=3), Reporter())
+    request = TrainRequest("images", ("sample:digits",), tmp_path / "run", changes=SMALL, steps=3)
+    done = run_training(request, Reporter())
     assert done.leak is None and done.metrics["accuracy"] <= 1.0
     assert set(done.references) == {"nearest neighbor accuracy"}
     assert done.run.evaluate("sample:digits")["examples"] == 10
@@ -310,7 +312,7 @@ def test_the_part_held_out_has_all_classes():
 
 def test_augmented_training_is_resumed_to_the_same_bits(tmp_path):
     class Pulled(Reporter):
-        def evaluated(self, step, loss, best):
+        def on_evaluation(self, step, loss, best):
             if step == 4:
                 raise RuntimeError("pulled the plug")
 

@@ -29,7 +29,8 @@ from weft.tasks.support.vector_sequences import (
 )
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import TrainRequest, run_training
+from weft.training.request import TrainRequest
+from weft.training.train import run_training
 
 CLASSES = ("fall", "rise", "wave")
 SMALL = {
@@ -192,9 +193,8 @@ def test_skeletons_are_split_by_subject(tmp_path):
 def test_samples_know_their_best_score(tmp_path, monkeypatch, name):
     make = getattr(samples, name)
     monkeypatch.setitem(samples.SAMPLES["sequences"], name, (make, 24))
-    done = run_training(
-        "sequences", [f"sample:{name}"], tmp_path / "run", TrainRequest(changes=SMALL, steps=2), Reporter()
-    )
+    request = TrainRequest("sequences", (f"sample:{name}",), tmp_path / "run", changes=SMALL, steps=2)
+    done = run_training(request, Reporter())
     assert done.leak is None and set(done.references) == {"nearest neighbor accuracy"}
     prepared = prepare(f"sample:{name}", tmp_path)
     assert prepared.best.metric == "accuracy" and prepared.best.value == 1.0
@@ -362,6 +362,7 @@ def test_few_sequences_make_small_batches(tmp_path):
     assert prepared.task.recipe(Size(), 50).training["batch"] == 2048
     prepared.task.seen = 1_000_000
     assert "batch" not in prepared.task.recipe(Size(), 50).training
-    done = run_training("sequences", [str(tmp_path / "a.ts")], tmp_path / "run", TrainRequest(steps=1, changes={
-        name: value for name, value in SMALL.items() if name != "training.batch"}), Reporter())  # fmt: skip
+    changes = {name: value for name, value in SMALL.items() if name != "training.batch"}
+    request = TrainRequest("sequences", (str(tmp_path / "a.ts"),), tmp_path / "run", changes=changes, steps=1)
+    done = run_training(request, Reporter())
     assert done.plan.batch == 512

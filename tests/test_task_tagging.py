@@ -21,7 +21,8 @@ from weft.tasks.support.sentences import probabilities
 from weft.tasks.tagging import TaggingOptions, TaggingTask
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
-from weft.training.train import TrainRequest, run_training
+from weft.training.request import TrainRequest
+from weft.training.train import run_training
 
 SMALL = {"width": 16, "mixer": {"kind": "convolution", "kernel": 3}, "positions": {"kind": "none"}, "layers": 1}
 SMALL |= {"training.batch": 96, "training.threads": 1, "training.guard": False, "training.smoothing": 0.0}
@@ -109,9 +110,8 @@ def test_spans_have_an_f1_of_their_own(tmp_path):
 @pytest.mark.parametrize("name", ["grammar", "pronouns"])
 def test_samples(tmp_path, name):
     changes = {**SMALL, "width": 32, "training.batch": 1024}
-    done = run_training(
-        "tagging", [f"sample:{name}"], tmp_path / "run", TrainRequest(steps=12, changes=changes), Reporter()
-    )
+    request = TrainRequest("tagging", (f"sample:{name}",), tmp_path / "run", steps=12, changes=changes)
+    done = run_training(request, Reporter())
     best = samples.sample(name).best
     assert done.leak is None and 0.5 < done.metrics["accuracy"] <= best.value
     assert 0.5 < done.references["most frequent tag"] < 1

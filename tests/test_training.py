@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,12 +32,13 @@ from weft.tasks.support import losses
 from weft.tasks.support.losses import class_loss, language_loss
 from weft.tasks.task import LADDER, Batch, Loss, Split, spread
 from weft.training import train as room
-from weft.training.averaging import Average, recompute_blocks
+from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError
-from weft.training.loop import Loop
+from weft.training.loop import Loop, defer_sigint
 from weft.training.plan import TrainingPlan
-from weft.training.planner import Pace, Planner, expected_loss, suitable_batch
+from weft.training.planner import Planner, StepTiming, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
+from weft.training.request import TrainRequest
 from weft.training.training_spec import TrainingSpec
 
 TEXT = "the quick brown fox jumps over the lazy dog; the dog sleeps on.\n" * 60
@@ -73,7 +76,7 @@ class StopAfter(Reporter):
     def __init__(self, step):
         self.step = step
 
-    def evaluated(self, step, loss, best):
+    def on_evaluation(self, step, loss, best):
         if step >= self.step:
             raise RuntimeError("pulled the plug")
 
@@ -320,7 +323,7 @@ def test_class_loss_leaves_out_what_has_no_label():
 
 def test_the_average_is_swapped_in_and_out():
     model = nn.Linear(3, 2)
-    average = Average(model, 0.5)
+    average = MovingAverage(model, 0.5)
     start = model.weight.detach().clone()
     with torch.no_grad():
         model.weight.add_(1.0)
@@ -331,31 +334,138 @@ def test_the_average_is_swapped_in_and_out():
 
 
 def test_patience_stops_early(tmp_path):
-    class Auxiliary(Reporter):
+    class Notes(Reporter):
         def __init__(self):
             self.said = []
 
-        def noted(self, text):
+        def on_note(self, text):
             self.said.append(text)
 
-    notes = Auxiliary()
+    notes = Notes()
     train(tmp_path, steps=60, reporter=notes, **{
         "training.patience": 2, "training.evaluate_every": 1, "training.rate": 1e-12, "training.matrix_rate": 1e-12,
     })  # fmt: skip
-    assert any("no better loss" in text for text in notes.said)
+    assert any("no better validation loss" in text for text in notes.said)
     assert RunFolder(tmp_path / "run").read_snapshot().step < 60
 
 
+class Interrupts(Reporter):
+    """Ctrl-C while a step is evaluated."""
+
+    def on_evaluation(self, step, loss, best):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_ctrl_c_is_the_reason_also_when_patience_is_at_its_end(tmp_path, patience):
+    changes = {"training.evaluate_every": 1, "training.rate": 1e-12, "training.matrix_rate": 1e-12}
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, steps=7, reporter=Interrupts(), **changes, **{"training.patience": patience})
+    assert RunFolder(tmp_path / "run").read_snapshot().step == 1
+
+
+def looped(tmp_path, **options):
+    spec = TrainingSpec(guard=False, evaluate_every=1, **options)
+    plan = small_plan(steps=5).replace(evaluate_every=1)
+    return Loop(Next(), small_model(), Numbers(), Numbers(), spec, plan, RunFolder(tmp_path))
+
+
+def test_why_a_loop_ended(tmp_path):
+    whole = looped(tmp_path)
+    whole.run()
+    assert (whole.step, whole.stop_reason) == (5, None)
+    impatient = looped(tmp_path, patience=2, rate=1e-30, matrix_rate=1e-30)
+    impatient.run()
+    assert (impatient.step, impatient.stop_reason) == (3, "patience")
+    stopped = looped(tmp_path, patience=1, rate=1e-30, matrix_rate=1e-30)
+    stopped.reporter = Interrupts()
+    stopped.run()
+    assert (stopped.step, stopped.stop_reason) == (1, "interrupt")
+
+
+def test_the_first_interrupt_is_deferred_and_the_second_is_not():
+    before, heard = signal.getsignal(signal.SIGINT), []
+    with defer_sigint(lambda: heard.append("first")):
+        signal.raise_signal(signal.SIGINT)
+        assert heard == ["first"]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert heard == ["first"] and signal.getsignal(signal.SIGINT) is before
+    with ThreadPoolExecutor() as pool:
+
+        def elsewhere():
+            with defer_sigint(lambda: None):
+                return signal.getsignal(signal.SIGINT)
+
+        assert pool.submit(elsewhere).result() is before
+
+
 def test_compiling_falls_back_with_a_note(tmp_path, monkeypatch):
-    def cannot(self, *args, **more):
+    def cannot(module, **more):
         raise RuntimeError("no compiler here")
 
     said = []
-    monkeypatch.setattr(nn.Module, "compile", cannot)
-    monkeypatch.setattr(Reporter, "noted", lambda self, text: said.append(text))
-    order = room.TrainRequest(steps=2, changes=SMALL, compiled=True)
-    room.run_training("text", [str(tmp_path / "book.txt")], tmp_path / "run", order, Reporter())
+    monkeypatch.setattr(torch, "compile", cannot)
+    monkeypatch.setattr(Reporter, "on_note", lambda self, text: said.append(text))
+    request = TrainRequest(
+        "text", (str(tmp_path / "book.txt"),), tmp_path / "run", changes=SMALL, steps=2, compile=True
+    )
+    room.run_training(request, Reporter())
     assert "no compiler here" in said[0] and "without it" in said[0]
+
+
+def test_steps_run_through_the_compiled_module_and_nothing_else_does(tmp_path, monkeypatch):
+    """A stand-in for torch.compile that counts calls: the weights are shared, and the bits stay the same."""
+
+    class Compiled(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module, self.calls = [module], 0  # in a list: not a submodule
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.module[0], name)
+
+        def forward(self, *args, **more):
+            self.calls += 1
+            return self.module[0](*args, **more)
+
+    made = []
+    monkeypatch.setattr(torch, "compile", lambda module, **more: made.append(Compiled(module)) or made[-1])
+    loops = [looped(tmp_path), looped(tmp_path)]
+    loops[1].compile()
+    for loop in loops:
+        loop.run()
+    assert made[0].calls == 1 + 5  # the trial and the steps, no evaluation
+    plain, compiled = (loop.module.state_dict() for loop in loops)
+    assert all(torch.equal(plain[name], compiled[name]) for name in plain)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_torch_compile_itself_trains(tmp_path, monkeypatch):
+    """All of torch.compile but its slow last step, which test_compiled.py tests."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    plain, compiled = looped(tmp_path), looped(tmp_path)
+    notes = []
+    compiled.reporter.on_note = notes.append
+    compiled.compile()
+    (loss, _), (same, _) = plain.one_step(), compiled.one_step()
+    assert not notes and abs(loss - same) < 1e-10
+    ours = dict(plain.module.named_parameters())
+    assert max(float((ours[n] - w).detach().abs().max()) for n, w in compiled.module.named_parameters()) < 1e-6
+
+
+def test_a_request_is_checked_where_it_is_made(tmp_path):
+    with pytest.raises(WeftError, match="no data for task text"):
+        TrainRequest("text", (), tmp_path)
+    with pytest.raises(WeftError, match="leave --preset out"):
+        TrainRequest("text", ("a",), tmp_path, preset="gpt2", base="runs/a")
+    changes = {"data.held_out": 0.2, "training.rate": 0.1, "mixer.heads": 3}
+    request = TrainRequest("text", ("a",), tmp_path, changes=changes)
+    assert (request.data_changes, request.training_changes) == ({"held_out": 0.2}, {"rate": 0.1})
+    assert request.model_changes == {"mixer.heads": 3}
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
@@ -406,14 +516,12 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
 
     def timed(planner, spec, options, batch):
         tokens = batch - batch % 49  # whole pictures of 49 patches
-        return Pace(tokens / rate, tokens, 1)
+        return StepTiming(tokens / rate, tokens, 1)
 
     monkeypatch.setattr(Planner, "_time_steps", timed)
     kind = task_named("images")
     prepared = kind.prepare(["sample:digits"], kind.Options(), 0, tmp_path)
     for minutes in (0.5, 1.0, 2.2, 5.0):
-        planner = Planner(
-            prepared.task, prepared.train, prepared.validation, TrainingSpec(), {}, 0, torch.device("cpu")
-        )
-        _, _, plan = planner.by_minutes(weft.preset("nano-vit"), minutes, time.perf_counter())
+        planner = Planner(prepared.task, prepared.train, prepared.validation, {}, {}, 0, torch.device("cpu"))
+        _, _, plan = planner.plan_minutes(weft.preset("nano-vit"), minutes, time.perf_counter())
         assert plan.steps * plan.batch / rate == pytest.approx(0.88 * 60 * minutes, rel=0.1)

@@ -7,14 +7,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-# On a busy machine threads that wait for each other shall sleep: spinning makes steps several times slower there. On a
-# quiet one spinning is a quarter faster, and stays. It counts only before torch is loaded; the user's own value wins.
-if hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 

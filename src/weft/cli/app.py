@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft import __version__
+from weft.cli.environment import describe_process
 from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
@@ -45,7 +47,7 @@ def _stop(sentence: str, code: int) -> typer.Exit:
 
 
 def _drop_output() -> None:
-    """Send to nowhere what is still in the buffer: it would fail again when Python closes stdout."""
+    """Discard what is still in the buffer: writing it would fail again when Python closes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -59,8 +61,10 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best one if left out.")]
-Quantize = Annotated[str | None, typer.Option(help="int8 weights: a quarter of the memory, faster; else as trained.")]
+Device = Annotated[str | None, typer.Option(help="Device: cpu, cuda or mps; the fastest one present if left out.")]
+Quantize = Annotated[
+    str | None, typer.Option(help="Quantization of the weights: int8 takes a quarter of the memory; none if left out.")
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +77,10 @@ def _print_version(wanted: bool) -> None:
 def _weft(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also print what was chosen for this machine: device, threads, kernels.")
     ] = False,
 ) -> None:
     """Weft: transformers, all of the textbook from one set of parts.
@@ -86,7 +93,28 @@ def _weft(
       weft look runs/book "Once upon a time" --out book.html
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
-      weft laws gpt2              check that it does what it declares
+      weft laws gpt2              check the laws that it declares
     """
+    if verbose:
+        _log_to_stderr(ctx)
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
+
+
+def _log_to_stderr(ctx: typer.Context) -> None:
+    """Print what the rooms log, until the command ends; `ctx.obj` is what was chosen before torch was loaded."""
+    log = logging.getLogger("weft")
+    handler, level = logging.StreamHandler(sys.stderr), log.level
+    handler.setFormatter(logging.Formatter("weft: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    if ctx.obj is not None:
+        log.info(ctx.obj)
+
+    def close() -> None:
+        for sentence in describe_process():
+            log.info(sentence)
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+    ctx.call_on_close(close)

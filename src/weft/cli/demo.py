@@ -1,4 +1,4 @@
-"""`weft demo`: a language model and a translator learn built-in data, then show what they learned."""
+"""`weft demo`: trains a language model and a translator on built-in data, then shows what they learned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from weft.figures.canvas import save_figure
 from weft.figures.charts.alignments import alignment_figure
 from weft.foundation.errors import WeftError
 from weft.tasks.task import Answer
-from weft.training.train import Trained, TrainRequest, run_training
+from weft.training.request import TrainRequest
+from weft.training.result import TrainingResult
+from weft.training.train import run_training
 
 TEXT, DATES, TRANSLATOR = "sample:stdlib", "sample:dates", "nano-gru-additive"
 SMALLER = {"width": 64, "hidden": 96}
@@ -32,21 +34,22 @@ LONGEST = 24 * 3600
 class Shown:
     """What the two models do after training."""
 
-    text: Trained
+    text: TrainingResult
     continuation: Answer
     expected: dict[str, float]
-    translation: Trained
+    translation: TrainingResult
     translations: list[tuple[Answer, str]]
     picture: Path
 
 
 def run_demo(seconds: float, out: Path, as_json: bool) -> None:
-    """Train both for `seconds` together, then print continuations, translations and where a picture is."""
+    """Train both for `seconds` together, then print continuations, translations and the path of a picture."""
     if not 0 < seconds <= LONGEST:
         raise WeftError(f"{seconds:g} seconds of training: choose more than 0 and at most {LONGEST}")
-    text = _train("text", TEXT, out, TrainRequest(minutes=seconds / 120))
+    minutes = seconds / 120  # for each of the two
+    text = _train(TrainRequest("text", (TEXT,), out / "text", minutes=minutes))
     translation = _train(
-        "translation", DATES, out, TrainRequest(minutes=seconds / 120, preset=TRANSLATOR, changes=SMALLER)
+        TrainRequest("translation", (DATES,), out / "translation", preset=TRANSLATOR, changes=SMALLER, minutes=minutes)
     )
     shown = _look(text, translation, out)
     if as_json:
@@ -55,18 +58,17 @@ def run_demo(seconds: float, out: Path, as_json: bool) -> None:
         _print(console(), shown, out)
 
 
-def _train(task: str, data: str, out: Path, order: TrainRequest) -> Trained:
-    """A run of the demo; an older one in its place goes."""
-    place = out / task
-    if RunFolder(place).exists:
-        shutil.rmtree(place)
-    with TerminalReporter(f"{task}: {data}") as reporter:
-        trained = run_training(task, [data], place, order, reporter)
-    draw_training(place, trained)
-    return trained
+def _train(request: TrainRequest) -> TrainingResult:
+    """Train, in place of the run of an earlier demo."""
+    if RunFolder(request.out).exists:
+        shutil.rmtree(request.out)
+    with TerminalReporter(f"{request.task}: {request.data[0]}") as reporter:
+        result = run_training(request, reporter)
+    draw_training(request.out, result)
+    return result
 
 
-def _look(text: Trained, translation: Trained, out: Path) -> Shown:
+def _look(text: TrainingResult, translation: TrainingResult, out: Path) -> Shown:
     [continuation] = text.run.answer([PROMPT], max_tokens=CONTINUATION, temperature=0.6)
     [question] = text.run.answer([QUESTION], max_tokens=1)
     pairs = sample("dates").validation[:SHOWN]
@@ -79,7 +81,7 @@ def _look(text: Trained, translation: Trained, out: Path) -> Shown:
 
 
 def _draw(answer: Answer, picture: Path) -> None:
-    """Source x target: where each letter of the answer looked."""
+    """The alignment, source x target: what each letter of the answer attended to."""
     more = answer.more
     title = f"{answer.input} -> {answer.output}"
     save_figure(alignment_figure(more["alignment"], more["source_tokens"], more["tokens"], title), picture)
@@ -111,28 +113,29 @@ def _tree(shown: Shown) -> dict[str, Any]:
 def _print(out: Console, shown: Shown, folder: Path) -> None:
     text, translation = shown.text, shown.translation
     out.print(
-        f"\n[bold]A decoder of {text.plan.parameters:,} parameters read Python's own documentation and sources[/bold] "
-        f"for {text.seconds:.0f} s.\nOn text it never saw: {text.loss:.2f} nats a character, "
-        f"{text.metrics['bits_per_byte']:.2f} bits a byte."
+        f"\n[bold]A decoder of {text.plan.parameters:,} parameters was trained on Python's documentation and sources"
+        f"[/bold] for {text.seconds:.0f} s.\nValidation loss: {text.loss:.2f} nats per character, "
+        f"{text.metrics['bits_per_byte']:.2f} bits per byte."
     )
-    out.print(f"\nIt goes on from {PROMPT!r}:", markup=False)
+    out.print(f"\nIts continuation of {PROMPT!r}:", markup=False)
     out.print(f"{PROMPT}{shown.continuation.output}", markup=False, soft_wrap=True)
-    out.print(f"\nAfter {QUESTION!r} it expects:", markup=False)
+    out.print(f"\nMost probable after {QUESTION!r}:", markup=False)
     ranked = sorted(shown.expected.items(), key=lambda item: -item[1])[:TOP]
     out.print(bars([(repr(piece), share) for piece, share in ranked]), markup=False)
     out.print(
-        f"\n[bold]A recurrent translator with attention, {translation.plan.parameters:,} parameters, learned dates"
-        f"[/bold] in {translation.seconds:.0f} s: {translation.metrics['exact_match']:.0%} of new ones are right."
+        f"\n[bold]A recurrent translator with attention, {translation.plan.parameters:,} parameters, was trained "
+        f"on dates[/bold] for {translation.seconds:.0f} s: "
+        f"{translation.metrics['exact_match']:.0%} of new ones are right."
     )
     for answer, truth in shown.translations:
         verdict = "" if answer.output == truth else f"   (right: {truth})"
         out.print(f"  {answer.input:<34} -> {answer.output}{verdict}", markup=False)
-    out.print(f"\nWhere it looked for each letter: {escape(str(shown.picture))}")
+    out.print(f"\nWhat it attended to for each letter: {escape(str(shown.picture))}")
     out.print("\n[bold]What next[/bold]")
     for command, why in (
         (f'weft predict {folder / "text"} "import "', "let it write"),
         (f"weft predict {folder / 'translation'} 'the 3rd of May 1987'", "let it translate"),
-        (f"weft laws {folder / 'text'}", "proof that it does not look ahead, and 21 laws more"),
+        (f"weft laws {folder / 'text'}", "check that it does not look ahead, and other laws"),
         ("weft train text YOUR.txt --out runs/mine --minutes 5", "your own text"),
         ("weft train images sample:digits --out runs/digits", "another task"),
     ):

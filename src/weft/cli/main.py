@@ -1,4 +1,4 @@
-"""The command `weft`. Nothing here imports torch: help and version answer at once, rooms load inside the commands."""
+"""The command `weft`. Nothing here imports torch: help and version are fast, commands import what they need."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ import typer
 from typer.core import TyperCommand
 
 from weft.cli import run_commands as runs
-from weft.cli.app import FAILED, INTERRUPTED, AsJson, app
+from weft.cli.app import FAILED, INTERRUPTED, AsJson, Device, app
+from weft.cli.environment import choose_for_this_machine
 
 __all__ = ["app", "run", "runs"]
+
+TASK = "weft.train.task"
 
 
 class _TrainCommand(TyperCommand):
     """`weft train --help` lists all tasks, and `weft train TASK --help` every default of that task."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # --help acts before any argument is set, so the task is kept beside the context.
+        ctx.meta[TASK] = self.make_parser(ctx).parse_args(list(args))[0].get("task")
+        return super().parse_args(ctx, args)
+
     def get_help(self, ctx: Any) -> str:
         from weft.cli.settings import list_defaults
         from weft.tasks.registry import trainable_tasks
 
-        tasks = trainable_tasks()
+        tasks, task = trainable_tasks(), ctx.meta.get(TASK)
         argument: Any = next(parameter for parameter in self.params if parameter.name == "task")
-        argument.help = f"{', '.join(tasks)}."
-        named = next((word for word in sys.argv[1:] if word in tasks), None)
-        return super().get_help(ctx) + ("" if named is None else f"\n\n{list_defaults(named)}")
+        argument.help = f"Task to train: {', '.join(tasks)}."
+        return super().get_help(ctx) + (f"\n\n{list_defaults(task)}" if task in tasks else "")
 
 
 @app.command(cls=_TrainCommand)
@@ -35,33 +42,38 @@ def train(
         str,
         typer.Argument(help="A task; `weft train --help` lists those that are installed.", metavar="TASK"),
     ],
-    data: Annotated[
-        list[str], typer.Argument(help="Files or folders, or sample: for built-in data.", metavar="DATA...")
-    ],
-    out: Annotated[Path | None, typer.Option(help="The run's folder.", metavar="RUN")] = None,
-    preset: Annotated[str, typer.Option(help="A preset's name; auto suits model to data and time.")] = "auto",
+    data: Annotated[list[str], typer.Argument(help="Files or folders, or sample: for built-in data.", metavar="DATA")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run.", metavar="RUN")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Name of a preset; auto fits the model to data and time.", show_default="auto")
+    ] = None,
     settings: Annotated[
-        list[str], typer.Option("--set", help="Change one option: a.b=c; may come often.", metavar="A.B=C")
+        list[str],
+        typer.Option("--set", help="Change one option, such as training.rate=0.001; repeatable.", metavar="A.B=C"),
     ] = [],  # noqa: B006
-    config: Annotated[Path | None, typer.Option(help="Options from a .toml file.")] = None,
-    steps: Annotated[int | None, typer.Option(help="So many steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="So long; 5 if neither is given.")] = None,
-    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, to the same bits.")] = False,
+    config: Annotated[Path | None, typer.Option(help="TOML file with options.", metavar="FILE")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Training time in minutes; 5 if neither steps nor minutes are given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, to the same bits.")] = False,
     base: Annotated[
-        Path | None, typer.Option("--from", help="Train this run on: its model, tokenizer and weights.", metavar="RUN")
+        Path | None,
+        typer.Option("--from", help="Fine-tune this run: start from its model, tokenizer and weights.", metavar="RUN"),
     ] = None,
     lora: Annotated[
-        int | None, typer.Option(help="With --from: adapters of this rank learn, the weights stay.", metavar="R")
+        int | None, typer.Option(help="With --from: train adapters of this rank, freeze the weights.", metavar="RANK")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps; the best one if left out.")] = None,
+    device: Device = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on your data.
 
-    The time plan measures this machine, picks model, batch and steps to end on time, and is frozen into the run.
+    The time plan measures this machine and chooses model, batch size and number of steps so that training ends on time.
+    Options on the command line win over --set, and --set over --config.
 
     \b
     Examples:
@@ -72,19 +84,20 @@ def train(
       weft train classification reviews.csv --from runs/minilm --out runs/reviews
       weft train text --help                   every default of a task
     """
-    from weft.cli.settings import read_changes
-    from weft.cli.train import run_train
-    from weft.training.train import TrainRequest
+    from weft.cli.train import build_request, run_train
 
-    orders, changes = read_changes(settings, config)
-    given = {"preset": preset if preset != "auto" else None, "steps": steps, "minutes": minutes, "device": device}
-    given |= {"seed": seed or None, "base": None if base is None else str(base)}
-    if lora is not None:
-        changes["training.lora"] = lora
-    orders.update({name: value for name, value in given.items() if value is not None})
-    run_train(
-        task, data, out, TrainRequest(changes=changes, resume=resume, compiled=compiled, **orders), tensorboard, as_json
+    given = {
+        "preset": preset,
+        "steps": steps,
+        "minutes": minutes,
+        "seed": seed,
+        "device": device,
+        "training.lora": lora,
+    }
+    request = build_request(
+        given, settings, config, task=task, data=tuple(data), out=out, resume=resume, base=base, compile=compiled
     )
+    run_train(request, tensorboard, as_json)
 
 
 @app.command()
@@ -93,15 +106,17 @@ def show(
         str | None,
         typer.Argument(
             metavar="RUN|PRESET",
-            help="A preset's name, a run's folder or a spec file (.json, .toml); none lists all presets.",
+            help="Name of a preset, folder of a run, or spec file (.json, .toml); all presets if left out.",
         ),
     ] = None,
-    length: Annotated[int | None, typer.Option(help="N, the length in tokens; the model's own if left out.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Sequence length N in tokens; the model's own if left out.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a model is made of and what it costs.
+    """Show what a model is made of and what it costs.
 
-    Parameters, shapes, the matrix products of a block, memory and FLOPs, of any size: nothing large is built.
+    Parameters, shapes, the matrix products of a block, memory and FLOPs, for models of any size: no weights are made.
 
     \b
     Examples:
@@ -120,15 +135,15 @@ def show(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option(help="So long a training, for both models together.")] = 90.0,
-    out: Annotated[Path, typer.Option(help="Where runs and the picture go; a demo before is replaced.")] = Path(
+    seconds: Annotated[float, typer.Option(help="Training time in seconds, for both models together.")] = 90.0,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the picture; an earlier demo is replaced.")] = Path(
         "weft-demo"
     ),
     as_json: AsJson = False,
 ) -> None:
     """Train two small models on built-in data and see what they learned.
 
-    A language model reads what comes with Python; a translator learns to read dates. No network is needed.
+    A language model is trained on Python's own documentation and sources, a translator on dates. Needs no network.
 
     \b
     Examples:
@@ -144,33 +159,37 @@ def demo(
 @app.command()
 def laws(
     preset: Annotated[
-        str | None, typer.Argument(metavar="[RUN|PRESET]", help="A run's folder or a preset's name.")
+        str | None, typer.Argument(metavar="RUN|PRESET", help="Folder of a run or name of a preset.")
     ] = None,
     module: Annotated[
-        str | None, typer.Option(help="A model of your own: package.module:factory, a function that makes it.")
+        str | None, typer.Option(help="Your own model: package.module:factory, a function that makes it.")
     ] = None,
     example: Annotated[
-        str | None, typer.Option(help="Tokens that it takes, such as 3,1,4; else drawn at random.")
+        str | None, typer.Option(help="Token ids to check it with, such as 3,1,4; random ones if left out.")
     ] = None,
     causal: Annotated[
-        bool | None, typer.Option("--causal/--not-causal", help="Declare whether it looks only back.")
+        bool | None, typer.Option("--causal/--not-causal", help="Declare whether tokens see only earlier ones.")
     ] = None,
-    positions: Annotated[str | None, typer.Option(help="Declare its positions: none, absolute or relative.")] = None,
-    reach: Annotated[int | None, typer.Option(help="Declare how many tokens back it looks, over all layers.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Declare how many tokens there are.")] = None,
-    compiled: Annotated[bool, typer.Option("--compiled", help="Also compare with torch.compile.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Draw the report into this file.")] = None,
+    positions: Annotated[
+        str | None, typer.Option(help="Declare the kind of its positions: none, absolute or relative.")
+    ] = None,
+    reach: Annotated[int | None, typer.Option(help="Declare how many tokens back it sees, over all layers.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Declare the size of its vocabulary.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also compare with the model under torch.compile.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.", metavar="FILE")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that a model does what it declares.
 
-    No look ahead, padding, batch company and packing change nothing, the cache equals the full forward, and more.
-    Exit code 1 if a declared law is broken.
+    A causal model does not look ahead; padding, other rows of the batch and packing change nothing; decoding with a
+    cache equals the full forward pass; and more. The exit code is 1 if a declared law is broken.
 
     \b
     Examples:
       weft laws nano-gpt
-      weft laws mixtral-8x7b --json                large presets are judged in small
+      weft laws mixtral-8x7b --json                large presets are checked at a smaller size
       weft laws --module my_project.model:build --causal --html laws.html
     """
     from weft.cli.laws import run_laws
@@ -182,12 +201,13 @@ def laws(
 
 
 def run() -> None:
-    """The entry point: `weft ...`."""
+    """The entry point of `weft` and `python -m weft`."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sign gets a question mark instead of a traceback.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    waiting = choose_for_this_machine()
     try:
-        app(prog_name="weft")
+        app(prog_name="weft", obj=waiting)
     except KeyboardInterrupt:
         print("weft: stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)

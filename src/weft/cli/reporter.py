@@ -1,4 +1,4 @@
-"""How a training shows itself: a bar on a terminal, plain lines elsewhere, always on stderr."""
+"""Progress of a training on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rich.text import Text
 
 from weft.cli.terminal import console
 from weft.training.plan import TrainingPlan
-from weft.training.reporting import Progress, Reporter
+from weft.training.reporting import Reporter, TrainingProgress
 
 PLAIN_EVERY = 10.0  # seconds between plain lines, at least
 
 
 class TerminalReporter(Reporter):
-    """Use it as a context: the bar is taken away at the end, also after an error."""
+    """A context manager: the bar is removed at the end, also after an error."""
 
     def __init__(self, title: str) -> None:
         self.title, self.out = title, console(to_stderr=True)
         self.bar: Bar | None = None
-        self.share = ""
+        self.subset = ""
         self.last_line = -PLAIN_EVERY
         if sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
             self.bar = Bar(*columns, TimeRemainingColumn(), console=self.out, transient=True)
-            self.task = self.bar.add_task(title, total=None, words="")
+            self.task = self.bar.add_task(title, total=None, status="")
 
     def __enter__(self) -> TerminalReporter:
         if self.bar is not None:
@@ -39,39 +39,33 @@ class TerminalReporter(Reporter):
         if self.bar is not None:
             self.bar.stop()
 
-    def began(self, what: str) -> None:
-        """A stage."""
+    def on_stage(self, stage: str) -> None:
         if self.bar is not None:
-            self.bar.update(self.task, words=what)
+            self.bar.update(self.task, status=stage)
         else:
-            self._line(f"{what} ...")
+            self._line(f"{stage} ...")
 
-    def planned(self, plan: TrainingPlan, words: str) -> None:
-        """The plan in one line."""
+    def on_plan(self, plan: TrainingPlan, description: str) -> None:
         if plan.evaluate_tokens < plan.held_out:
-            self.share = f" on {plan.evaluate_tokens:,} of {plan.held_out:,} tokens"
-        self._line(f"plan: {words}")
+            self.subset = f" on {plan.evaluate_tokens:,} of {plan.held_out:,} tokens"
+        self._line(f"plan: {description}")
 
-    def stepped(self, progress: Progress) -> None:
-        """Loss, speed and time left."""
-        words = f"loss {progress.loss:.4f}  {progress.tokens_a_second:,.0f} tokens/s  step {progress.step:,}"
+    def on_step(self, progress: TrainingProgress) -> None:
+        status = f"loss {progress.loss:.4f}  {progress.tokens_per_second:,.0f} tokens/s  step {progress.step:,}"
         if self.bar is not None:
-            self.bar.update(self.task, total=progress.steps, completed=progress.step, words=words)
+            self.bar.update(self.task, total=progress.steps, completed=progress.step, status=status)
         elif time.monotonic() - self.last_line >= PLAIN_EVERY or progress.step in (1, progress.steps):
             self.last_line = time.monotonic()
-            self._line(f"{words} of {progress.steps:,}, {_clock(progress.left)} left")
+            self._line(f"{status} of {progress.steps:,}, {_clock(progress.seconds_left)} left")
 
-    def evaluated(self, step: int, loss: float, best: bool) -> None:
-        """The held-out loss."""
-        self._line(f"step {step:,}: held-out loss {loss:.4f}{self.share}{'' if best else ' (not the best)'}")
+    def on_evaluation(self, step: int, loss: float, best: bool) -> None:
+        self._line(f"step {step:,}: validation loss {loss:.4f}{self.subset}{'' if best else ' (not the best)'}")
 
-    def previewed(self, step: int, text: str) -> None:
-        """What the model does now."""
+    def on_preview(self, step: int, text: str) -> None:
         for line in text.splitlines():
             self._line(f"  {line}", dim=True)
 
-    def noted(self, text: str) -> None:
-        """A word to the user."""
+    def on_note(self, text: str) -> None:
         self._line(f"note: {text}")
 
     def _line(self, text: str, dim: bool = False) -> None:
@@ -79,7 +73,7 @@ class TerminalReporter(Reporter):
 
 
 class TensorBoardReporter(Reporter):
-    """Hands everything on to another reporter, and numbers to TensorBoard."""
+    """Writes losses and speed to TensorBoard, and passes everything on to another reporter."""
 
     def __init__(self, inner: Reporter, folder: str) -> None:
         from weft.foundation.errors import WeftError
@@ -90,34 +84,28 @@ class TensorBoardReporter(Reporter):
             raise WeftError("--tensorboard needs the package tensorboard: pip install 'weft[tensorboard]'") from None
         self.inner, self.writer = inner, SummaryWriter(folder)
 
-    def began(self, what: str) -> None:
-        """A stage."""
-        self.inner.began(what)
+    def on_stage(self, stage: str) -> None:
+        self.inner.on_stage(stage)
 
-    def planned(self, plan: TrainingPlan, words: str) -> None:
-        """The plan."""
-        self.inner.planned(plan, words)
+    def on_plan(self, plan: TrainingPlan, description: str) -> None:
+        self.inner.on_plan(plan, description)
 
-    def stepped(self, progress: Progress) -> None:
-        """Loss and speed."""
+    def on_step(self, progress: TrainingProgress) -> None:
         self.writer.add_scalar("loss/train", progress.loss, progress.step)
-        self.writer.add_scalar("tokens a second", progress.tokens_a_second, progress.step)
-        self.inner.stepped(progress)
+        self.writer.add_scalar("tokens per second", progress.tokens_per_second, progress.step)
+        self.inner.on_step(progress)
 
-    def evaluated(self, step: int, loss: float, best: bool) -> None:
-        """The held-out loss."""
-        self.writer.add_scalar("loss/held out", loss, step)
+    def on_evaluation(self, step: int, loss: float, best: bool) -> None:
+        self.writer.add_scalar("loss/validation", loss, step)
         self.writer.flush()
-        self.inner.evaluated(step, loss, best)
+        self.inner.on_evaluation(step, loss, best)
 
-    def previewed(self, step: int, text: str) -> None:
-        """What the model does now."""
+    def on_preview(self, step: int, text: str) -> None:
         self.writer.add_text("preview", text, step)
-        self.inner.previewed(step, text)
+        self.inner.on_preview(step, text)
 
-    def noted(self, text: str) -> None:
-        """A word to the user."""
-        self.inner.noted(text)
+    def on_note(self, text: str) -> None:
+        self.inner.on_note(text)
 
 
 def _clock(seconds: float) -> str:

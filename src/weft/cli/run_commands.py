@@ -1,4 +1,4 @@
-"""Commands on runs: judge them, use them, look into them, bring them in and out. Rooms load inside the commands."""
+"""Commands that use runs: eval, predict, look, import, export. They import what they need when they run."""
 
 from __future__ import annotations
 
@@ -13,30 +13,39 @@ from weft.foundation.errors import WeftError
 
 @app.command("eval")
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
-    data: Annotated[list[str], typer.Argument(help="Held-out data: files, or sample:.", metavar="DATA...")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            help="Data that the run was not trained on: files, or sample: for built-in data.", metavar="DATA"
+        ),
+    ],
     shots: Annotated[
         int | None,
         typer.Option(help="A language model labels texts after K examples in its prompt.", metavar="K"),
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(help="With --shots: words for the labels, in their order.", metavar="A,B")
+        str | None, typer.Option(help="With --shots: words for the labels, in the order of the labels.", metavar="A,B")
     ] = None,
     examples: Annotated[
-        Path | None, typer.Option(help="With --shots: where examples are drawn from; DATA if left out.")
+        Path | None,
+        typer.Option(help="With --shots: file that examples are drawn from; DATA if left out.", metavar="FILE"),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="With --shots: how each is written, such as 'Review: {text}\\nMood: {label}'.")
+        str | None, typer.Option(help="With --shots: format of an example, such as 'Review: {text}\\nMood: {label}'.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="With --shots: which examples are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="With --shots: seed of the drawn examples.")] = 0,
     settings: Annotated[
-        list[str], typer.Option("--set", help="How data are read: data.columns=text,mood.", metavar="DATA.B=C")
+        list[str],
+        typer.Option(
+            "--set", help="Change how data are read, such as data.columns=text,mood; repeatable.", metavar="DATA.B=C"
+        ),
     ] = [],  # noqa: B006
     quantize: Quantize = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """The task's metrics on held-out data.
+    """Print the task's metrics on data that the run was not trained on.
 
     \b
     Examples:
@@ -45,46 +54,54 @@ def evaluate(
       weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive --prompt 'Review: {text}\\nMood: {label}'
     """
     from weft.cli.answers import run_eval
-    from weft.cli.settings import read_changes
+    from weft.cli.settings import read_settings
 
     more: dict[str, object] = {"examples": examples}
     more["labels"] = None if labels is None else [word.strip() for word in labels.split(",")]
     more |= {"prompt": None if prompt is None else prompt.replace("\\n", "\n"), "seed": seed}
     if shots is None and any(more.values()):
         raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
-    _, changes = read_changes(settings, None)
-    run_eval(run, data, {} if shots is None else {"shots": shots, **more}, changes, device, quantize, as_json)
+    few_shot = {} if shots is None else {"shots": shots, **more}
+    run_eval(run, data, few_shot, read_settings(settings), device, quantize, as_json)
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts, or paths of images and tables; none reads lines from stdin.", metavar="[INPUT...]"),
+        typer.Argument(help="Texts, or paths of images and tables; lines of stdin if left out.", metavar="INPUT"),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest; higher varies more.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample among tokens of this joint probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Leave out tokens below this share of the likeliest.")] = None,
-    beam: Annotated[int | None, typer.Option(help="Beam search with so many hypotheses.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="At most so many new tokens.")] = None,
-    seed: Annotated[int, typer.Option(help="What is drawn follows from it.")] = 0,
-    samples: Annotated[int, typer.Option(help="So many answers to each input.")] = 1,
-    repetition: Annotated[float, typer.Option(help="Above 1 makes tokens seen before less likely.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="A text ends before this; may be given again.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 takes the most probable token.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample among the most probable tokens that reach this probability together.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Leave out tokens below this share of the highest probability.")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(help="Number of beam search hypotheses.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Largest number of new tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    samples: Annotated[int, typer.Option(help="Number of answers per input.")] = 1,
+    repetition: Annotated[
+        float, typer.Option(help="Repetition penalty: above 1, repeated tokens are less probable.")
+    ] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; repeatable.")] = None,
     speculative: Annotated[
-        bool, typer.Option(help="Speculative decoding by prompt look-up: faster where texts repeat.")
+        bool, typer.Option(help="Speculative decoding by prompt lookup: faster where texts repeat themselves.")
     ] = False,
-    chat: Annotated[bool, typer.Option("--chat", help="The input is what a user says to a chat model.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
-        str, typer.Option(help="Texts longer than trained for: slide (forget the oldest), refuse, extend.")
+        str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
     ] = "slide",
     quantize: Quantize = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answers: text -> continuation, sentence -> translation, image -> label, table -> forecast.
+    """Predict: text -> continuation, sentence -> translation, image -> label, table -> forecast.
 
     \b
     Examples:
@@ -103,30 +120,29 @@ def predict(
 
 @app.command()
 def look(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
     given: Annotated[
         str,
         typer.Argument(
-            help="A text, a path of an image, table or sequence, or sample:NAME/N, a held-out example.", metavar="INPUT"
+            help="Text, path of an image, table or sequence, or sample:NAME/N for a validation example.",
+            metavar="INPUT",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="A page (.html) or a still (.png, .svg).", metavar="F")] = Path("look.html"),
-    kind: Annotated[
-        str | None, typer.Option(help="Another picture than the task's own; an unknown one lists all.")
-    ] = None,
-    layer: Annotated[int | None, typer.Option(help="The layer shown first, from 0.")] = None,
-    head: Annotated[int | None, typer.Option(help="The head shown first, from 0.")] = None,
-    row: Annotated[str | None, typer.Option(help="The token whose looks are shown: itself, or its number.")] = None,
-    pair: Annotated[str | None, typer.Option(help="Two words whose query and key meet.", metavar="A,B")] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Unfold one attention output into all its numbers.")
-    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="File to write: a page (.html) or an image (.png, .svg).", metavar="FILE")
+    ] = Path("look.html"),
+    kind: Annotated[str | None, typer.Option(help="Kind of picture, if not the task's own.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer to show first, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head to show first, from 0.")] = None,
+    row: Annotated[str | None, typer.Option(help="Token whose attention is shown: its text or its number.")] = None,
+    pair: Annotated[str | None, typer.Option(help="Two words whose query and key are compared.", metavar="A,B")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain one attention output number by number.")] = False,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """See what a model looks at: attention, alignment, rollout, filters as one page or a still.
+    """Draw what a model looks at: attention, alignment, rollout or filters, as a page or an image.
 
-    The page is a single file that needs no network: layers and heads are chosen in it, and the pointer shows numbers.
+    The page is a single file that needs no network: choose layers and heads in it, and point at cells for their values.
     Kinds, as far as a run has them: attention, alignment, pair, rollout, flow, statistics, effects, lens, residuals,
     routing, next, loss, reach, filters, positions, explain.
 
@@ -147,17 +163,21 @@ def look(
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="A Hugging Face folder, or a .gguf file.", metavar="DIR")],
-    out: Annotated[Path, typer.Option(help="The run's folder.", metavar="RUN")],
+    source: Annotated[Path, typer.Argument(help="Hugging Face folder, or .gguf file.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="Folder of the new run.", metavar="RUN")],
     certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Compare logits with transformers', if installed.")
+        bool,
+        typer.Option(
+            "--certificate/--no-certificate", help="Compare the logits with those of transformers, if it is installed."
+        ),
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Make a run of a checkpoint from elsewhere.
+    """Make a run of a checkpoint from another library.
 
-    GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, BERT, MiniLM, RoBERTa, ViT, DeiT, T5, BART, Marian; GGUF of Llama and
-    GPT-2 kinds. Nothing in the files is run; what is broken or unknown is refused, and then nothing is written.
+    Takes GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, BERT, MiniLM, RoBERTa, ViT, DeiT, T5, BART and Marian; GGUF
+    files of Llama and GPT-2 models. No code in the files is executed; broken or unknown files are refused, and then
+    nothing is written.
 
     \b
     Examples:
@@ -165,29 +185,32 @@ def import_(
       weft predict runs/smollm "What is the capital of France?" --chat
       weft import model.Q4_K_M.gguf --out runs/model --json
     """
-    from weft.cli.interop import run_import
+    from weft.cli.import_checkpoint import run_import
 
     run_import(source, out, certificate, as_json)
 
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
-    to: Annotated[str, typer.Option(help="huggingface, gguf or onnx.", metavar="FORMAT")],
-    out: Annotated[Path, typer.Option(help="A new folder.", metavar="DIR")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    to: Annotated[str, typer.Option(help="Format to write: huggingface, gguf or onnx.", metavar="FORMAT")],
+    out: Annotated[Path, typer.Option(help="Folder to create.", metavar="DIR")],
     kind: Annotated[
-        str | None, typer.Option("--type", help="Of a GGUF file's weights: f32, f16, bf16, q8_0; else as stored.")
+        str | None,
+        typer.Option(
+            "--type", help="Type of the weights in a GGUF file: f32, f16, bf16 or q8_0; as stored if left out."
+        ),
     ] = None,
     certificate: Annotated[
-        bool, typer.Option("--certificate/--no-certificate", help="Compare logits with the other program's.")
+        bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of the other library.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run for other programs.
+    """Write a run in the format of another library.
 
-    Hugging Face folders (GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, BERT, RoBERTa, ViT, DeiT, T5, BART, Marian
-    shapes), GGUF files of Llama and GPT-2 kinds for llama.cpp, ONNX files with the decoder's memory as inputs and
-    outputs. A model that has no such shape is told which field stands in the way.
+    Hugging Face folders (GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, BERT, RoBERTa, ViT, DeiT, T5, BART and Marian
+    architectures), GGUF files of Llama and GPT-2 models for llama.cpp, ONNX files with the decoder's cache as inputs
+    and outputs. If no architecture fits the model, the error names the field that prevents it.
 
     \b
     Examples:

@@ -10,22 +10,25 @@ from typing import Any
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree, parse_table
 
-ORDERS = ("preset", "steps", "minutes", "seed", "device")
+LENGTHS = ("steps", "minutes", "training.steps")
 
 
-def read_changes(settings: Sequence[str], config: Path | None) -> tuple[Tree, Tree]:
-    """(what a config file says of the order itself, all changes by dotted names); `--set` wins over the file."""
-    orders: Tree = {}
+def read_config(path: Path | None) -> Tree:
+    """The options in a TOML file, by dotted names; those of the model without `model.`."""
+    if path is None:
+        return {}
+    try:
+        tree = parse_table(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeftError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise WeftError(f"{path} is not UTF-8 text: write it as TOML") from None
+    return _without_model(dict(_flat(tree)))
+
+
+def read_settings(settings: Sequence[str]) -> Tree:
+    """The options given as `--set NAME=VALUE`, by dotted names; those of the model without `model.`."""
     changes: Tree = {}
-    if config is not None:
-        try:
-            tree = parse_table(config.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise WeftError(f"cannot read {config}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise WeftError(f"{config} is no text in UTF-8: write it as TOML") from None
-        orders = {name: tree.pop(name) for name in ORDERS if name in tree}
-        changes = dict(_flat(tree))
     for setting in settings:
         name, found, value = setting.partition("=")
         if not found or not name.strip():
@@ -33,11 +36,22 @@ def read_changes(settings: Sequence[str], config: Path | None) -> tuple[Tree, Tr
                 f"--set {setting} sets nothing: write a name and a value, such as --set training.rate=0.001"
             )
         changes[name.strip()] = _value(value.strip())
-    return orders, {name.removeprefix("model."): value for name, value in changes.items()}
+    return _without_model(changes)
+
+
+def override(lower: Tree, upper: Tree) -> Tree:
+    """Both, where `upper` wins; it also decides alone how long to train, be it in steps or minutes."""
+    if any(name in upper for name in LENGTHS):
+        lower = {name: value for name, value in lower.items() if name not in LENGTHS}
+    return lower | upper
+
+
+def _without_model(changes: Tree) -> Tree:
+    return {name.removeprefix("model."): value for name, value in changes.items()}
 
 
 def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Tables of data, training and model by dotted names; a table deeper inside is a value."""
+    """The tables data, training and model by dotted names; a table inside them is a value."""
     for name, value in tree.items():
         if isinstance(value, dict) and not prefix:
             yield from _flat(value, f"{name}.")
@@ -46,7 +60,7 @@ def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false, null, a list or table in JSON; anything else is a text."""
+    """JSON where it is JSON (numbers, true, false, null, lists, tables), else text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import functools
+import logging
 
 import torch
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
 
+LOG = logging.getLogger(__name__)
+
 
 def pick_device(name: str | None = None) -> torch.device:
     """The device asked for, or the best one present: CUDA, then MPS, then the CPU."""
+    device = _find_device(name)
+    LOG.info("device: %s", device)
+    return device
+
+
+def _find_device(name: str | None) -> torch.device:
     if name is not None and name != "auto":
         try:
             device = torch.device(name)

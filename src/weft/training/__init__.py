@@ -1,1 +1,1 @@
-"""Training: optimizers and schedules."""
+"""Training: the request, the plan, the loop, optimizers and schedules, fine-tuning, and the result."""

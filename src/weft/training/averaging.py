@@ -1,4 +1,4 @@
-"""Weights beside the trained ones: their running average; and blocks that recompute instead of remember."""
+"""Exponential moving averages of weights, and gradient checkpointing of blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from weft.parts.stack import Stack
 
 
-class Average:
+class MovingAverage:
     """Exponential moving average: a <- d a + (1 - d) w, with d growing to `decay` over the first steps."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -25,14 +25,13 @@ class Average:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """One step on."""
         d = min(self.decay, (1 + step) / (10 + step))
         named = dict(module.named_parameters())
         torch._foreach_lerp_(list(self.shadow.values()), [named[name].detach() for name in self.shadow], 1 - d)
 
     @contextlib.contextmanager
     def swapped(self, module: nn.Module) -> Iterator[None]:
-        """The module has the average's weights inside, and its own again after."""
+        """Inside, the module has the averaged weights; afterwards its own again."""
         named = dict(module.named_parameters())
         own = {name: named[name].detach().clone() for name in self.shadow}
         with torch.no_grad():
@@ -47,7 +46,7 @@ class Average:
 
 
 def recompute_blocks(module: nn.Module) -> None:
-    """Gradient checkpointing: each block keeps its input alone and computes itself again on the way back."""
+    """Gradient checkpointing: each block keeps only its input and repeats its forward pass in the backward pass."""
     for part in module.modules():
         if isinstance(part, Stack):
             for block in part.blocks:

@@ -1,7 +1,8 @@
-"""Guards of a training: no look ahead, no NaN; each stops the run with the last good state kept."""
+"""Guards of a training against looking ahead and against NaN: each stops the run, and the last good state is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,37 +12,37 @@ from weft.foundation.errors import WeftError
 from weft.laws.checker import check
 from weft.models.output import Output
 
-GUARDED = ("causality", "reach", "prefix", "batch independence")
+GUARDED_LAWS = ("causality", "reach", "prefix", "batch independence")
 
 
 class TrainingError(WeftError):
-    """A training that cannot go on; the last good state is kept."""
+    """A training that cannot continue; the last good state is kept."""
 
 
 def expect_lawful(module: nn.Module, step: int) -> None:
-    """The leak guard: what each output depends on, against what the model declares."""
-    broken = check(module, laws=GUARDED).broken
+    """Stop if an output depends on inputs that the model declares it does not see."""
+    broken = check(module, laws=GUARDED_LAWS).broken
     if broken:
         first = broken[0]
         raise TrainingError(
             f"step {step}: the model breaks the law of {first.law} ({first.evidence}), so its loss cannot be trusted; "
-            "the last good state is kept: see `weft laws` on the run, or train on with --set training.guard=false"
+            "the last good state is kept: run `weft laws` on the run, or turn the guard off: --set training.guard=false"
         )
 
 
-def expect_finite(module: nn.Module, norm: Tensor, step: int, again: Any) -> None:
-    """Stop at the first gradient that is no number; `again` repeats the forward call to find where it began."""
+def expect_finite(module: nn.Module, norm: Tensor, step: int, forward: Callable[[], Tensor]) -> None:
+    """Stop at a gradient norm that is NaN or infinite; `forward` repeats the loss to find the first such value."""
     if bool(torch.isfinite(norm)):
         return
-    where = first_broken(module, again)
+    where = first_nonfinite(module, forward)
     raise TrainingError(
-        f"step {step}: the gradient is no longer a finite number; {where}; the last good state is kept: "
-        "try a lower rate (--set training.rate=... training.matrix_rate=...) or check the data"
+        f"step {step}: the gradient is not finite; {where}; the last good state is kept: "
+        "try a lower learning rate (--set training.rate=... training.matrix_rate=...) or check the data"
     )
 
 
-def first_broken(module: nn.Module, again: Any) -> str:
-    """The first weight or module that gives NaN or infinity, in the order of computing."""
+def first_nonfinite(module: nn.Module, forward: Callable[[], Tensor]) -> str:
+    """Where NaN or infinity first appears: in a weight, in a module's output, in the loss or in a gradient."""
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             return f"the first weight that is not finite is {name}"
@@ -61,13 +62,13 @@ def first_broken(module: nn.Module, again: Any) -> str:
         handles.append(part.register_forward_hook(watch(name or "the model's output")))
     try:
         with torch.no_grad():
-            loss = again()
+            loss = forward()
     finally:
         for handle in handles:
             handle.remove()
     if found:
-        return f"the first module that gives such values is {found[0]}"
+        return f"the first module whose output is not finite is {found[0]}"
     if not bool(torch.isfinite(loss)):
-        return "all modules give finite values, the loss itself does not"
+        return "all outputs are finite, the loss is not"
     names = [name for name, w in module.named_parameters() if w.grad is not None and not bool(w.grad.isfinite().all())]
-    return f"values are finite, the gradient of {names[-1]} is not" if names else "it happened in the gradient alone"
+    return f"outputs and loss are finite, the gradient of {names[-1]} is not" if names else "only the gradient is not"

@@ -1,4 +1,4 @@
-"""The one loop: for all tasks, models and optimizers.
+"""The training loop of all tasks, models and optimizers.
 
 Everything random at step s follows from (seed, s), and which examples are in batch s from (seed, epoch): so weights,
 optimizer and s are the whole state, and a run that is killed and resumed gives the same bits as one that is not.
@@ -10,9 +10,9 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,87 +23,112 @@ from weft.foundation.numerics import bf16_is_fast
 from weft.foundation.seeds import derive
 from weft.parts.lora import merged, merged_state
 from weft.tasks.task import Batch, Split, Task, mean_loss
-from weft.training.averaging import Average
+from weft.training.averaging import MovingAverage
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimizers import build_optimizers
 from weft.training.plan import TrainingPlan
-from weft.training.reporting import Progress, Reporter
-from weft.training.snapshots import pack, unpack
+from weft.training.reporting import Reporter, TrainingProgress
+from weft.training.snapshots import gather_state, restore_state
 from weft.training.training_spec import TrainingSpec
 
-EVERY = 0.25  # seconds between words of progress
-PREVIEWS = 4
+REPORT_SECONDS = 0.25  # between reports of progress
+PREVIEWS = 4  # per training
+
+StopReason = Literal["interrupt", "patience"]
 
 
 @dataclass
 class Loop:
-    """A training under way. `run()` goes on from `step` to the plan's end."""
+    """A training in progress. `run()` continues from `step` to the end of the plan.
+
+    `stop_reason` says why it ended before the last step: "interrupt" after Ctrl-C, "patience" if the validation loss
+    stopped improving; None if it did not.
+    """
 
     task: Task
     module: nn.Module
     train: Split
     validation: Split
-    options: TrainingSpec
+    training: TrainingSpec
     plan: TrainingPlan
     folder: RunFolder
     seed: int = 0
     reporter: Reporter = field(default_factory=Reporter)
 
     def __post_init__(self) -> None:
-        o = self.options
-        self.step, self.seconds, self.best, self.stale = 0, 0.0, float("inf"), 0
+        o = self.training
+        self.step, self.seconds, self.best_loss, self.stale_evaluations = 0, 0.0, float("inf"), 0
         self.device = next(self.module.parameters()).device
         self.optimizers: list[Optimizer] = build_optimizers(
             self.module, o.optimizer, o.rate, o.matrix_rate, o.weight_decay
         )
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self.average = Average(self.module, o.ema) if o.ema else None
+        self.average = MovingAverage(self.module, o.ema) if o.ema else None
         self.weights = [w for w in self.module.parameters() if w.requires_grad]
         self._epoch: tuple[int, Sequence[Sequence[int]]] = (-1, ())
-        self._heard, self._counted, self._last_word = 0.0, 0, 0.0
-        self._tokens = 0
-        self._stop = False
+        self._loss_sum, self._steps_since_report, self._last_report = 0.0, 0, 0.0
+        self._tokens_since_report = 0
+        self.stop_reason: StopReason | None = None
+        self._step_module: nn.Module = self.module  # or the same compiled, which shares its weights
 
-    # --- the way through ---------------------------------------------------------------------------------------------
+    # --- steps -------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """All steps that are left; ends early with patience or after Ctrl-C, at the end of a step."""
+        """Take all remaining steps; patience and Ctrl-C stop earlier, at the end of a step."""
         self.module.train()
         began = time.perf_counter() - self.seconds
-        self._last_word = began + self.seconds
-        with self._defer_sigint():
-            while self.step < self.plan.last and not self._stop:
+        self._last_report = began + self.seconds
+        with defer_sigint(self._interrupt):
+            while self.step < self.plan.last and self.stop_reason is None:
                 loss, tokens = self.one_step()
                 self.step += 1
                 self.seconds = time.perf_counter() - began
-                self._tell(loss, tokens)
+                self._report(loss, tokens)
                 last = self.step == self.plan.last
                 if last or self.step % self.plan.evaluate_every == 0:
                     self._evaluate(last)
                     self.seconds = time.perf_counter() - began
-                if self.options.patience is not None and self.stale >= self.options.patience:
-                    self.reporter.noted(f"stopped at step {self.step}: no better loss for {self.stale} evaluations")
-                    self._stop = True
-                if self._stop or last or self.step % self.plan.checkpoint_every == 0:
+                if self._out_of_patience and self.stop_reason is None:
+                    self.stop_reason = "patience"
+                    self.reporter.on_note(
+                        f"stopped at step {self.step}: no better validation loss for {self.stale_evaluations} "
+                        "evaluations"
+                    )
+                if self.stop_reason is not None or last or self.step % self.plan.checkpoint_every == 0:
                     self.checkpoint()
-                    self._keep_time()
+                    self._shorten_if_slow()
         self.module.eval()
 
     @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended it."""
-        return self._stop and (self.options.patience is None or self.stale < self.options.patience)
+    def _out_of_patience(self) -> bool:
+        return self.training.patience is not None and self.stale_evaluations >= self.training.patience
+
+    def _interrupt(self) -> None:
+        self.stop_reason = "interrupt"
+
+    def compile(self) -> None:
+        """Take the steps through torch.compile, tried on the first batch; where it fails, note it and go on without."""
+        self.module.train()
+        batch = self.train.batch(self._micro_batches(0)[0], self.seed).to(self.device)
+        try:
+            compiled: Any = torch.compile(self.module, dynamic=True)
+            self.task.loss(compiled, batch).total.backward()
+            self._step_module = compiled
+        except Exception as error:  # whatever the compiler raises, training works without it
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.reporter.on_note(f"torch.compile does not work here ({reason[:120]}): training without it")
+        self.module.zero_grad(set_to_none=True)
 
     def one_step(self) -> tuple[Tensor, int]:
-        """One update; gives the mean loss (still on its device) and the tokens it took."""
-        pieces = self._pieces(self.step)
-        batches = [self.train.batch(piece, self.seed, self._epoch[0]).to(self.device) for piece in pieces]
+        """One update of the weights; gives the mean loss (still on its device) and the number of tokens."""
+        examples = self._micro_batches(self.step)
+        batches = [self.train.batch(some, self.seed, self._epoch[0]).to(self.device) for some in examples]
         count = sum(batch.count for batch in batches)
         torch.manual_seed(derive(self.seed, "step", self.step))
         total = sum(self._backward(batch, count) for batch in batches)
-        norm = nn.utils.clip_grad_norm_(self.weights, self.options.clip or float("inf"), foreach=True)
-        expect_finite(self.module, norm, self.step + 1, lambda: self._loss(batches[0], count))
-        share = self.options.build_schedule(self.plan.steps_at(self.step)).share(self.step)
+        norm = nn.utils.clip_grad_norm_(self.weights, self.training.clip or float("inf"), foreach=True)
+        expect_finite(self.module, norm, self.step + 1, lambda: self._loss(self.module, batches[0], count))
+        share = self.training.build_schedule(self.plan.steps_at(self.step)).share(self.step)
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * share
@@ -115,125 +140,127 @@ class Loop:
         return total, sum(batch.tokens for batch in batches)
 
     def _backward(self, batch: Batch, count: int) -> Tensor:
-        loss = self._loss(batch, count)
+        loss = self._loss(self._step_module, batch, count)
         loss.backward()
         return loss.detach()
 
-    def _loss(self, batch: Batch, count: int) -> Tensor:
-        """This piece's share of the mean over the whole batch, so that pieces add up to it exactly."""
-        wanted = self.options.precision
+    def _loss(self, module: nn.Module, batch: Batch, count: int) -> Tensor:
+        """The micro-batch's share of the mean over the whole batch, so that shares add up to the mean exactly."""
+        wanted = self.training.precision
         half = wanted == "bf16" or (wanted == "auto" and bf16_is_fast(self.device))
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            loss = self.task.loss(self.module, batch, self.options.smoothing)
+            loss = self.task.loss(module, batch, self.training.smoothing)
         share = loss.total / count
         return share if loss.auxiliary is None else share + loss.auxiliary * (loss.count / count)
 
-    def _pieces(self, step: int) -> list[Sequence[int]]:
-        """The examples of a step, in as many pieces as are accumulated."""
+    def _micro_batches(self, step: int) -> list[Sequence[int]]:
+        """The examples of a step, in as many micro-batches as gradients are accumulated over."""
         if self._epoch[0] < 0:
             self._epoch = (0, self.train.batches(self.plan.batch, self.seed, 0))
         epoch, place = divmod(step, len(self._epoch[1]))
         if epoch != self._epoch[0]:
             self._epoch = (epoch, self.train.batches(self.plan.batch, self.seed, epoch))
         examples = self._epoch[1][place]
-        size = -(-len(examples) // self.options.accumulate)
+        size = -(-len(examples) // self.training.accumulate)
         return [examples[first : first + size] for first in range(0, len(examples), size)]
 
-    # --- words and judgments ----------------------------------------------------------------------------------------
+    # --- reports and evaluations -------------------------------------------------------------------------------------
 
-    def _tell(self, loss: Tensor, tokens: int) -> None:
-        self._heard = loss if self._counted == 0 else self._heard + loss  # type: ignore[assignment]
-        self._counted += 1
-        self._tokens += tokens
+    def _report(self, loss: Tensor, tokens: int) -> None:
+        self._loss_sum = loss if self._steps_since_report == 0 else self._loss_sum + loss  # type: ignore[assignment]
+        self._steps_since_report += 1
+        self._tokens_since_report += tokens
         now = time.perf_counter()
-        if now - self._last_word < EVERY and self.step < self.plan.last and self.step > 1:
+        if now - self._last_report < REPORT_SECONDS and self.step < self.plan.last and self.step > 1:
             return
-        mean = float(self._heard) / self._counted
-        pace = self.seconds / self.step
-        progress = Progress(
-            self.step,
-            self.plan.last,
-            mean,
-            self.options.build_schedule(self.plan.steps_at(self.step - 1)).share(self.step - 1),
-            self._tokens / max(now - self._last_word, 1e-9),
-            self.seconds,
-            pace * (self.plan.last - self.step),
+        mean = float(self._loss_sum) / self._steps_since_report
+        progress = TrainingProgress(
+            step=self.step,
+            steps=self.plan.last,
+            loss=mean,
+            rate_share=self.training.build_schedule(self.plan.steps_at(self.step - 1)).share(self.step - 1),
+            tokens_per_second=self._tokens_since_report / max(now - self._last_report, 1e-9),
+            seconds=self.seconds,
+            seconds_left=self.seconds / self.step * (self.plan.last - self.step),
         )
-        self.reporter.stepped(progress)
-        row = {"step": self.step, "loss": mean, "rate": progress.rate, "seconds": round(self.seconds, 3)}
+        self.reporter.on_step(progress)
+        row = {"step": self.step, "loss": mean, "rate": progress.rate_share, "seconds": round(self.seconds, 3)}
         self.folder.add_metrics(row)
-        self._heard, self._counted, self._tokens, self._last_word = 0.0, 0, 0, now
+        self._loss_sum, self._steps_since_report, self._tokens_since_report, self._last_report = 0.0, 0, 0, now
 
     def _evaluate(self, last: bool) -> None:
-        with self._judged():
+        with self._evaluated_weights():
             loss = mean_loss(self.task, self.module, self.validation, self.plan.batch, self.plan.evaluate_tokens)
-            better = loss < self.best
-            self.stale = 0 if better else self.stale + 1
+            better = loss < self.best_loss
+            self.stale_evaluations = 0 if better else self.stale_evaluations + 1
             self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
-            self.best = min(loss, self.best)
-            if better or self.options.weights == "last":
+            self.best_loss = min(loss, self.best_loss)
+            if better or self.training.weights == "last":
                 self.folder.write_model(merged_state(self.module), {"step": self.step, "loss": loss})
-            self.reporter.evaluated(self.step, loss, better)
+            self.reporter.on_evaluation(self.step, loss, better)
             every = max(1, self.plan.last // self.plan.evaluate_every // PREVIEWS)
             if not last and self.step // self.plan.evaluate_every % every == 0:
                 text = self.task.preview(self.module, self.validation)
                 if text:
-                    self.reporter.previewed(self.step, text)
+                    self.reporter.on_preview(self.step, text)
         self.module.train()
 
-    def _keep_time(self) -> None:
-        """Cut the plan once, on record, if the machine went slower than when it was measured."""
+    def _shorten_if_slow(self) -> None:
+        """Shorten the plan once, on record, if steps take longer than when they were measured."""
         if self.step >= self.plan.last:
             return
-        cut = self.plan.shorten(self.step, self.seconds)
-        if cut is not self.plan and cut.shortened is not None:
-            self.plan = cut
-            self.folder.write_plan(cut.to_tree())
-            self.reporter.noted(
-                f"steps take {cut.shortened.slower:.2f} times as long as planned: the plan is cut to "
-                f"{cut.shortened.steps:,} steps, and plan.json says so"
+        shorter = self.plan.shorten(self.step, self.seconds)
+        if shorter is not self.plan and shorter.shortened is not None:
+            self.plan = shorter
+            self.folder.write_plan(shorter.to_tree())
+            self.reporter.on_note(
+                f"steps take {shorter.shortened.slower:.2f} times as long as planned: the plan is shortened to "
+                f"{shorter.shortened.steps:,} steps, as plan.json records"
             )
 
     @contextlib.contextmanager
-    def _judged(self) -> Iterator[None]:
-        """The weights that are judged and kept: the average, where there is one; with their adapters, if any."""
+    def _evaluated_weights(self) -> Iterator[None]:
+        """Inside, the module has the weights that are evaluated and kept: averaged and with adapters merged, if any."""
         self.module.eval()
         average = self.average.swapped(self.module) if self.average is not None else contextlib.nullcontext()
         with average, merged(self.module):
             yield
 
-    # --- the state ---------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Check the model for leaks, then write the whole state, in one file."""
-        if self.options.guard:
+        """Check the model for leaks, then write the whole training state to one file."""
+        if self.training.guard:
             self.module.eval()
             expect_lawful(self.module, self.step)
             self.module.train()
-        tensors = pack(self.module, self.optimizers, self.average)
-        facts: dict[str, Any] = {"best": self.best, "stale": self.stale, "seconds": self.seconds}
-        self.folder.write_snapshot(Snapshot(self.step, tensors, facts), self.options.keep)
+        tensors = gather_state(self.module, self.optimizers, self.average)
+        facts: dict[str, Any] = {"best": self.best_loss, "stale": self.stale_evaluations, "seconds": self.seconds}
+        self.folder.write_snapshot(Snapshot(self.step, tensors, facts), self.training.keep)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a state."""
-        unpack(snapshot.tensors, self.module, self.optimizers, self.average)
+        restore_state(snapshot.tensors, self.module, self.optimizers, self.average)
         self.step = snapshot.step
-        self.best, self.stale = float(snapshot.facts["best"]), int(snapshot.facts["stale"])
+        self.best_loss, self.stale_evaluations = float(snapshot.facts["best"]), int(snapshot.facts["stale"])
         self.seconds = float(snapshot.facts["seconds"])
 
-    @contextlib.contextmanager
-    def _defer_sigint(self) -> Iterator[None]:
-        """Ctrl-C ends the step, not the middle of it; a second one ends at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
-        def ask(_: int, __: Any) -> None:
-            self._stop = True
-            signal.signal(signal.SIGINT, before)
+@contextlib.contextmanager
+def defer_sigint(on_interrupt: Callable[[], None]) -> Iterator[None]:
+    """Inside, the first Ctrl-C only calls `on_interrupt`; a second one interrupts as usual.
 
-        before = signal.signal(signal.SIGINT, ask)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    Signals reach the main thread alone: in any other this changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_: int, __: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        on_interrupt()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,7 +1,7 @@
 """Optimizers: AdamW from torch, and Muon, whose matrix updates are made orthogonal; each for the weights it suits.
 
 Muon: momentum M, update O = NewtonSchulz(M) ~ U V^T for M = U S V^T, W <- W - lr s O, s = sqrt(max(1, rows / columns))
-(Jordan et al. 2024). torch's own computes in bf16, which is hopeless on CPUs without units for it; here the iteration
+(Jordan et al. 2024). torch's own computes in bf16, which is very slow on CPUs without bf16 units; here the iteration
 runs in float32 unless bf16 is fast.
 """
 
@@ -49,7 +49,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; matrices of one shape go through the iteration together."""
+        """One update; matrices of one shape are orthogonalized together."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -64,7 +64,7 @@ class Muon(Optimizer):
         return loss
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
-        """Nesterov: what the gradient will be a step ahead."""
+        """Nesterov momentum."""
         assert weight.grad is not None
         state = self.state[weight]
         if "momentum" not in state:

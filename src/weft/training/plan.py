@@ -1,4 +1,4 @@
-"""The frozen plan of a run: what will be done in which order, written before step one and followed by resume."""
+"""The frozen plan of a training: written before the first step, followed by a resumed run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from weft.foundation.spec import Spec
 
-SLOWER = 1.15
+SLOWDOWN = 1.15  # steps that take longer than planned by more than this factor shorten the plan
 
 
-class Shortening(Spec):
-    """The one time a plan was cut: from step `at` on, the run has `steps` steps, because it went `slower` times."""
+class PlanRevision(Spec):
+    """The one time a plan was shortened: at step `at` to `steps` steps, because they took `slower` times as long."""
 
     at: PositiveInt
     steps: PositiveInt
@@ -20,10 +20,10 @@ class Shortening(Spec):
 
 
 class TrainingPlan(Spec):
-    """Steps, not seconds, decide; seconds and memory are what was expected when the plan was made.
+    """The number of steps decides when training ends; seconds and memory were expected when the plan was made.
 
-    `evaluate_tokens` of the `held_out` ones are judged on the way, all at the end. `before`: seconds that reading the
-    data and measuring took; `step_seconds` include a share for judging.
+    An evaluation takes `evaluate_tokens` of the `held_out` validation tokens, the last one all. `before` is the time
+    in seconds that reading the data and measuring took; `step_seconds` include a share for evaluations.
     """
 
     steps: PositiveInt
@@ -42,26 +42,26 @@ class TrainingPlan(Spec):
     seconds: NonNegativeFloat | None = None
     step_seconds: NonNegativeFloat | None = None
     tried: tuple[dict[str, Any], ...] = ()
-    shortened: Shortening | None = None
+    shortened: PlanRevision | None = None
 
     def steps_at(self, step: int) -> int:
-        """How many steps the run has, as known at this step."""
+        """The number of steps of the whole training, as planned at this step."""
         return self.shortened.steps if self.shortened is not None and step >= self.shortened.at else self.steps
 
     @property
     def last(self) -> int:
-        """How many steps the run has in the end."""
+        """The number of steps of the whole training."""
         return self.steps if self.shortened is None else self.shortened.steps
 
     def shorten(self, step: int, seconds: float) -> TrainingPlan:
-        """This plan, or a shorter one if the first `step` steps took clearly longer than planned."""
+        """This plan, or a shorter one if the first `step` steps took clearly longer than planned; done at most once."""
         if self.shortened is not None or self.step_seconds is None or step < 1 or self.minutes is None:
             return self
         pace = seconds / step
-        if pace <= SLOWER * self.step_seconds:
+        if pace <= SLOWDOWN * self.step_seconds:
             return self
         left = 60 * self.minutes - self.before - seconds
         steps = max(step + 1, step + int(left / pace))
         if steps >= self.steps:
             return self
-        return self.replace(shortened=Shortening(at=step, steps=steps, slower=pace / self.step_seconds))
+        return self.replace(shortened=PlanRevision(at=step, steps=steps, slower=pace / self.step_seconds))

@@ -1,6 +1,6 @@
-"""The time plan: which model, batch and number of steps give the best loss in so many minutes on this machine.
+"""The time plan: which model, batch and number of steps give the lowest loss in the given time on this machine.
 
-How loss falls with parameters N and tokens D is known well enough to compare sizes (Hoffmann et al. 2022):
+How the loss falls with parameters N and tokens D is known well enough to compare sizes (Hoffmann et al. 2022):
 
     loss = E + A / N^0.34 + B / D^0.28
 
@@ -14,153 +14,157 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
 from weft.models.estimates import estimate
 from weft.parts.lora import adapt
 from weft.tasks.task import Recipe, Size, Split, Task
-from weft.training.fine_tuning import whole_parts
+from weft.training.fine_tuning import fully_trained_parts
 from weft.training.optimizers import build_optimizers
 from weft.training.plan import TrainingPlan
 from weft.training.training_spec import TrainingSpec
 
-A, ALPHA, B, BETA, AGAIN = 406.4, 0.34, 410.7, 0.28, 15.4
-SHARE = 0.88  # of the time is for steps; evaluations and the end have the rest
-LOOKS = 10
-MEASURING = 0.06  # of the time, at most 10 s
-STEPS_WITHOUT_PLAN = 1000
+A, ALPHA, B, BETA, R_STAR = 406.4, 0.34, 410.7, 0.28, 15.4
+STEP_SHARE = 0.88  # of the time is for steps; evaluations and the end have the rest
+EVALUATIONS = 10  # per training, unless training.evaluate_every says otherwise
+MEASURING_SHARE = 0.06  # of the time, at most 10 s
 BATCHES = tuple(2**power for power in range(9, 18))
 
 
 @dataclass(frozen=True)
-class Pace:
-    """What one size was measured at: seconds a step of `tokens` tokens."""
+class StepTiming:
+    """The measured time of one step: `seconds` for `tokens` tokens with `threads` threads."""
 
     seconds: float
     tokens: int
     threads: int
 
     @property
-    def rate(self) -> float:
-        """Tokens a second."""
+    def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
-    def scaled(self, times: float) -> Pace:
-        """Of a batch so many times as large: as many tokens a second."""
-        return Pace(self.seconds * times, max(1, round(self.tokens * times)), self.threads)
+    def scaled(self, times: float) -> StepTiming:
+        """The timing of a batch `times` as large, at the same tokens per second."""
+        return StepTiming(self.seconds * times, max(1, round(self.tokens * times)), self.threads)
 
 
 @dataclass(frozen=True)
 class PlannedSize:
-    """A size with its spec and batch, and what the formula expects of it."""
+    """A size with its spec, batch and timing, the steps that fit in the time, and the loss that the formula expects."""
 
     size: Size
     spec: AnySpec
     batch: int
-    pace: Pace
+    timing: StepTiming
     steps: int
     loss: float
 
 
 def expected_loss(parameters: float, tokens: float, unique: float) -> float:
-    """What is left above the entropy E, for comparing sizes; see the formula above."""
+    """The part of the loss above the entropy E, for comparing sizes; see the formula above."""
     again = max(0.0, tokens / unique - 1)
-    worth = min(tokens, unique) + unique * AGAIN * (1 - math.exp(-again / AGAIN))
+    worth = min(tokens, unique) + unique * R_STAR * (1 - math.exp(-again / R_STAR))
     return A / max(parameters, 1) ** ALPHA + B / max(worth, 1) ** BETA
 
 
 def suitable_batch(tokens: float) -> int:
-    """Tokens a step for a run of so many: about 1.6 sqrt(tokens), a power of two."""
+    """Tokens per step for a training on `tokens` tokens: about 1.6 sqrt(tokens), as a power of two."""
     return min(BATCHES, key=lambda batch: abs(math.log(batch / (1.6 * math.sqrt(max(tokens, 1))))))
 
 
 @dataclass
 class Planner:
-    """Makes a plan for one task and its data; `tuning` are options of training that go before the task's recipe."""
+    """Makes a plan for one task and its data.
+
+    Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe.
+    """
 
     task: Task
     train: Split
     validation: Split
-    options: TrainingSpec
-    changes: dict[str, Any]
+    model_changes: Tree
+    training_changes: Tree
     seed: int
     device: torch.device
-    tuning: Tree = field(default_factory=dict)
+    defaults: Tree = field(default_factory=dict)
 
-    def by_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
-        """So many steps of a given or a middling model; nothing is measured."""
+    def plan_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
+        """A plan for a number of steps with the given or a medium-sized model; nothing is measured."""
         sizes = self.task.sizes(self.train)
-        size = self._wished(next((s for s in sizes if s.width >= 128), sizes[-1]))
-        asked = self._dressed(size, spec, 1.0)[1].batch
+        size = self._requested_size(next((s for s in sizes if s.width >= 128), sizes[-1]))
+        asked = self._configure(size, spec, 1.0)[1].batch
         batch = asked or (suitable_batch(steps * 1500.0) if spec is None else 2048)
         epochs = steps * batch / max(1, self.train.tokens)
-        chosen, options = self._dressed(size, spec, epochs)
+        chosen, options = self._configure(size, spec, epochs)
         threads = options.threads or torch.get_num_threads()
         return chosen, options, self._plan(chosen, options, steps, batch, threads)
 
-    def by_minutes(
+    def plan_minutes(
         self, spec: AnySpec | None, minutes: float, started: float
     ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
-        """The best use of the time since `started`: sizes are weighed by the formula, the likeliest are measured."""
-        if not 0 < minutes < math.inf:
-            raise WeftError(f"{minutes:g} minutes: give a time above 0, such as 5")
-        budget = self._left(minutes, started)
-        deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING * 60 * minutes))
-        sizes = [None] if spec is not None else list(dict.fromkeys(map(self._wished, self.task.sizes(self.train))))
+        """A plan for the time since `started`: the formula ranks the sizes, and the most promising are measured."""
+        budget = self._seconds_for_steps(minutes, started)
+        deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING_SHARE * 60 * minutes))
+        sizes: list[Size | None] = [None]
+        if spec is None:
+            sizes = list(dict.fromkeys(map(self._requested_size, self.task.sizes(self.train))))
         found: dict[Size | None, PlannedSize] = {}
-        place = 0 if len(sizes) == 1 else min(2, len(sizes) - 1)
+        candidate = 0 if len(sizes) == 1 else min(2, len(sizes) - 1)
         while True:
-            choice = self._measure(sizes[place], spec, budget, found)
-            found[sizes[place]] = choice
+            choice = self._measure(sizes[candidate], spec, budget, found)
+            found[sizes[candidate]] = choice
             if time.perf_counter() > deadline or len(sizes) == 1:
                 break
-            place = self._next_place(sizes, found, budget)
-            if place < 0:
+            candidate = self._next_candidate(sizes, found, budget)
+            if candidate < 0:
                 break
         best = min(found.values(), key=lambda choice: choice.loss)
-        left = self._left(minutes, started)
-        best = replace(best, steps=max(1, min(best.steps, int(left / best.pace.seconds))))
+        left = self._seconds_for_steps(minutes, started)
+        best = replace(best, steps=max(1, min(best.steps, int(left / best.timing.seconds))))
         epochs = best.steps * best.batch / max(1, self.train.tokens)
-        chosen, options = self._dressed(best.size, spec, epochs)
-        plan = self._plan(chosen, options, best.steps, best.batch, best.pace.threads)
+        chosen, options = self._configure(best.size, spec, epochs)
+        plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads)
         tried = tuple(
             {
                 "parameters": estimate(choice.spec).parameters,
                 "width": choice.size.width,
                 "layers": choice.size.layers,
                 "batch": choice.batch,
-                "tokens_a_second": round(choice.pace.rate),
+                "tokens_per_second": round(choice.timing.tokens_per_second),
                 "steps": choice.steps,
                 "expected": round(choice.loss, 4),
             }
             for choice in sorted(found.values(), key=lambda choice: choice.loss)
         )
-        seconds = best.steps * best.pace.seconds
-        pace = best.pace.seconds / SHARE
+        seconds = best.steps * best.timing.seconds
         before = time.perf_counter() - started
         plan = plan.replace(
-            minutes=minutes, before=before, seconds=before + seconds / SHARE, step_seconds=pace, tried=list(tried)
+            minutes=minutes,
+            before=before,
+            seconds=before + seconds / STEP_SHARE,
+            step_seconds=best.timing.seconds / STEP_SHARE,
+            tried=list(tried),
         )
         return chosen, options, plan
 
-    def _wished(self, size: Size) -> Size:
+    def _requested_size(self, size: Size) -> Size:
         """The size with the user's width and layers, so that heads, groups and mixers follow them."""
-        given = {name: self.changes[name] for name in ("width", "layers") if name in self.changes}
+        given = {name: self.model_changes[name] for name in ("width", "layers") if name in self.model_changes}
         return replace(size, **{name: value for name, value in given.items() if type(value) is int and value > 0})
 
     @staticmethod
-    def _left(minutes: float, started: float) -> float:
-        """Seconds for steps: what is left of the time, less a share for judging."""
-        return SHARE * max(1.0, 60 * minutes - (time.perf_counter() - started))
+    def _seconds_for_steps(minutes: float, started: float) -> float:
+        """The time that is left, less the share for evaluations."""
+        return STEP_SHARE * max(1.0, 60 * minutes - (time.perf_counter() - started))
 
-    def _next_place(self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float) -> int:
-        """The size that looks best if speed goes with FLOPs as measured nearby; -1 if that one is measured already."""
+    def _next_candidate(
+        self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float
+    ) -> int:
+        """The size of the lowest expected loss, speeds scaled by FLOPs from measured ones; -1 if it was measured."""
         guesses = []
         for size in sizes:
             if size in found:
@@ -169,7 +173,7 @@ class Planner:
             near = min(found, key=lambda other: abs(math.log(_weight(other) / _weight(size))))
             spec = self.task.default_model(size) if size is not None else found[near].spec
             cost = _flops(spec) / _flops(found[near].spec)
-            tokens = budget * found[near].pace.rate / cost
+            tokens = budget * found[near].timing.tokens_per_second / cost
             guesses.append(self._expected(spec, tokens))
         best = min(range(len(guesses)), key=guesses.__getitem__)
         return -1 if sizes[best] in found else best
@@ -182,47 +186,47 @@ class Planner:
     def _measure(
         self, size: Size | None, spec: AnySpec | None, budget: float, found: dict[Size | None, PlannedSize]
     ) -> PlannedSize:
-        chosen, options = self._dressed(size or Size(), spec, 1.0)
-        guess = max((choice.pace.rate for choice in found.values()), default=4000.0)
+        chosen, options = self._configure(size or Size(), spec, 1.0)
+        guess = max((choice.timing.tokens_per_second for choice in found.values()), default=4000.0)
         batch = options.batch or suitable_batch(guess * budget)
-        pace, timed = self._time_steps(chosen, options, batch), batch
+        timing, timed = self._time_steps(chosen, options, batch), batch
         if options.batch is None:
-            batch = suitable_batch(pace.rate * budget)
+            batch = suitable_batch(timing.tokens_per_second * budget)
         if not 0.4 < batch / timed < 2.5:
-            pace, timed = self._time_steps(chosen, options, batch), batch
-        pace = pace.scaled(batch / timed)
+            timing, timed = self._time_steps(chosen, options, batch), batch
+        timing = timing.scaled(batch / timed)
         recipe: Recipe = self.task.recipe(size or Size(), 1.0)
-        most = recipe.most_epochs * self.train.tokens / pace.tokens
-        steps = max(1, int(min(budget / pace.seconds, max(most, 20))))
-        loss = self._expected(chosen, steps * pace.tokens)
-        return PlannedSize(size or Size(), chosen, batch, pace, steps, loss)
+        most = recipe.most_epochs * self.train.tokens / timing.tokens
+        steps = max(1, int(min(budget / timing.seconds, max(most, 20))))
+        loss = self._expected(chosen, steps * timing.tokens)
+        return PlannedSize(size or Size(), chosen, batch, timing, steps, loss)
 
-    def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> Pace:
-        """Seconds a step, by the thread count that is faster."""
+    def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
+        """The time per step with all threads or with one, whichever is faster."""
         module = build(spec, self.seed, str(self.device))
         if options.lora is not None:
-            adapt(module, options.lora, whole=whole_parts(self.task))
+            adapt(module, options.lora, whole=fully_trained_parts(self.task))
         module.train()
-        part = self._cut(spec)
+        part = self._fitted_split(spec)
         batches = part.batches(batch, self.seed)
         before = torch.get_num_threads()
         counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
-        paces = []
+        timings = []
         try:
             for threads in counts:
                 torch.set_num_threads(threads)
-                paces.append(self._time_with(module, part, batches, options, threads))
+                timings.append(self._time_with(module, part, batches, options, threads))
         finally:
             torch.set_num_threads(before)
-        return min(paces, key=lambda pace: pace.seconds)
+        return min(timings, key=lambda timing: timing.seconds)
 
-    def _cut(self, spec: AnySpec) -> Split:
+    def _fitted_split(self, spec: AnySpec) -> Split:
         length = getattr(spec, "length", None)
         return self.train if length is None else self.train.cut(length)
 
     def _time_with(
         self, module: nn.Module, part: Split, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
-    ) -> Pace:
+    ) -> StepTiming:
         optimizers = build_optimizers(module, options.optimizer, options.rate, options.matrix_rate, 0.0)
         times, tokens = [], 0
         began = time.perf_counter()
@@ -241,35 +245,29 @@ class Planner:
                 tokens += batch.tokens
             if number and time.perf_counter() - began > 1.0:
                 break
-        return Pace(sum(times) / len(times), max(1, tokens // len(times)), threads)
+        return StepTiming(sum(times) / len(times), max(1, tokens // len(times)), threads)
 
-    def _dressed(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
-        """The model and training options that the task's recipe and the user's wishes make of a size."""
+    def _configure(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
+        """The model and training options of a size, by the task's recipe and the user's changes."""
         recipe = self.task.recipe(size, epochs)
         own = self.task.default_model(replace(size, dropout=recipe.dropout)) if spec is None else spec
-        model = {name: value for name, value in self.changes.items() if not name.startswith("training.")}
-        wishes = {
-            name.removeprefix("training."): value
-            for name, value in self.changes.items()
-            if name.startswith("training.")
-        }
-        own = own.replace(**model) if model else own
-        return own, TrainingSpec(**{**recipe.training, **self.tuning, **wishes})
+        own = own.replace(**self.model_changes) if self.model_changes else own
+        return own, TrainingSpec(**{**recipe.training, **self.defaults, **self.training_changes})
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> TrainingPlan:
         cost = estimate(spec)
-        batch = max(batch, self._cut(spec).least)
-        every = options.evaluate_every or max(1, math.ceil(steps / LOOKS))
+        batch = max(batch, self._fitted_split(spec).least)
+        every = options.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
         tokens = steps * batch
-        # Forward costs a third of a step: all looks together take at most about a twentieth of the steps' time.
-        looked = max(batch, 3 * tokens // (20 * max(1, steps // every)))
+        # Forward costs a third of a step: all evaluations together take at most about a twentieth of the steps' time.
+        evaluated = max(batch, 3 * tokens // (20 * max(1, steps // every)))
         width = cost.width
         activations = batch // options.accumulate * 4 * (cost.layers * 16 * width + 2 * _classes(spec))
         return TrainingPlan(
             steps=steps,
             batch=batch,
             evaluate_every=every,
-            evaluate_tokens=options.evaluate_tokens or looked,
+            evaluate_tokens=options.evaluate_tokens or evaluated,
             held_out=self.validation.tokens,
             checkpoint_every=options.checkpoint_every or every,
             threads=threads,

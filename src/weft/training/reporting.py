@@ -1,4 +1,4 @@
-"""What a training tells while it runs; the command line draws it, a library user may listen."""
+"""What a training reports while it runs: the command line prints it; library users may subclass Reporter."""
 
 from __future__ import annotations
 
@@ -8,35 +8,38 @@ from weft.training.plan import TrainingPlan
 
 
 @dataclass(frozen=True)
-class Progress:
-    """After `step` of `steps` steps: the mean loss since the last word, tokens a second, seconds gone and left."""
+class TrainingProgress:
+    """After `step` of `steps` steps: mean loss since the last report, learning rate as a share of its peak, speed.
+
+    `seconds` have passed, and about `seconds_left` remain.
+    """
 
     step: int
     steps: int
     loss: float
-    rate: float
-    tokens_a_second: float
+    rate_share: float
+    tokens_per_second: float
     seconds: float
-    left: float
+    seconds_left: float
 
 
 class Reporter:
-    """Hears everything and says nothing; override what is of interest."""
+    """Callbacks of a training. These do nothing; override those of interest."""
 
-    def began(self, what: str) -> None:
-        """A stage begins: reading, measuring the machine."""
+    def on_stage(self, stage: str) -> None:
+        """A stage begins: reading the data, measuring the machine."""
 
-    def planned(self, plan: TrainingPlan, words: str) -> None:
-        """The plan is made and frozen."""
+    def on_plan(self, plan: TrainingPlan, description: str) -> None:
+        """The plan is final."""
 
-    def stepped(self, progress: Progress) -> None:
-        """Some steps are done; several times a second at most."""
+    def on_step(self, progress: TrainingProgress) -> None:
+        """Some steps are done; called at most a few times per second."""
 
-    def evaluated(self, step: int, loss: float, best: bool) -> None:
-        """The loss on the held-out part."""
+    def on_evaluation(self, step: int, loss: float, best: bool) -> None:
+        """The validation loss, and whether it is the best so far."""
 
-    def previewed(self, step: int, text: str) -> None:
-        """What the model does now."""
+    def on_preview(self, step: int, text: str) -> None:
+        """An example of what the model can do by now."""
 
-    def noted(self, text: str) -> None:
+    def on_note(self, text: str) -> None:
         """Anything that users should know: a fallback, a shortened plan."""

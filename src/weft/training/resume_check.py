@@ -1,4 +1,4 @@
-"""A run that goes on follows its own spec and plan: the options it was begun with may be given again, no others."""
+"""A resumed run follows its own spec and plan: the options it was begun with may be given again, no others."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from weft.models.build import read_spec
 from weft.models.presets import preset as preset_named
 from weft.runs.run import task_of
 from weft.tasks.task import Task
+from weft.training.request import TrainRequest
 from weft.training.training_spec import TrainingSpec
 
 
-def expect_same(folder: RunFolder, kind: type[Task], preset: str, lengths: Mapping[str, Any], changes: Any) -> None:
-    """Refuse what differs from the run's own options, by name; `lengths` are steps, minutes and seed where given."""
+def expect_same_options(request: TrainRequest, kind: type[Task], folder: RunFolder) -> None:
+    """Refuse options that differ from the run's own, by name."""
     spec, plan = folder.read_spec(), folder.read_plan()
     own = {"steps": plan.get("steps"), "minutes": plan.get("minutes"), "seed": spec.seed}
-    others = [f"--{name} {value:g}" for name, value in lengths.items() if value != own[name]]
-    given = dict(changes or {})
-    others += [f"--set {name}={given[name]}" for name in _other_changes(spec, kind, given)]
-    model = {name: value for name, value in given.items() if not name.startswith(("data.", "training."))}
-    if not others and preset != "auto" and not _is_preset(folder, spec, preset, model):
-        others = [f"--preset {preset}"]
+    given = {"steps": request.steps, "minutes": request.minutes, "seed": request.seed}
+    others = [f"--{name} {value:g}" for name, value in given.items() if value is not None and value != own[name]]
+    others += [f"--set {name}={request.changes[name]}" for name in _other_changes(spec, kind, request.changes)]
+    if not others and request.preset != "auto" and not _is_preset(folder, spec, request.preset, request.model_changes):
+        others = [f"--preset {request.preset}"]
     if others:
         raise WeftError(
             f"{', '.join(others)}: the run in {folder.path} was begun otherwise, and a resumed run follows its own "
@@ -33,11 +33,11 @@ def expect_same(folder: RunFolder, kind: type[Task], preset: str, lengths: Mappi
 
 
 def _other_changes(spec: RunSpec, kind: type[Task], changes: Mapping[str, Any]) -> Iterator[str]:
-    """The names of changes that would make another spec of data, training or model."""
+    """The names of changes that would give another spec of data, training or model."""
     owners: dict[str, Spec] = {"data": kind.Options(**spec.data), "training": TrainingSpec(**spec.training)}
     for name, value in changes.items():
-        room, _, field = name.partition(".")
-        owner, path = (owners[room], field) if room in owners and field else (read_spec(spec.model), name)
+        section, _, field = name.partition(".")
+        owner, path = (owners[section], field) if section in owners and field else (read_spec(spec.model), name)
         try:
             same = owner.replace(**{path: value}) == owner
         except SpecError:

@@ -12,9 +12,7 @@ from weft.foundation.errors import WeftError
 class Schedule(Protocol):
     """share(step) in 0 .. 1, for steps 0 .. total - 1."""
 
-    def share(self, step: int) -> float:
-        """The share of the peak learning rate at this step."""
-        ...
+    def share(self, step: int) -> float: ...
 
 
 def _expect(total: int, warmup: int) -> None:
@@ -56,7 +54,7 @@ class Trapezoid:
             raise WeftError(f"a decay over {self.decay:g} of the steps: choose a share from 0 to 1")
 
     def share(self, step: int) -> float:
-        """(s + 1) / warmup, then 1, then down in a line."""
+        """(s + 1) / warmup, then 1, then linearly down."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         last = self.decay * self.total
@@ -66,14 +64,14 @@ class Trapezoid:
 
 @dataclass(frozen=True)
 class InverseRoot:
-    """The original: D^-1/2 min(s^-1/2, s warmup^-3/2), as a share of its peak (Vaswani et al. 2017)."""
+    """The original transformer's: D^-1/2 min(s^-1/2, s warmup^-3/2), as a share of its peak (Vaswani et al. 2017)."""
 
     total: int
     warmup: int = 4000
 
     def __post_init__(self) -> None:
         if self.warmup < 1:
-            raise WeftError("the inverse root needs at least one warm-up step")
+            raise WeftError("the inverse square root needs at least one warm-up step")
 
     def share(self, step: int) -> float:
         """min(s / warmup, sqrt(warmup / s)) with s = step + 1."""

@@ -1,4 +1,4 @@
-"""The state of training as flat tensors: weights, optimizers' moments, the average; the inverse puts them back."""
+"""The training state as flat tensors: weights, moments of the optimizers, averaged weights; and back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weft.checkpoints.atomic import DiskError
-from weft.training.averaging import Average
+from weft.training.averaging import MovingAverage
 
 
-def pack(module: nn.Module, optimizers: Sequence[Optimizer], average: Average | None) -> dict[str, Tensor]:
-    """Names: `weight.NAME`, `optimizer.NUMBER.NAME.MOMENT` and `average.NAME`."""
+def gather_state(
+    module: nn.Module, optimizers: Sequence[Optimizer], average: MovingAverage | None
+) -> dict[str, Tensor]:
+    """The state under the names `weight.NAME`, `optimizer.NUMBER.NAME.MOMENT` and `average.NAME`."""
     tensors = {f"weight.{name}": tensor for name, tensor in module.state_dict().items()}
     names = {id(weight): name for name, weight in module.named_parameters()}
     for number, optimizer in enumerate(optimizers):
@@ -25,15 +27,15 @@ def pack(module: nn.Module, optimizers: Sequence[Optimizer], average: Average | 
     return tensors
 
 
-def unpack(
-    tensors: dict[str, Tensor], module: nn.Module, optimizers: Sequence[Optimizer], average: Average | None
+def restore_state(
+    tensors: dict[str, Tensor], module: nn.Module, optimizers: Sequence[Optimizer], average: MovingAverage | None
 ) -> None:
-    """Put a packed state back."""
+    """The inverse of `gather_state`: load the tensors into module, optimizers and average."""
     weights = {name.removeprefix("weight."): tensor for name, tensor in tensors.items() if name.startswith("weight.")}
     try:
         module.load_state_dict(weights)
     except RuntimeError:
-        raise DiskError("the state of training is of another model: resume with the options of the run") from None
+        raise DiskError("the training state belongs to another model: resume with the options of the run") from None
     named = dict(module.named_parameters())
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):

@@ -1,12 +1,11 @@
-"""From data to a run: read, plan, train, judge. `weft.train` and `weft train` are this."""
+"""From data to a run: read, plan, train, evaluate. `weft.train` and the command `weft train` are this."""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,63 +13,30 @@ import torch
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
-from weft.data.samples import Best
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.foundation.seeds import derive
-from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build, read_spec
 from weft.models.presets import preset as preset_named
 from weft.parts.lora import adapt
-from weft.runs.run import Run, load, task_of
+from weft.runs.run import Run, task_of
 from weft.tasks.registry import task_named
-from weft.tasks.task import PreparedData, Split, Task
+from weft.tasks.task import PreparedData, Task
 from weft.training.averaging import recompute_blocks
-from weft.training.fine_tuning import Base, open_base, tuning_of, whole_parts
+from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
 from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
-from weft.training.resume_check import expect_same
+from weft.training.request import TrainRequest
+from weft.training.result import TrainingResult, evaluate_result
+from weft.training.resume_check import expect_same_options
 from weft.training.training_spec import TrainingSpec
 
-MINUTES = 5.0
-JUDGING = 0.03  # of the time that was given, about, for metrics that are slow
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A finished training: the run, the plan it followed, and what was measured in the end."""
-
-    run: Run
-    plan: TrainingPlan
-    steps: int
-    seconds: float
-    loss: float
-    metrics: dict[str, Any]
-    references: dict[str, float]
-    best: Best | None = None
-    leak: str | None = None
-
-
-@dataclass(frozen=True)
-class TrainRequest:
-    """What was asked for: a preset, changes by dotted names (`{"layers": 2, "training.rate": 1e-3}`), how long.
-
-    `base` is the folder of a run that is trained on.
-    """
-
-    preset: str = "auto"
-    changes: Mapping[str, Any] | None = None
-    steps: int | None = None
-    minutes: float | None = None
-    seed: int = 0
-    resume: bool = False
-    device: str | None = None
-    compiled: bool | None = None
-    base: str | None = None
+DEFAULT_MINUTES = 5.0
+LOG = logging.getLogger(__name__)
 
 
 def train(
@@ -81,7 +47,7 @@ def train(
     preset: str = "auto",
     steps: int | None = None,
     minutes: float | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     resume: bool = False,
     device: str | None = None,
     base: str | Path | None = None,
@@ -90,42 +56,49 @@ def train(
 ) -> Run:
     """Train a model and give its run: `weft.train("text", "book.txt", out="runs/book", minutes=5)`.
 
-    `set` changes single options: `{"layers": 2, "training.rate": 0.001, "data.held_out": 0.2}`. `base` is a run that is
-    trained on; with `set={"training.lora": 8}` by adapters of rank 8 alone.
+    `set` changes single options: `{"layers": 2, "training.rate": 0.001, "data.held_out": 0.2}`. `base` is the folder of
+    a run whose model, tokenizer and weights training starts from; with `set={"training.lora": 8}` its weights stay, and
+    adapters of rank 8 are trained. `seed` is 0 if left out; `resume` continues the run in `out`, to the same bits.
     """
-    request = TrainRequest(preset, set, steps, minutes, seed, resume, device, base=None if base is None else str(base))
-    paths = [str(data)] if isinstance(data, (str, Path)) else [str(path) for path in data]
-    return run_training(task, paths, Path(out), request, reporter or Reporter()).run
+    request = TrainRequest(
+        task=task,
+        data=(str(data),) if isinstance(data, str | Path) else tuple(str(path) for path in data),
+        out=Path(out),
+        preset=preset,
+        changes=set or {},
+        steps=steps,
+        minutes=minutes,
+        seed=seed,
+        resume=resume,
+        device=device,
+        base=None if base is None else str(base),
+    )
+    return run_training(request, reporter or Reporter()).run
 
 
-def run_training(task: str, paths: Sequence[str], out: Path, request: TrainRequest, reporter: Reporter) -> Trained:
-    """Train as ordered; the folder is held for writing all the while."""
+def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
+    """Train as requested; the run's folder is locked against other writers all the while."""
     started = time.perf_counter()
-    kind = task_named(task)
+    kind = task_named(request.task)
     if not kind.trainable:
-        raise WeftError(f"runs of task {task} are imported, not trained here: weft import FOLDER --out RUN")
-    if request.steps is not None and request.minutes is not None:
-        raise WeftError("steps and minutes both say how long: give one of them")
-    if request.steps is not None and request.steps < 1:
-        raise WeftError(f"{request.steps} steps: give 1 or more")
-    if request.minutes is not None and not 0 < request.minutes < math.inf:
-        raise WeftError(f"{request.minutes:g} minutes: give a time above 0, such as 5")
-    folder = RunFolder(out)
+        raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
+    out = request.out
     if out.exists() and not out.is_dir():
         raise WeftError(f"{out} is a file: choose a folder for --out")
-    with _left_clean(out), folder.hold():
+    folder = RunFolder(out)
+    with _remove_if_unused(out), folder.hold():
         if folder.exists and not request.resume:
-            raise WeftError(f"{out} holds a run already: go on with --resume, or choose another --out")
-        if request.resume and folder.exists:
-            return _go_on(kind, folder, paths, request, reporter)
+            raise WeftError(f"{out} holds a run already: continue it with --resume, or choose another --out")
+        if folder.exists:
+            return _resume(request, kind, folder, reporter)
         if request.resume:
-            reporter.noted(f"{out} holds no run to go on with: a new one begins")
-        return _begin(kind, folder, paths, request, reporter, started)
+            reporter.on_note(f"{out} holds no run to resume: a new one begins")
+        return _begin(request, kind, folder, reporter, started)
 
 
 @contextlib.contextmanager
-def _left_clean(out: Path) -> Iterator[None]:
-    """A folder that was made only to be held goes again where no run was begun in it."""
+def _remove_if_unused(out: Path) -> Iterator[None]:
+    """Remove a folder that was created only to be locked, if no run was begun in it."""
     made = not out.exists()
     try:
         yield
@@ -138,22 +111,21 @@ def _left_clean(out: Path) -> Iterator[None]:
 
 
 def _begin(
-    kind: type[Task], folder: RunFolder, paths: Sequence[str], request: TrainRequest, reporter: Reporter, started: float
-) -> Trained:
-    changes = dict(request.changes or {})
-    chosen = {name.removeprefix("data."): changes.pop(name) for name in list(changes) if name.startswith("data.")}
-    base = None if request.base is None else open_base(Path(request.base), kind)
-    if base is None and changes.get("training.lora") is not None:
-        raise WeftError("adapters learn beside the weights of a trained model: give it with --from RUN")
-    options = kind.Options(**chosen) if base is None else base.options(chosen)
-    reporter.began(f"reading {', '.join(paths)}")
+    request: TrainRequest, kind: type[Task], folder: RunFolder, reporter: Reporter, started: float
+) -> TrainingResult:
+    seed = request.seed or 0
+    base = None if request.base is None else open_base_run(Path(request.base), kind)
+    if base is None and request.training_changes.get("lora") is not None:
+        raise WeftError("adapters are trained beside the weights of a trained model: give it with --from RUN")
+    options = kind.Options(**request.data_changes) if base is None else base.options(request.data_changes)
+    reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if base is None else base.task
-    prepared = kind.prepare(paths, options, request.seed, cache_folder(), known)
+    prepared = kind.prepare(list(request.data), options, seed, cache_folder(), known)
     for note in prepared.notes:
-        reporter.noted(note)
+        reporter.on_note(note)
     device = pick_device(request.device)
-    reporter.began("measuring this machine" if request.steps is None else "planning")
-    spec, training, plan = _plan(prepared, changes, request, base, device, started)
+    reporter.on_stage("measuring this machine" if request.steps is None else "planning")
+    spec, training, plan = _plan(request, prepared, base, device, started)
     folder.path.mkdir(parents=True, exist_ok=True)
     tokenizer = prepared.task.tokenizer
     if tokenizer is not None:
@@ -162,64 +134,52 @@ def _begin(
     folder.write_spec(
         RunSpec(
             task=kind.name,
-            sources=tuple(paths),
+            sources=request.data,
             base=request.base,
-            seed=request.seed,
+            seed=seed,
             data=options.to_tree(),
             facts=prepared.task.facts(),
             model=spec.to_tree(),
             training=training.to_tree(),
         )
     )
-    module = build(spec, request.seed, str(device))
+    module = build(spec, seed, str(device))
     if base is not None:
-        base.put_weights(module, prepared.task)
-        if base.learns_anew(prepared.task):
-            reporter.noted(f"the classes are others than those of {request.base}: its last layer is learned anew")
-    return _train(prepared, module, training, plan, folder, request, None, reporter)
+        base.load_weights(module, prepared.task)
+        if base.has_new_classes(prepared.task):
+            reporter.on_note(f"the classes differ from those of {request.base}: its last layer is trained from scratch")
+    return _train(request, prepared, module, training, plan, folder, seed, None, reporter)
 
 
-def _go_on(
-    kind: type[Task], folder: RunFolder, paths: Sequence[str], request: TrainRequest, reporter: Reporter
-) -> Trained:
-    """Resume: the folder's own spec and plan are followed, to the same bits."""
+def _resume(request: TrainRequest, kind: type[Task], folder: RunFolder, reporter: Reporter) -> TrainingResult:
+    """Follow the folder's own spec and plan, to the same bits."""
     spec = folder.read_spec()
     if spec.task != kind.name:
-        raise WeftError(f"{folder.path} is a run of task {spec.task}, not {kind.name}: resume it as what it is")
-    if tuple(paths) != spec.sources:
+        raise WeftError(f"{folder.path} is a run of task {spec.task}, not {kind.name}: resume it with its own task")
+    if request.data != spec.sources:
         raise WeftError(f"{folder.path} was trained on {', '.join(spec.sources)}: resume it with the same data")
     if request.base is not None and request.base != spec.base:
-        raise WeftError(f"{folder.path} went on from {spec.base or 'no other run'}: resume it without another --from")
-    lengths = {"steps": request.steps, "minutes": request.minutes, "seed": request.seed or None}
-    given = {name: value for name, value in lengths.items() if value is not None}
-    expect_same(folder, kind, request.preset, given, request.changes)
-    reporter.began(f"reading {', '.join(paths)}")
+        raise WeftError(f"{folder.path} started from {spec.base or 'no other run'}: resume it without another --from")
+    expect_same_options(request, kind, folder)
+    reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if spec.base is None else task_of(folder, spec)
-    prepared = kind.prepare(paths, kind.Options(**spec.data), spec.seed, cache_folder(), known)
+    prepared = kind.prepare(list(request.data), kind.Options(**spec.data), spec.seed, cache_folder(), known)
     plan = TrainingPlan.from_tree(folder.read_plan())
     module = build(read_spec(spec.model), spec.seed, str(pick_device(request.device)))
     snapshot = folder.read_snapshot()
     if snapshot is None and spec.base is not None:
-        open_base(Path(spec.base), kind).put_weights(module, prepared.task)
+        open_base_run(Path(spec.base), kind).load_weights(module, prepared.task)
     training = TrainingSpec(**spec.training)
-    again = TrainRequest(seed=spec.seed, resume=True, device=request.device, compiled=request.compiled)
-    return _train(prepared, module, training, plan, folder, again, snapshot, reporter)
+    return _train(request, prepared, module, training, plan, folder, spec.seed, snapshot, reporter)
 
 
 def _plan(
-    prepared: PreparedData,
-    changes: Tree,
-    request: TrainRequest,
-    base: Base | None,
-    device: torch.device,
-    started: float,
+    request: TrainRequest, prepared: PreparedData, base: BaseRun | None, device: torch.device, started: float
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
     task = prepared.task
     spec: AnySpec | None = None
     if base is not None:
-        if request.preset != "auto":
-            raise WeftError(f"--from takes the model of {base.folder.path} as it is: leave --preset out")
-        spec = base.changed(changes, task)
+        spec = base.model_spec(request.model_changes, task)
     elif request.preset != "auto":
         named = preset_named(request.preset)
         if named.family not in task.families:
@@ -228,96 +188,69 @@ def _plan(
                 f"{' or '.join(task.families)}: see `weft show` for presets"
             )
         spec = task.fit(named)
-    wishes = {name: value for name, value in changes.items() if name.startswith("training.")}
-    training = TrainingSpec(**{name.removeprefix("training."): value for name, value in wishes.items()})
-    tuning = {} if spec is None or base is None else tuning_of(spec, training.lora)
-    planner = Planner(task, prepared.train, prepared.validation, training, changes, request.seed, device, tuning)
+    training = TrainingSpec(**request.training_changes)
+    defaults = {} if spec is None or base is None else fine_tuning_defaults(spec, training.lora)
+    planner = Planner(
+        task=task,
+        train=prepared.train,
+        validation=prepared.validation,
+        model_changes=request.model_changes,
+        training_changes=request.training_changes,
+        seed=request.seed or 0,
+        device=device,
+        defaults=defaults,
+    )
     steps = request.steps or training.steps
     if steps is not None:
-        return planner.by_steps(spec, steps)
-    return planner.by_minutes(spec, MINUTES if request.minutes is None else request.minutes, started)
+        return planner.plan_steps(spec, steps)
+    return planner.plan_minutes(spec, DEFAULT_MINUTES if request.minutes is None else request.minutes, started)
 
 
 def _train(
+    request: TrainRequest,
     prepared: PreparedData,
     module: nn.Module,
     training: TrainingSpec,
     plan: TrainingPlan,
     folder: RunFolder,
-    request: TrainRequest,
+    seed: int,
     snapshot: Snapshot | None,
     reporter: Reporter,
-) -> Trained:
+) -> TrainingResult:
     length = getattr(module.spec, "length", None)
     train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
-        seed = derive(request.seed, "adapters")
-        adapt(module, training.lora, training.lora_alpha, seed, whole_parts(prepared.task))
+        adapters = derive(seed, "adapters")
+        adapt(module, training.lora, training.lora_alpha, adapters, fully_trained_parts(prepared.task))
     if training.recompute:
         recompute_blocks(module)
     with _threads(plan.threads):
-        loop = Loop(prepared.task, module, train, validation, training, plan, folder, request.seed, reporter)
+        loop = Loop(prepared.task, module, train, validation, training, plan, folder, seed, reporter)
+        LOG.info("threads for training: %d", plan.threads)
         if snapshot is not None:
             loop.restore(snapshot)
             folder.keep_metrics_until(snapshot.step)
-            reporter.noted(f"going on from step {snapshot.step:,}")
+            reporter.on_note(f"continuing from step {snapshot.step:,}")
         elif training.guard:
             expect_lawful(module, 0)
         learning = None if training.lora is None else sum(weight.numel() for weight in loop.weights)
-        reporter.planned(plan, describe(plan, learning))
-        if request.compiled:
-            _compile(module, loop, reporter)
+        reporter.on_plan(plan, describe_plan(plan, learning))
+        if request.compile:
+            loop.compile()
         loop.run()
-        if loop.interrupted:
+        if loop.stop_reason == "interrupt":
             raise KeyboardInterrupt
-        return _judge(prepared, train, validation, loop, folder)
+        return evaluate_result(prepared, train, validation, loop)
 
 
-def _judge(prepared: PreparedData, train: Split, validation: Split, loop: Loop, folder: RunFolder) -> Trained:
-    """The kept weights on the whole held-out part, beside the best that is possible and simple methods."""
-    began = time.perf_counter()
-    run = load(folder.path, str(loop.device))
-    evaluation_subset = validation
-    if loop.plan.minutes is not None:
-        evaluation_subset = prepared.task.evaluation_subset(run.module, validation, JUDGING * 60 * loop.plan.minutes)
-    metrics = prepared.task.measure(run.module, evaluation_subset, loop.plan.batch)
-    references = prepared.task.references(train, validation)
-    leak = None
-    if prepared.best is not None and prepared.best.metric in metrics:
-        score = float(metrics[prepared.best.metric])
-        if prepared.best.beaten_by(score):
-            leak = (
-                f"{prepared.best.metric} {score:.4g} is better than the best possible {prepared.best.value:.4g} "
-                f"({prepared.best.why}): something leaks"
-            )
-    loss = float(metrics.get("loss", loop.best))
-    seconds = loop.seconds + time.perf_counter() - began
-    folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
-    return Trained(run, loop.plan, loop.step, seconds, loss, metrics, references, prepared.best, leak)
-
-
-def _compile(module: nn.Module, loop: Loop, reporter: Reporter) -> None:
-    """torch.compile where a compiler exists; else a note, and the same numbers without it."""
-    try:
-        module.compile(dynamic=True)
-        module.train()
-        batch = loop.train.batch(loop._pieces(0)[0], loop.seed).to(loop.device)
-        loop.task.loss(module, batch).total.backward()
-    except Exception as error:
-        module._compiled_call_impl = None
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        reporter.noted(f"torch.compile does not work here ({reason[:120]}): training goes on without it")
-    module.zero_grad(set_to_none=True)
-
-
-def describe(plan: TrainingPlan, learning: int | None = None) -> str:
-    """The plan in one line; `learning`: how many numbers learn, where most weights stay."""
-    some = "" if learning is None else f" and adapters ({learning:,} numbers learn)"
-    words = (
-        f"{plan.parameters:,} parameters{some}, {plan.last:,} steps of {plan.batch:,} tokens "
+def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:
+    """The plan in one line; `trainable` is the number of trained parameters where most are frozen."""
+    adapters = "" if trainable is None else f" and adapters ({trainable:,} trainable)"
+    text = (
+        f"{plan.parameters:,} parameters{adapters}, {plan.last:,} steps of {plan.batch:,} tokens "
         f"({plan.epochs:.1f} epochs), about {plan.memory / 2**20:,.0f} MiB"
     )
-    return words if plan.seconds is None else f"{words}, {plan.seconds / 60:.1f} min"
+    return text if plan.seconds is None else f"{text}, {plan.seconds / 60:.1f} min"
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Options of training, all in one frozen spec: `--set training.rate=0.001` changes one."""
+"""All training options in one frozen spec: `--set training.rate=0.001` changes one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from weft.training.schedules import Cosine, InverseRoot, Schedule, Trapezoid
 
 
 class TrainingSpec(Spec):
-    """How a model is trained; what is None is chosen by the plan.
+    """How a model is trained; the plan chooses what is None.
 
-    `batch` counts tokens a step over all `accumulate` pieces. `rate` is AdamW's, `matrix_rate` Muon's. `warmup` and
-    `decay` are shares of the steps. `clip` bounds the gradient's norm (0: not). `smoothing` is of labels. `ema` is the
-    decay of an average of the weights that is judged and kept (0: none). `weights`: the best on held-out data are kept,
-    or the last, which were not chosen by it. `patience` stops after so many evaluations without a better loss.
-    `lora`: adapters of this rank learn beside the weights of the blocks, which stay; `lora_alpha` is twice the rank.
-    `keep`: so many states of training stay. `recompute` saves memory: blocks are computed again on the way back.
-    `threads` 0: all.
+    `batch` is the number of tokens per step, over all `accumulate` micro-batches. `rate` is the learning rate of AdamW,
+    `matrix_rate` that of Muon. `warmup` and `decay` are shares of the steps. `clip` is the largest gradient norm (0: no
+    limit). `smoothing` is label smoothing. `ema` is the decay of a moving average of the weights, which is then
+    evaluated and kept (0: none). `weights`: keep the weights of the best validation loss, or the last ones. `patience`
+    is the number of evaluations without a better validation loss after which training stops. `lora` is the rank of
+    adapters that are trained beside the frozen weights of the blocks; `lora_alpha` is twice the rank if left out.
+    `evaluate_every` and `checkpoint_every` count steps, `evaluate_tokens` validation tokens. `keep` is the number of
+    training states on disk. `recompute` saves memory by gradient checkpointing. `guard` stops a model that looks ahead.
+    `threads` 0 means all.
     """
 
     steps: PositiveInt | None = None
@@ -50,7 +52,6 @@ class TrainingSpec(Spec):
     threads: NonNegativeInt = 0
 
     def build_schedule(self, total: int) -> Schedule:
-        """The share of the learning rate over `total` steps."""
         warmup = min(total, max(1, round(self.warmup * total)))
         if self.schedule == "cosine":
             return Cosine(total, warmup)

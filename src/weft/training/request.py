@@ -1,0 +1,88 @@
+"""What a training was asked for, checked once: `weft.train`, the command and the demo build a TrainRequest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
+
+DATA, TRAINING = "data.", "training."
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A task, its data, the folder of the run, and how to train.
+
+    `changes` sets single options by dotted names: `{"layers": 2, "training.rate": 1e-3, "data.held_out": 0.2}`.
+    `preset` "auto" fits the model to data and time. A `seed` of None is 0 for a new run, and that of the run for a
+    resumed one. `base` is the folder of a run whose model, tokenizer and weights training starts from.
+    """
+
+    task: str
+    data: tuple[str, ...]
+    out: Path
+    preset: str = "auto"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    minutes: float | None = None
+    seed: int | None = None
+    resume: bool = False
+    device: str | None = None
+    compile: bool = False
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise WeftError(f"no data for task {self.task}: name files or folders, or sample: for built-in data")
+        self._check_length()
+        if self.seed is not None and not _is_whole(self.seed):
+            raise WeftError(f"seed {self.seed!r}: give a whole number, such as 0")
+        for name in ("preset", "device"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise WeftError(f"{name} {value!r}: give a name in quotes")
+        if self.base is not None and self.preset != "auto":
+            raise WeftError(f"--from takes the model of {self.base} as it is: leave --preset out")
+
+    def _check_length(self) -> None:
+        """At most one of steps and minutes, and a possible one."""
+        if self.minutes is not None and (self.steps is not None or self.changes.get(f"{TRAINING}steps") is not None):
+            raise WeftError("steps and minutes both say how long: give one of them")
+        if self.steps is not None and not _is_whole(self.steps):
+            raise WeftError(f"steps {self.steps!r}: give a whole number, such as 2000")
+        if self.steps is not None and self.steps < 1:
+            raise WeftError(f"{self.steps} steps: give 1 or more")
+        if self.minutes is None:
+            return
+        if isinstance(self.minutes, bool) or not isinstance(self.minutes, Real):
+            raise WeftError(f"minutes {self.minutes!r}: give a number, such as 5")
+        if not 0 < self.minutes < math.inf:
+            raise WeftError(f"{self.minutes:g} minutes: give a time above 0, such as 5")
+
+    @property
+    def data_changes(self) -> Tree:
+        """Changes of how data are read, by their names without `data.`."""
+        return _below(self.changes, DATA)
+
+    @property
+    def training_changes(self) -> Tree:
+        """Changes of the training options, by their names without `training.`."""
+        return _below(self.changes, TRAINING)
+
+    @property
+    def model_changes(self) -> Tree:
+        """Changes of the model's spec."""
+        return {name: value for name, value in self.changes.items() if not name.startswith((DATA, TRAINING))}
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _below(changes: Mapping[str, Any], prefix: str) -> Tree:
+    return {name.removeprefix(prefix): value for name, value in changes.items() if name.startswith(prefix)}

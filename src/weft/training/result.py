@@ -1,0 +1,61 @@
+"""The end of a training: the kept weights are evaluated, beside the best possible score and simple methods."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from weft.data.samples import Best
+from weft.runs.run import Run, load
+from weft.tasks.task import PreparedData, Split
+from weft.training.loop import Loop
+from weft.training.plan import TrainingPlan
+
+FINAL_EVALUATION_SHARE = 0.03  # of the time that was given, about, for metrics that are slow
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A finished training: the run, the plan it followed, and its metrics on the validation data.
+
+    `references` are the scores of simple methods, `best` the best possible score where it is known, and `leak` says
+    so if the model scored better than that.
+    """
+
+    run: Run
+    plan: TrainingPlan
+    steps: int
+    seconds: float
+    loss: float
+    metrics: dict[str, Any]
+    references: dict[str, float]
+    best: Best | None = None
+    leak: str | None = None
+
+
+def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loop: Loop) -> TrainingResult:
+    """Load the run as it was kept and measure it on the whole validation data, or a share where minutes are given."""
+    began = time.perf_counter()
+    run = load(loop.folder.path, str(loop.device))
+    subset = validation
+    if loop.plan.minutes is not None:
+        seconds = FINAL_EVALUATION_SHARE * 60 * loop.plan.minutes
+        subset = prepared.task.evaluation_subset(run.module, validation, seconds)
+    metrics = prepared.task.measure(run.module, subset, loop.plan.batch)
+    references = prepared.task.references(train, validation)
+    loss = float(metrics.get("loss", loop.best_loss))
+    seconds = loop.seconds + time.perf_counter() - began
+    loop.folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
+    leak = find_leak(prepared.best, metrics)
+    return TrainingResult(run, loop.plan, loop.step, seconds, loss, metrics, references, prepared.best, leak)
+
+
+def find_leak(best: Best | None, metrics: dict[str, Any]) -> str | None:
+    """A sentence if a metric is better than possible: the model must have seen what it is to predict."""
+    if best is None or best.metric not in metrics:
+        return None
+    score = float(metrics[best.metric])
+    if not best.beaten_by(score):
+        return None
+    return f"{best.metric} {score:.4g} is better than the best possible {best.value:.4g} ({best.why}): something leaks"
