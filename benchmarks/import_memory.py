@@ -22,7 +22,7 @@ import torch
 
 from weft.checkpoints.families.llama import FAMILY
 from weft.checkpoints.formats.foreign_checkpoint import shapes_of
-from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.checkpoints.formats.safetensors_writer import Slot, write_streamed
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset

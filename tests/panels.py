@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.figures.panels.attention import Attention
+from weft.figures.panels.attention_steps import Unfolding, UnfoldingStep
 from weft.figures.panels.bars import Bars
 from weft.figures.panels.maps import gather
 from weft.figures.panels.motion import Motion
@@ -15,7 +16,6 @@ from weft.figures.panels.plots import Plot
 from weft.figures.panels.series import Channels, Forecast
 from weft.figures.panels.tables import Table
 from weft.figures.panels.tokens import Tokens
-from weft.figures.panels.unfolding import Unfolding, UnfoldingStep
 
 L, H, T = 2, 3, 7
 TOKENS = ("the", "animal", "</script>", "🙂", "שלום", "it", "<b>&amp;")

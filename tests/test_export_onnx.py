@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import weft
 from runs_on_disk import gpt2, llama, write_run
-from weft.checkpoints.export import export as exporting
+from weft.checkpoints.export import export_checkpoint as exporting
 from weft.cli.main import app
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError

@@ -12,7 +12,7 @@ import pytest
 from weft.figures.panels.attention import Attention
 from weft.figures.panels.maps import BLOCK, Largest, Whole, fitting_heads, gather, shrink
 from weft.figures.panels.panel import Axis, expect_shape, visible_token
-from weft.figures.web.packing import EXACT, pack, script_text, unpack
+from weft.figures.web.array_encoding import EXACT, pack, script_text, unpack
 from weft.foundation.errors import WeftError
 
 

@@ -15,8 +15,8 @@ from weft.figures.panels.attention import Attention
 from weft.figures.panels.maps import Largest, Whole, gather
 from weft.figures.panels.panel import Axis
 from weft.figures.picture import Picture
+from weft.figures.web.array_encoding import unpack
 from weft.figures.web.interactive import POLICY, SCRIPTS
-from weft.figures.web.packing import unpack
 
 PANELS = every_panel()
 NASTY = (

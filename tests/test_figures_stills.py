@@ -11,11 +11,11 @@ from PIL import Image
 
 from panels import TOKENS, H, L, T, attention, every_panel, numbers, shares
 from weft.figures.charts.grids import draw_grid
+from weft.figures.panels.attention_steps import UnfoldingStep, as_text
 from weft.figures.panels.maps import MEAN
 from weft.figures.panels.motion import Motion, flatten, nearest_bones
 from weft.figures.panels.overlays import lit, tint
 from weft.figures.panels.panel import Axis
-from weft.figures.panels.unfolding import UnfoldingStep, as_text
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
 

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from foreign_folders import FOLDERS, LABELS, bart, bert, decoder, gpt2, roberta, t5, vision
-from weft.checkpoints.certificate import draw_inputs, widened
-from weft.checkpoints.convert import convert_checkpoint
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
 from weft.checkpoints.families import FAMILIES, describe
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.huggingface import open_folder
+from weft.checkpoints.formats.huggingface_folder import open_folder
+from weft.checkpoints.parity_certificate import draw_inputs, widened
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli.main import app
 
@@ -144,12 +144,12 @@ def test_a_wrong_table_shows_in_the_certificate(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_on_the_disk(tmp_path, kind, monkeypatch):
-    from weft.checkpoints import certificate
+    from weft.checkpoints import parity_certificate
 
     model = decoder(tmp_path / "folder", "Llama").to(kind)
     model.save_pretrained(tmp_path / "folder")
-    monkeypatch.setattr(certificate, "WHOLE", 0)  # as a large model: mapped, and widened piece by piece
-    monkeypatch.setattr(certificate, "PIECE", 1000)
+    monkeypatch.setattr(parity_certificate, "WHOLE", 0)  # as a large model: mapped, and widened piece by piece
+    monkeypatch.setattr(parity_certificate, "PIECE", 1000)
     made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert made.certificate.difference < 1e-4 and made.certificate.within > 1e-4
     assert {tensor.dtype for tensor in load_file(tmp_path / "run" / "model.safetensors").values()} == {kind}

@@ -15,8 +15,8 @@ import torch
 import weft
 from foreign_folders import decoder, gpt2, llama3
 from test_tokenizers import sentencepiece
-from weft.checkpoints.convert import convert_checkpoint, open_checkpoint
-from weft.checkpoints.formats.gguf import pair_up, part_pairs, to_gguf
+from weft.checkpoints.convert_checkpoint import convert_checkpoint, open_checkpoint
+from weft.checkpoints.formats.gguf_checkpoint import pair_up, part_pairs, to_gguf
 from weft.checkpoints.formats.gguf_file import open_file
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer

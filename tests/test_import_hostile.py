@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from foreign_folders import bart, bert, decoder, t5, vision
-from weft.checkpoints import convert as importing
-from weft.checkpoints.convert import convert_checkpoint
+from weft.checkpoints import convert_checkpoint as importing
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
 from weft.checkpoints.formats.foreign_tensors import SafeTensors, read_header
-from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.checkpoints.formats.safetensors_writer import Slot, write_streamed
 from weft.cli.main import app
 
 
@@ -321,7 +321,7 @@ def test_a_full_disk_is_told_in_a_sentence(folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("weft.checkpoints.formats.streamed_writing._append", full)
+    monkeypatch.setattr("weft.checkpoints.formats.safetensors_writer._append", full)
     with pytest.raises(weft.WeftError, match="the disk is full"):
         convert_checkpoint(folder, tmp_path / "run", certified=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
@@ -354,8 +354,8 @@ def test_streamed_files_are_those_of_the_library(tmp_path):
 
 PEAK = """
 import sys, torch
-from weft.checkpoints.convert import convert_checkpoint
-import weft.checkpoints.formats.huggingface, weft.models.presets
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
+import weft.checkpoints.formats.huggingface_folder, weft.models.presets
 def peak():
     return 1024 * int(next(line for line in open("/proc/self/status") if "VmHWM" in line).split()[1])
 before = peak()

@@ -21,7 +21,7 @@ from weft.figures.panels.overlays import Overlay
 from weft.figures.panels.pairs import Pair
 from weft.figures.panels.panel import Axis
 from weft.figures.panels.tables import Table
-from weft.figures.web.packing import unpack
+from weft.figures.web.array_encoding import unpack
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.flows import gold_links
 from weft.inspection.pictures.look import kinds_of, look, picture_of

@@ -17,7 +17,7 @@ from weft.data.samples import BONES, JOINTS, RATE, Best, brownian_best, sample, 
 from weft.data.samples.classification import BAD, GOOD, MINE
 from weft.data.samples.forecast import HORIZON, STEP
 from weft.data.samples.images import PALETTE
-from weft.data.samples.known import distinct
+from weft.data.samples.sample_definition import distinct
 from weft.data.samples.sequences import CONTOURS
 from weft.data.samples.tagging import CREATURES, OF_CREATURES, OF_PLACES, PLACES, readings
 from weft.data.samples.text import ALPHABET

@@ -23,11 +23,11 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from weft.data.readers.files import DataError, read_blocks, read_lines
 from weft.data.stores import store_files as shard_files
-from weft.data.stores import text_pieces as pieces
-from weft.data.stores.text_pieces import Piece, cut_text, has_chats, letters_of, read_pieces, sample_texts
+from weft.data.stores import text_chunks as pieces
+from weft.data.stores.text_chunks import Piece, cut_text, has_chats, letters_of, read_pieces, sample_texts
 from weft.data.stores.token_store import CHAT_TOKENS, TokenStore, token_store
-from weft.data.tokenizers import encoding
-from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
+from weft.data.tokenizers import bulk_encoding
+from weft.data.tokenizers.bulk_encoding import bulk_encoder, joins_spaces
 from weft.data.tokenizers.tokenizer import KINDS, STOP, Tokenizer, train_tokenizer
 
 SEED_TEXT = "The cat sat on the mat.\nIt's 1,234 o'counter — l'été déjà !\n\n  indented  twice\tand tabs é😀\n" * 3
@@ -150,7 +150,7 @@ def test_letters_teach_a_tokenizer_every_character(put):
 def test_bulk_ids_are_the_tokenizers_own(kind, texts):
     tokenizer = TOKENIZERS[kind]
     encode = bulk_encoder(tokenizer)
-    assert type(encode) is (encoding._Table if kind in ("characters", "bytes") else encoding._Units)
+    assert type(encode) is (bulk_encoding._Table if kind in ("characters", "bytes") else bulk_encoding._Units)
     for _ in range(2):
         flat, counts = encode(texts)
         expected = [tokenizer.encode(text) for text in texts]
@@ -166,7 +166,7 @@ def test_the_longest_special_token_wins(kind):
 
 
 def test_units_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(encoding, "MOST_UNITS", 5)
+    monkeypatch.setattr(bulk_encoding, "MOST_UNITS", 5)
     encode = bulk_encoder(TOKENIZERS["bpe"])
     for number in range(7):
         text = f"the cat {number} sat on mat {number}"
@@ -180,7 +180,7 @@ def test_other_tokenizers_go_the_general_way():
     lower = Tokenizer(engine)
     assert bulk_encoder(lower)(["The CAT"]).flat.tolist() == lower.encode("the cat")
     merged = train_tokenizer("bpe", [SEED_TEXT], 400, specials=["two words"])
-    assert not isinstance(bulk_encoder(merged), encoding._Units)
+    assert not isinstance(bulk_encoder(merged), bulk_encoding._Units)
     assert bulk_encoder(merged)(["a  two words b"]).flat.tolist() == merged.encode("a  two words b")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from weft.checkpoints.export.export import Exported
+from weft.checkpoints.export.export_checkpoint import Exported
 from weft.cli.terminal import console, print_json, progress
 from weft.runs.export_run import export
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from weft.checkpoints.convert import Imported, convert_checkpoint
+from weft.checkpoints.convert_checkpoint import Imported, convert_checkpoint
 from weft.cli.terminal import console, print_json, progress
 
 EXAMPLES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from weft.cli.terminal import console, in_bytes, print_json
-from weft.figures.panels.unfolding import Unfolding, as_text
+from weft.figures.panels.attention_steps import Unfolding, as_text
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.look import kinds_of, picture_of

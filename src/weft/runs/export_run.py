@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.checkpoints.export.export import Exported, export_checkpoint
-from weft.checkpoints.convert import Progress
+from weft.checkpoints.convert_checkpoint import Progress
+from weft.checkpoints.export.export_checkpoint import Exported, export_checkpoint
 from weft.checkpoints.export.export_source import open_export_source
 from weft.runs.run import Run
 

@@ -20,8 +20,8 @@ from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import build, read_spec
 from weft.models.estimates import estimate
-from weft.tasks.task import Answer, GenerationOptions, Task
 from weft.tasks.registry import task_named
+from weft.tasks.task import Answer, GenerationOptions, Task
 
 JUDGED = 8192  # tokens a batch when a run is judged
 

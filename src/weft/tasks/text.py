@@ -19,7 +19,7 @@ from torch import nn
 from weft.data.batching import order_of
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
-from weft.data.stores.text_pieces import has_chats, letters_of, read_pieces, sample_texts
+from weft.data.stores.text_chunks import has_chats, letters_of, read_pieces, sample_texts
 from weft.data.stores.token_store import TokenStore, token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError

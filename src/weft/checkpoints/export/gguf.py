@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_atomic
-from weft.checkpoints.convert import Progress
+from weft.checkpoints.convert_checkpoint import Progress
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.gguf_vocabulary import vocabulary_settings
 from weft.checkpoints.families import describe, plain_spec
 from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.foreign_tensors import Shape
-from weft.checkpoints.formats.gguf import EXPERTS, NUMBER, pair_up, to_gguf
+from weft.checkpoints.formats.gguf_checkpoint import EXPERTS, NUMBER, pair_up, to_gguf
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.parts.relative import Llama3, rotary_frequencies

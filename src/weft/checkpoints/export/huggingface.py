@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_text
-from weft.checkpoints.convert import Progress
-from weft.checkpoints.detect_task import FILTERS, POOLS
+from weft.checkpoints.convert_checkpoint import Progress
 from weft.checkpoints.export.export_source import ExportSource
-from weft.checkpoints.export.tokenizer import write_tokenizer
+from weft.checkpoints.export.tokenizer_files import write_tokenizer
 from weft.checkpoints.families import describe, plain_spec
 from weft.checkpoints.families.family import Family
 from weft.checkpoints.families.weight_maps import WeightRow
-from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.checkpoints.formats.safetensors_writer import Slot, write_streamed
+from weft.checkpoints.task_facts import FILTERS, POOLS
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 

@@ -26,7 +26,7 @@ from weft.checkpoints.export.onnx_graphs import (
     expect_exportable,
     make_exportable,
 )
-from weft.checkpoints.export.tokenizer import write_tokenizer
+from weft.checkpoints.export.tokenizer_files import write_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import build

@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.detect_task import detect_task
 from weft.checkpoints.families import family_of
 from weft.checkpoints.families.family import Config, Family
 from weft.checkpoints.families.weight_maps import Canonical, Matched, match
 from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
-from weft.checkpoints.formats.streamed_writing import Slot
+from weft.checkpoints.formats.safetensors_writer import Slot
 from weft.checkpoints.formats.vocabulary import Vocabulary
+from weft.checkpoints.task_facts import detect_task
 from weft.data.readers.files import DataError
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import SpecError

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.checkpoints.formats.safe_files import file_inside, has_file, read_json
+from weft.checkpoints.formats.untrusted_files import file_inside, has_file, read_json
 from weft.data.readers.files import DataError
 
 LARGEST_HEADER = 100_000_000  # bytes, as the format's own library allows

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import processors
 
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.safe_files import LARGEST_JSON, file_inside, read_json_if_there
+from weft.checkpoints.formats.untrusted_files import LARGEST_JSON, file_inside, read_json_if_there
 from weft.data.readers.files import DataError
 from weft.data.tokenizers.tokenizer import FILES, Tokenizer, load_tokenizer
 from weft.data.tokenizers.vocabulary_files import from_wordpiece, part_words

@@ -13,7 +13,7 @@ from weft.data.samples.captions import Captioned, scenes
 from weft.data.samples.classification import Graph, nodes, sentiment
 from weft.data.samples.forecast import Series, brownian, brownian3d, brownian_best, seasonal
 from weft.data.samples.images import Images, digits, shapes
-from weft.data.samples.known import Best, Sample
+from weft.data.samples.sample_definition import Best, Sample
 from weft.data.samples.sequences import BONES, JOINTS, RATE, Sequences, skeletons, tones, write_wavs
 from weft.data.samples.tagging import grammar, pronouns
 from weft.data.samples.text import markov, stdlib

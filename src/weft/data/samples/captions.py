@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.samples.images import PALETTE, background, cover
-from weft.data.samples.known import Best, Sample, held_out, numbers
+from weft.data.samples.sample_definition import Best, Sample, held_out, numbers
 
 SIZE = 48
 # Shapes that differ even when small.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.samples.known import Best, Sample, distinct, held_out, listed, numbers, words
+from weft.data.samples.sample_definition import Best, Sample, distinct, held_out, listed, numbers, words
 
 GOOD = listed(
     "good great lovely funny clever charming wonderful moving brilliant delightful exciting beautiful superb fresh "

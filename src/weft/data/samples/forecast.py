@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.samples.known import Best, Sample, held_out, numbers
+from weft.data.samples.sample_definition import Best, Sample, held_out, numbers
 
 Array = NDArray[np.float64]
 

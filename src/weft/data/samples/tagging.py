@@ -6,7 +6,7 @@ import itertools
 import random
 from functools import cache
 
-from weft.data.samples.known import Best, Sample, distinct, held_out, listed, words
+from weft.data.samples.sample_definition import Best, Sample, distinct, held_out, listed, words
 
 Tagged = tuple[tuple[str, ...], tuple[str, ...]]
 

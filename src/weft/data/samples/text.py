@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
-from weft.data.samples.known import Best, Sample, held_out, numbers, words
+from weft.data.samples.sample_definition import Best, Sample, held_out, numbers, words
 
 VOWELS, CONSONANTS, SPACE = "aeiou", "lmnrst", " "
 ALPHABET = SPACE + VOWELS + CONSONANTS

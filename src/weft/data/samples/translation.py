@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.data.samples.known import Best, Sample, distinct, held_out, listed, words
+from weft.data.samples.sample_definition import Best, Sample, distinct, held_out, listed, words
 
 FIRST, LAST = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from weft.data.readers.files import DataError, find_files
 from weft.data.readers.texts import CHAT_TOKENS, ROLES, TEXT_SUFFIXES
-from weft.data.stores.prompt_protocol import PromptFormatProtocol
-from weft.data.stores.text_pieces import PIECE, Piece, count_bytes, read_pieces
-from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
+from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
+from weft.data.stores.text_chunks import PIECE, Piece, count_bytes, read_pieces
+from weft.data.tokenizers.bulk_encoding import bulk_encoder, joins_spaces
 from weft.data.tokenizers.tokenizer import Tokenizer
 
 FORMAT = 1

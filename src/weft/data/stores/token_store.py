@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
-from weft.data.stores.prompt_protocol import PromptFormatProtocol
+from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
 from weft.data.stores.store_files import BATCH, Progress, make_store, read_header, store_name
-from weft.data.stores.text_pieces import Piece, has_chats, letters_of, read_pieces, sample_texts
+from weft.data.stores.text_chunks import Piece, has_chats, letters_of, read_pieces, sample_texts
 from weft.data.tokenizers.tokenizer import Tokenizer
 
 __all__ = [

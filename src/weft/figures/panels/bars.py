@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.figures.canvas import COLORS, GRAY
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 from weft.foundation.errors import WeftError
 
 BAR = 0.23  # inches

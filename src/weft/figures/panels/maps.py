@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.figures.panels.panel import Array, Tree, as_array, expect_shape
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 from weft.foundation.errors import WeftError
 
 # weights [H, last - first, S] of rows first .. last - 1 of one layer

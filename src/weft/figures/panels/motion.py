@@ -11,7 +11,7 @@ from weft.figures.canvas import COLORS, GRAY
 from weft.figures.palette import color_map
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape
 from weft.figures.panels.series import MOST_STRIPS, draw_strips
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 from weft.foundation.errors import WeftError
 
 Up = Literal["x", "y", "z"]

@@ -13,7 +13,7 @@ from weft.figures.canvas import COLORS, GRAY, legible
 from weft.figures.palette import Scale, colored
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell, stamp
 from weft.figures.panels.tables import value_range
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

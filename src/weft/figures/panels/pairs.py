@@ -9,7 +9,7 @@ import numpy as np
 from weft.figures.canvas import COLORS, GRAY
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell
 from weft.figures.panels.tables import Table, number
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 
 STRIP = 1.15  # inches
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY, legible
 from weft.figures.panels.panel import WIDTH, Array, Panel, Sheet, Tree, expect_shape
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 
 
 @dataclass(frozen=True)

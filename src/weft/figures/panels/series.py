@@ -11,7 +11,7 @@ from weft.figures.canvas import COLORS, GRAY, legible
 from weft.figures.palette import color_map, colored
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, stamp
 from weft.figures.panels.tables import value_range
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:

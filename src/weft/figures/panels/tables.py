@@ -10,7 +10,7 @@ import numpy as np
 from weft.figures.canvas import GRAY
 from weft.figures.palette import STOPS, Scale, color_map
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, label_ticks, spell
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

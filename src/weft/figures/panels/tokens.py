@@ -12,7 +12,7 @@ from weft.figures.canvas import GRAY
 from weft.figures.palette import Scale, color_map, colored
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell, stamp
 from weft.figures.panels.tables import is_dark, value_range
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

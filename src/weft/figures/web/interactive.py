@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from weft.figures.palette import STOPS
 from weft.figures.panels.panel import Tree
-from weft.figures.web.packing import script_text
+from weft.figures.web.array_encoding import script_text
 
 SCRIPTS = (
     "base.js",
@@ -22,7 +22,7 @@ SCRIPTS = (
     "overlay.js",
     "series.js",
     "motion.js",
-    "unfolding.js",
+    "attention_steps.js",
     "start.js",
 )
 # Nothing may be fetched, whatever the data holds.

@@ -10,6 +10,7 @@ import numpy as np
 
 from weft.figures.palette import color_scale, colored
 from weft.figures.panels.attention import Attention
+from weft.figures.panels.attention_steps import Unfolding
 from weft.figures.panels.bars import Bars
 from weft.figures.panels.motion import Motion
 from weft.figures.panels.overlays import Overlay, Tiles, lit
@@ -19,7 +20,6 @@ from weft.figures.panels.plots import Plot
 from weft.figures.panels.series import Channels, Forecast
 from weft.figures.panels.tables import Table, value_range
 from weft.figures.panels.tokens import Tokens
-from weft.figures.panels.unfolding import Unfolding
 from weft.foundation.errors import WeftError
 
 MOST_CHOICES = 200  # entries of a menu
@@ -33,7 +33,7 @@ def plot(panel: Panel) -> Any:
         import plotly.graph_objects as go
     except ImportError:
         raise WeftError("plotly is not installed: pip install 'weft[notebook]', or write an .html file") from None
-    from weft.figures.web import notebook_time
+    from weft.figures.web import notebook_series
 
     drawn = {
         Attention: _attention,
@@ -43,11 +43,11 @@ def plot(panel: Panel) -> Any:
         Pair: _pair,
         Overlay: _overlay,
         Tiles: _tiles,
-        Forecast: notebook_time.forecast,
-        Channels: notebook_time.channels,
-        Motion: notebook_time.motion,
-        Unfolding: notebook_time.unfolding,
-        Plot: notebook_time.curves,
+        Forecast: notebook_series.forecast,
+        Channels: notebook_series.channels,
+        Motion: notebook_series.motion,
+        Unfolding: notebook_series.unfolding,
+        Plot: notebook_series.curves,
     }[type(panel)]
     figure = drawn(panel, go)  # type: ignore[operator]
     figure.update_layout(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from weft.figures.panels.attention_steps import Unfolding, UnfoldingStep
 from weft.figures.panels.maps import MEAN
 from weft.figures.panels.panel import visible_token
-from weft.figures.panels.unfolding import Unfolding, UnfoldingStep
 from weft.inspection.analysis.explain import Explanation, explain
 from weft.inspection.pictures.observations import Observation
 from weft.inspection.pictures.panels import (

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from weft.data.readers.texts import CHAT_TOKENS, ROLES
-from weft.data.stores.prompt_protocol import Messages, Written
+from weft.data.stores.prompt_format_protocol import Messages, Written
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree

@@ -8,11 +8,11 @@ import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
 from weft.figures.palette import color_scale
+from weft.figures.panels.attention_steps import Unfolding, number_lines
 from weft.figures.panels.motion import Motion
 from weft.figures.panels.panel import Array, Axis
 from weft.figures.panels.plots import Plot
 from weft.figures.panels.series import Channels, Forecast, standardized
-from weft.figures.panels.unfolding import Unfolding, number_lines
 
 
 def forecast(panel: Forecast, go: Any) -> Any:

@@ -8,7 +8,7 @@ from weft.checkpoints.families import family_of
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint, look_through
 from weft.checkpoints.formats.foreign_tensors import open_tensors
-from weft.checkpoints.formats.safe_files import (
+from weft.checkpoints.formats.untrusted_files import (
     SMALL_JSON,
     file_inside,
     has_file,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft.data.readers.files import BLOCK, DataError, find_files, name_suffix, open_bytes, read_blocks
 from weft.data.readers.texts import TEXT_SUFFIXES, Chat, read_documents
-from weft.data.stores.prompt_protocol import ChatWriter, Spans, Written
+from weft.data.stores.prompt_format_protocol import ChatWriter, Spans, Written
 from weft.foundation.errors import WeftError
 
 PIECE = 1 << 14  # characters

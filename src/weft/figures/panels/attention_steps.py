@@ -12,7 +12,7 @@ import numpy as np
 from weft.figures.canvas import COLORS, GRAY, legible
 from weft.figures.panels.panel import Array, Panel, Sheet, Tree, spell
 from weft.figures.panels.tables import number
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import pack
 from weft.foundation.errors import WeftError
 
 LINE = 0.2  # inches

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.formats.huggingface import model_folder
+from weft.checkpoints.formats.huggingface_folder import model_folder
 from weft.checkpoints.run_folder import RunFolder
 from weft.models.build import AnySpec, build
 from weft.models.encoder import EncoderSpec

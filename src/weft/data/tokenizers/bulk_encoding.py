@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.stores.text_pieces import count_bytes
+from weft.data.stores.text_chunks import count_bytes
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 
 UNIT = re.compile(r"(?=[ \n][^\W_])")

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_tensors
-from weft.checkpoints.certificate import WHOLE, WITHIN, Certificate, certify, draw_inputs
-from weft.checkpoints.convert import Progress, open_checkpoint
+from weft.checkpoints.convert_checkpoint import Progress, open_checkpoint
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.huggingface import write_huggingface
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
 from weft.checkpoints.fresh_folder import fresh_folder
+from weft.checkpoints.parity_certificate import WHOLE, WITHIN, Certificate, certify, draw_inputs
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree

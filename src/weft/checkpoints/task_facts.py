@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.safe_files import file_inside, read_json, read_json_if_there, read_modules
+from weft.checkpoints.formats.untrusted_files import file_inside, read_json, read_json_if_there, read_modules
 from weft.checkpoints.formats.vocabulary import Vocabulary
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree

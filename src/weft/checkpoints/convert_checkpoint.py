@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from weft.checkpoints.atomic import write_text
-from weft.checkpoints.certificate import Certificate, certify
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.formats.huggingface import open_folder
-from weft.checkpoints.formats.streamed_writing import write_streamed
+from weft.checkpoints.formats.huggingface_folder import open_folder
+from weft.checkpoints.formats.safetensors_writer import write_streamed
 from weft.checkpoints.fresh_folder import fresh_folder
+from weft.checkpoints.parity_certificate import Certificate, certify
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
@@ -46,7 +46,7 @@ def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
     """Look through a Hugging Face folder or a GGUF file; nothing large is read."""
     path = Path(source)
     if path.is_file() and path.suffix.lower() == ".gguf":
-        from weft.checkpoints.formats.gguf import open_gguf
+        from weft.checkpoints.formats.gguf_checkpoint import open_gguf
 
         return open_gguf(path)
     if path.is_file():
