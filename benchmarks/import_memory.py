@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from weft.checkpoints.families.llama import FAMILY
-from weft.checkpoints.formats.foreign_checkpoint import shapes_of
-from weft.checkpoints.formats.safetensors_writer import Slot, write_streamed
+from weft.checkpoints.formats.foreign_checkpoint import state_shapes
+from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset
@@ -46,24 +46,24 @@ def shaped(weights: float) -> DecoderSpec:
 
 
 def count(spec: DecoderSpec) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes_of(spec).values())
+    return sum(torch.Size(shape).numel() for shape in state_shapes(spec).values())
 
 
 def write_folder(folder: Path, spec: DecoderSpec, kind: torch.dtype) -> int:
     """A Hugging Face folder of random weights; gives its size in bytes."""
     folder.mkdir(parents=True)
-    ours = shapes_of(spec)
-    slots: dict[str, Slot] = {}
+    ours = state_shapes(spec)
+    slots: dict[str, TensorInfo] = {}
     for row in FAMILY.table(spec):
         shapes = row.change.shapes(ours[row.ours])
-        slots |= {name: Slot(kind, shape) for name, shape in zip(row.theirs, shapes, strict=True)}
+        slots |= {name: TensorInfo(kind, shape) for name, shape in zip(row.theirs, shapes, strict=True)}
     random = torch.Generator().manual_seed(0)
 
     def make(name: str) -> torch.Tensor:
         drawn = torch.randn(slots[name].shape, generator=random)
         return (drawn * (0.02 if drawn.dim() > 1 else 0.1) + float(drawn.dim() == 1)).to(kind)
 
-    write_streamed(folder / "model.safetensors", slots, make)
+    stream_safetensors(folder / "model.safetensors", slots, make)
     (folder / "config.json").write_text(json.dumps(FAMILY.write(spec)))
     train_tokenizer("bytes", []).save(folder / "tokenizer.json")
     return sum(file.stat().st_size for file in folder.iterdir())

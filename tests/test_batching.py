@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft.data.batching import batches_by_length, batches_of, order_of, pack_rows, pad_rows, share_of
+from weft.data.batching import batches_by_length, batches_of, pack_rows, pad_rows, share_of, shuffled_order
 from weft.parts.masks import Documents, Padding
 
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=60)
@@ -30,10 +30,10 @@ def test_batches_by_length_hold_all_once_and_fit(sizes, tokens, seed, epoch, pro
 
 def test_order_depends_on_seed_and_epoch_alone():
     torch.manual_seed(1)
-    first = order_of(50, 3, 0)
+    first = shuffled_order(50, 3, 0)
     torch.manual_seed(2)
-    assert order_of(50, 3, 0) == first
-    assert order_of(50, 3, 1) != first != order_of(50, 4, 0)
+    assert shuffled_order(50, 3, 0) == first
+    assert shuffled_order(50, 3, 1) != first != shuffled_order(50, 4, 0)
     assert sorted(functools.reduce(operator.iadd, batches_of(50, 7, 3, 0), [])) == list(range(50))
     assert max(len(b) for b in batches_by_length([1] * 50, 100, 0, 0, most=4)) == 4
 

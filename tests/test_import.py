@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 import weft
 from foreign_folders import FOLDERS, LABELS, bart, bert, decoder, gpt2, roberta, t5, vision
 from weft.checkpoints.convert_checkpoint import convert_checkpoint
-from weft.checkpoints.families import FAMILIES, describe
+from weft.checkpoints.families import FAMILIES, find_family
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.huggingface_folder import open_folder
-from weft.checkpoints.parity_certificate import draw_inputs, widened
+from weft.checkpoints.formats.huggingface_folder import open_huggingface
+from weft.checkpoints.parity_certificate import random_inputs, upcast_weights
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli.main import app
 
@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_other_library(made, name):
     theirs, _, run = made(name)
     wide = not name.startswith(IN_FLOAT32)
     kind = torch.float64 if wide else torch.float32
-    inputs = {key: x if key != "images" else x.to(kind) for key, x in draw_inputs(run.module.spec).items()}
+    inputs = {key: x if key != "images" else x.to(kind) for key, x in random_inputs(run.module.spec).items()}
     expected, ours = answers(theirs.to(kind), run.module.to(kind), inputs)
     theirs.float(), run.module.float()
     torch.testing.assert_close(ours, expected, atol=1e-8 if wide else 1e-4, rtol=0)
@@ -97,7 +97,7 @@ def test_logits_are_those_of_the_other_library(made, name):
 def test_tables_read_both_ways(made, name):
     """Written with the table backwards, our weights are the file's, bit for bit but for rows that nothing uses."""
     _, folder, run = made(name)
-    found, ours = open_folder(folder), RunFolder(run.folder).read_model()
+    found, ours = open_huggingface(folder), RunFolder(run.folder).read_model()
     stored = load_file(folder / "model.safetensors")
     rows = found.family.table(found.spec)
     written = {name: x for row in rows for name, x in zip(row.theirs, row.change.write(ours[row.ours]), strict=True)}
@@ -108,7 +108,7 @@ def test_tables_read_both_ways(made, name):
         skipped = 2 if "position" in key and name.startswith(("roberta", "bart")) else 0
         assert torch.equal(tensor[skipped:], expected[skipped:]), key
     # The spec alone tells the family, but for RoBERTa, which is a BERT with other names.
-    family, config = describe(found.spec)
+    family, config = find_family(found.spec)
     assert family is found.family or name.startswith("roberta")
     again = found.family.write(found.spec)
     assert again["model_type"] == json.loads((folder / "config.json").read_text())["model_type"]
@@ -118,24 +118,24 @@ def test_tables_read_both_ways(made, name):
 
 def test_what_maps_to_no_other_library_says_why():
     with pytest.raises(weft.WeftError, match=r"Llama: feedforward is 'classic', there only 'gated'"):
-        describe(weft.preset("nano-gpt"))
+        find_family(weft.preset("nano-gpt"))
     with pytest.raises(weft.WeftError, match=r"GPT-2: dropout|GPT-2: mixer\.window is 5, there only None"):
-        describe(weft.preset("gpt2").replace(**{"mixer.window": 5}))
+        find_family(weft.preset("gpt2").replace(**{"mixer.window": 5}))
     with pytest.raises(weft.WeftError, match="family is 'recurrent-seq2seq', there only"):
-        describe(weft.preset("nano-gru-additive"))
+        find_family(weft.preset("nano-gru-additive"))
     names = {"gpt2": "GPT-2", "llama-3.2-1b": "Llama", "mistral-7b": "Llama", "mixtral-8x7b": "Llama", "t5-small": "T5"}
     for name, family in (names | {"bert-base": "BERT", "minilm-l6": "BERT", "vit-b16": "ViT"}).items():
-        assert describe(weft.preset(name))[0].name == family
+        assert find_family(weft.preset(name))[0].name == family
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
 
 
 def test_a_wrong_table_shows_in_the_certificate(tmp_path, monkeypatch):
     """The comparison can fail: keys and values are mixed up, so nothing is imported."""
-    from weft.checkpoints.families.weight_maps import Rows
+    from weft.checkpoints.families.weight_maps import ConcatenatedRows
 
     decoder(tmp_path / "folder", "Llama", num_key_value_heads=6)
-    good = Rows.read
-    monkeypatch.setattr(Rows, "read", lambda self, x: good(self, [x[0], *x[:0:-1]]))
+    good = ConcatenatedRows.read
+    monkeypatch.setattr(ConcatenatedRows, "read", lambda self, x: good(self, [x[0], *x[:0:-1]]))
     with pytest.raises(weft.WeftError, match="logits differ from those of transformers by"):
         convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -148,15 +148,15 @@ def test_half_precision_stays_on_the_disk(tmp_path, kind, monkeypatch):
 
     model = decoder(tmp_path / "folder", "Llama").to(kind)
     model.save_pretrained(tmp_path / "folder")
-    monkeypatch.setattr(parity_certificate, "WHOLE", 0)  # as a large model: mapped, and widened piece by piece
-    monkeypatch.setattr(parity_certificate, "PIECE", 1000)
+    monkeypatch.setattr(parity_certificate, "UPCAST_WHOLE", 0)  # as a large model: mapped, and widened piece by piece
+    monkeypatch.setattr(parity_certificate, "UPCAST_AT_ONCE", 1000)
     made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert made.certificate.difference < 1e-4 and made.certificate.within > 1e-4
     assert {tensor.dtype for tensor in load_file(tmp_path / "run" / "model.safetensors").values()} == {kind}
     assert next(weft.load(tmp_path / "run").module.parameters()).dtype == torch.float32
     linear = torch.nn.Linear(3, 5).to(kind)
     x = torch.randn(2, 3)
-    with widened(linear):
+    with upcast_weights(linear):
         assert torch.equal(linear(x), torch.nn.functional.linear(x, linear.weight.float()) + linear.bias.float())
     assert linear(x.to(kind)).dtype == kind
 
@@ -400,15 +400,15 @@ def test_a_mistral_that_does_not_speak_of_its_window_has_its_usual_one(tmp_path)
     tree = json.loads(file.read_text())
     del tree["sliding_window"]
     file.write_text(json.dumps(tree))
-    assert open_folder(tmp_path / "folder").spec.mixer[0].window == 4096
+    assert open_huggingface(tmp_path / "folder").spec.mixer[0].window == 4096
     file.write_text(json.dumps(tree | {"sliding_window": None}))
-    assert open_folder(tmp_path / "folder").spec.mixer[0].window is None
+    assert open_huggingface(tmp_path / "folder").spec.mixer[0].window is None
 
 
 def test_the_certificate_reads_beyond_a_window():
     spec = weft.preset("nano-llama").replace(length=97, **{"mixer.window": 31})
-    assert draw_inputs(spec)["tokens"].shape[1] == 39
-    assert draw_inputs(weft.preset("mistral-7b"))["tokens"].shape[1] == 24
+    assert random_inputs(spec)["tokens"].shape[1] == 39
+    assert random_inputs(weft.preset("mistral-7b"))["tokens"].shape[1] == 24
 
 
 @pytest.mark.parametrize("make", [bert, roberta], ids=["bert", "roberta"])

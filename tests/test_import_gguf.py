@@ -16,8 +16,8 @@ import weft
 from foreign_folders import decoder, gpt2, llama3
 from test_tokenizers import sentencepiece
 from weft.checkpoints.convert_checkpoint import convert_checkpoint, open_checkpoint
-from weft.checkpoints.formats.gguf_checkpoint import pair_up, part_pairs, to_gguf
-from weft.checkpoints.formats.gguf_file import open_file
+from weft.checkpoints.formats.gguf_checkpoint import interleave_pairs, separate_pairs, to_gguf
+from weft.checkpoints.formats.gguf_file import open_gguf_file
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from weft.models.position_specs import Llama3ScalingSpec
@@ -196,7 +196,7 @@ def wide(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
 def test_types_are_read_as_transformers_reads_them(tmp_path, wide, kind):
     path = write(tmp_path / "model.gguf", wide, "llama", None if kind == "F32" else Kind[kind])
-    file = open_file(path)
+    file = open_gguf_file(path)
     stored = gguf.GGUFReader(path)
     for tensor in stored.tensors:
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -209,8 +209,8 @@ def test_types_are_read_as_transformers_reads_them(tmp_path, wide, kind):
 
 def test_pairs_of_coordinates_part_and_meet():
     weight = torch.randn(3 * 10, 7)
-    assert torch.equal(pair_up(weight, 3), torch.from_numpy(permute(weight.numpy(), 3)))
-    assert torch.equal(part_pairs(pair_up(weight, 3), 3), weight)
+    assert torch.equal(interleave_pairs(weight, 3), torch.from_numpy(permute(weight.numpy(), 3)))
+    assert torch.equal(separate_pairs(interleave_pairs(weight, 3), 3), weight)
 
 
 # --- vocabularies ----------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_sentencepiece_in_a_gguf_file(tmp_path):
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the golden pairs are not part of the project")
 def test_golden_pairs_of_gpt2():
-    found = read_gguf_vocabulary("x", open_file(SHARED / "gpt2" / "ggml-vocab-gpt-2.gguf").settings)
+    found = read_gguf_vocabulary("x", open_gguf_file(SHARED / "gpt2" / "ggml-vocab-gpt-2.gguf").settings)
     texts = (SHARED / "ggml-vocab-gpt-2.gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     lines = (SHARED / "ggml-vocab-gpt-2.gguf.out").read_text().split("\n")
     for text, line in zip(texts, lines, strict=False):

@@ -19,8 +19,8 @@ import weft
 from foreign_folders import bart, bert, decoder, t5, vision
 from weft.checkpoints import convert_checkpoint as importing
 from weft.checkpoints.convert_checkpoint import convert_checkpoint
-from weft.checkpoints.formats.foreign_tensors import SafeTensors, read_header
-from weft.checkpoints.formats.safetensors_writer import Slot, write_streamed
+from weft.checkpoints.formats.foreign_tensors import SafeTensors, read_safetensors_header
+from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.cli.main import app
 
 
@@ -345,9 +345,9 @@ def test_streamed_files_are_those_of_the_library(tmp_path):
         "c": torch.randn(5, 2).T,
         "none": torch.zeros(0, 4),
     }
-    slots = {name: Slot(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    write_streamed(tmp_path / "x.safetensors", slots, tensors.__getitem__, {"k": "v"})
-    found, own = load_file(tmp_path / "x.safetensors"), SafeTensors(read_header(tmp_path / "x.safetensors"))
+    slots = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    stream_safetensors(tmp_path / "x.safetensors", slots, tensors.__getitem__, {"k": "v"})
+    found, own = load_file(tmp_path / "x.safetensors"), SafeTensors(read_safetensors_header(tmp_path / "x.safetensors"))
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor) and torch.equal(own.read(name), tensor)
 

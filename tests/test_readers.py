@@ -65,7 +65,7 @@ def test_a_folder_per_class(tmp_path, suffix, monkeypatch):
     assert found.pixels.shape == (4, 3, 5, 3) and found.pixels.dtype == np.uint8 and found.channels == 3
     assert found.labels.tolist() == [0, 0, 1, 1] and found.classes == ("cat", "dog")
     assert np.abs(found.pixels[0, 1, 2].astype(int) - (200, 10, 30)).max() < 12  # JPEG and WEBP lose a little
-    monkeypatch.setattr(images_module, "IN_MEMORY", 10)
+    monkeypatch.setattr(images_module, "IN_MEMORY_BYTES", 10)
     lazy = read_images([tmp_path])
     assert isinstance(lazy.pixels, PixelFiles) and lazy.pixels.shape == (4, 3, 5, 3) and len(lazy.pixels) == 4
     assert (lazy.pixels[[3, 0]] == found.pixels[[3, 0]]).all() and (lazy.pixels[1:] == found.pixels[1:]).all()

@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft.data.readers.files import DataError
-from weft.data.stores.token_store import token_store
+from weft.data.stores.token_store import open_token_store
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED
@@ -50,7 +50,7 @@ def chat(*turns):
 
 
 def store_of(tmp_path, prompt_format, *rows, tokenizer=BYTES):
-    return token_store([write(tmp_path / "a.jsonl", *rows)], tokenizer, tmp_path / "cache", taught=prompt_format)
+    return open_token_store([write(tmp_path / "a.jsonl", *rows)], tokenizer, tmp_path / "cache", taught=prompt_format)
 
 
 def shown(store, tokenizer=BYTES):

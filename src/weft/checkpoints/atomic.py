@@ -61,7 +61,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder for writing; another process that does so too is refused. The system frees it at any end."""
     import fcntl
 

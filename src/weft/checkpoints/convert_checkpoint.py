@@ -11,19 +11,19 @@ import torch
 
 from weft.checkpoints.atomic import write_text
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.formats.huggingface_folder import open_folder
-from weft.checkpoints.formats.safetensors_writer import write_streamed
+from weft.checkpoints.formats.huggingface_folder import open_huggingface
+from weft.checkpoints.formats.safetensors_writer import stream_safetensors
 from weft.checkpoints.fresh_folder import fresh_folder
-from weft.checkpoints.parity_certificate import Certificate, certify
+from weft.checkpoints.parity_certificate import ParityCertificate, certify_parity
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 
-Progress = Callable[[float, str], None]
+ConversionProgress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportReport:
     """What was made: the run's folder, and what is known of it; `certificate` is None where none could be given."""
 
     run: Path
@@ -33,7 +33,7 @@ class Imported:
     task: str
     parameters: int
     left_out: tuple[str, ...]
-    certificate: Certificate | None
+    certificate: ParityCertificate | None
     uncertified: str | None = None
 
     def to_tree(self) -> Tree:
@@ -53,12 +53,12 @@ def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
         raise DataError(
             f"{path} is a single file: give the folder that it lies in with its config.json, or a .gguf file"
         )
-    return open_folder(path)
+    return open_huggingface(path)
 
 
 def convert_checkpoint(
-    source: str | Path, out: str | Path, certified: bool = True, progress: Progress | None = None
-) -> Imported:
+    source: str | Path, out: str | Path, certified: bool = True, progress: ConversionProgress | None = None
+) -> ImportReport:
     """Make a run of a foreign checkpoint; on any error nothing remains in `out`.
 
     Where the library transformers is installed, both models answer the same inputs first; if their logits differ, the
@@ -67,13 +67,13 @@ def convert_checkpoint(
     found = open_checkpoint(source)
     with fresh_folder(Path(out), "importing") as folder:
         _write(found, RunFolder(folder), progress)
-        certificate, why = certify(found, folder) if certified else (None, "it was not asked for")
+        certificate, why = certify_parity(found, folder) if certified else (None, "it was not asked for")
         if certificate is not None and not certificate.holds:
             raise DataError(
                 f"the logits differ from those of transformers by {certificate.difference:.2g} (they reach "
                 f"{certificate.largest:.2g}), so {source} was not imported: --no-certificate takes it all the same"
             )
-        made = Imported(
+        made = ImportReport(
             Path(out),
             str(source),
             found.family.name,
@@ -88,7 +88,7 @@ def convert_checkpoint(
     return made
 
 
-def _write(found: ForeignCheckpoint, folder: RunFolder, progress: Progress | None) -> None:
+def _write(found: ForeignCheckpoint, folder: RunFolder, progress: ConversionProgress | None) -> None:
     slots = found.slots
     whole = max(1, sum(slot.bytes for slot in slots.values()))
     done = 0
@@ -100,7 +100,7 @@ def _write(found: ForeignCheckpoint, folder: RunFolder, progress: Progress | Non
         done += slots[name].bytes
         return found.matched[name].read(found.tensors)
 
-    write_streamed(folder.path / "model.safetensors", slots, make)
+    stream_safetensors(folder.path / "model.safetensors", slots, make)
     if found.tokenizer is not None:
         folder.write_tokenizer(found.tokenizer)
     source = str(found.source)

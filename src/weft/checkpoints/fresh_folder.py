@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft.checkpoints.atomic import DiskError, locked
+from weft.checkpoints.atomic import DiskError, lock_folder
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def fresh_folder(out: Path, doing: str) -> Iterator[Path]:
     fresh = out.parent / f".{out.name}.{doing}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(fresh):
+        with lock_folder(fresh):
             for left in fresh.iterdir():
                 if left.is_dir():
                     shutil.rmtree(left)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
+from weft.checkpoints.atomic import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
@@ -87,7 +87,7 @@ class RunFolder:
     def hold(self) -> contextlib.AbstractContextManager[None]:
         """Hold the folder for writing; refused while another process does."""
         try:
-            return locked(self.path)
+            return lock_folder(self.path)
         except OSError as error:
             raise DiskError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
 

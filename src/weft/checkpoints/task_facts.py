@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.untrusted_files import file_inside, read_json, read_json_if_there, read_modules
+from weft.checkpoints.formats.untrusted_files import file_inside, read_json, read_modules, read_optional_json
 from weft.checkpoints.formats.vocabulary import Vocabulary
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
@@ -52,7 +52,7 @@ def translation_facts(spec: EncoderDecoderSpec, config: Config, vocabulary: Voca
     }
 
 
-def labels_of(config: Config, count: int) -> list[str]:
+def class_names(config: Config, count: int) -> list[str]:
     """Names of classes, from id2label; a name that comes twice gets its number."""
     table = config.get("id2label") or {}
     if not isinstance(table, dict):
@@ -64,7 +64,7 @@ def labels_of(config: Config, count: int) -> list[str]:
 
 def label_facts(output: PooledSpec | PerTokenSpec, config: Config, vocabulary: Vocabulary) -> Tree:
     """Names of classes or tags, and the ids around each text."""
-    names = labels_of(config, output.classes or 0)
+    names = class_names(config, output.classes or 0)
     own: Tree = {"tags": names} if isinstance(output, PerTokenSpec) else {"classes": names, "reading": "tokens"}
     return {**own, "before": list(vocabulary.before), "after": list(vocabulary.after)}
 
@@ -78,7 +78,7 @@ def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> 
         "before": list(vocabulary.before),
         "after": list(vocabulary.after),
     }
-    most = read_json_if_there(folder, "sentence_bert_config.json").get("max_seq_length")
+    most = read_optional_json(folder, "sentence_bert_config.json").get("max_seq_length")
     if isinstance(most, int) and 0 < most <= spec.length:
         facts["length"] = most
     for kind, place in read_modules(folder):
@@ -114,7 +114,7 @@ def _pool(folder: Path) -> str:
 
 def images_facts(folder: Path, spec: VisionSpec, config: Config) -> Tree:
     """Names of classes; mean and deviation of the channels and how pictures become squares, by the preprocessor."""
-    table = Config(read_json_if_there(folder, "preprocessor_config.json"), "preprocessor_config.json")
+    table = Config(read_optional_json(folder, "preprocessor_config.json"), "preprocessor_config.json")
     mean, deviation = (
         _each(table, key, 0.5, spec.channels)
         if table.flag("do_normalize", True)
@@ -124,7 +124,7 @@ def images_facts(folder: Path, spec: VisionSpec, config: Config) -> Tree:
     # Bytes are first multiplied by a factor, 1/255; here they always count from 0 to 1.
     unit = 255 * (table.number("rescale_factor", 1 / 255) if table.flag("do_rescale", True) else 1.0)
     facts: Tree = {
-        "classes": labels_of(config, spec.classes or 0),
+        "classes": class_names(config, spec.classes or 0),
         "side": spec.image,
         "mean": [value / unit for value in mean],
         "deviation": [value / unit for value in deviation],

@@ -16,10 +16,10 @@ from torch import Tensor
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 
-Side = Literal["left", "right"]
+PaddingSide = Literal["left", "right"]
 
 
-def order_of(count: int, seed: int, epoch: int) -> list[int]:
+def shuffled_order(count: int, seed: int, epoch: int) -> list[int]:
     """A permutation of 0 .. count - 1 that depends on seed and epoch alone."""
     drawn: list[int] = torch.randperm(count, generator=generator(seed, "order", epoch)).tolist()
     return drawn
@@ -27,7 +27,7 @@ def order_of(count: int, seed: int, epoch: int) -> list[int]:
 
 def batches_of(count: int, size: int, seed: int, epoch: int) -> list[list[int]]:
     """Batches of `size` examples in random order; the last may be smaller."""
-    order = order_of(count, seed, epoch)
+    order = shuffled_order(count, seed, epoch)
     return [order[first : first + size] for first in range(0, count, size)]
 
 
@@ -41,7 +41,7 @@ def batches_by_length(
     longest = max(lengths, default=0)
     if longest > tokens:
         raise WeftError(f"an example of {longest} tokens does not fit a batch of {tokens}: raise the batch or cut it")
-    order = sorted(order_of(len(lengths), seed, epoch), key=lambda index: lengths[index])
+    order = sorted(shuffled_order(len(lengths), seed, epoch), key=lambda index: lengths[index])
     batches: list[list[int]] = []
     current: list[int] = []
     for index in order:
@@ -63,15 +63,15 @@ def share_of(batch: Sequence[int], process: int, processes: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PaddedRows:
     """Tokens [B, T] with padding, and how many are real in each row."""
 
     tokens: Tensor
     lengths: Tensor
-    side: Side = "right"
+    side: PaddingSide = "right"
 
 
-def pad_rows(rows: Sequence[Sequence[int]], pad: int, side: Side = "right") -> Rows:
+def pad_rows(rows: Sequence[Sequence[int]], pad: int, side: PaddingSide = "right") -> PaddedRows:
     """Rows of different lengths as one tensor."""
     if not rows:
         raise WeftError("no rows to pad: a batch needs at least one example")
@@ -80,7 +80,7 @@ def pad_rows(rows: Sequence[Sequence[int]], pad: int, side: Side = "right") -> R
     for number, row in enumerate(rows):
         place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
         tokens[number, place] = torch.as_tensor(row, dtype=torch.long)
-    return Rows(tokens, torch.tensor([len(row) for row in rows]), side)
+    return PaddedRows(tokens, torch.tensor([len(row) for row in rows]), side)
 
 
 @dataclass(frozen=True)

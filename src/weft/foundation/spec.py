@@ -25,7 +25,7 @@ class Spec(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise SpecError(explain(error, type(self))) from None
+            raise SpecError(describe_validation_error(error, type(self))) from None
 
     def replace(self, **changes: Any) -> Self:
         """A changed copy: `spec.replace(layers=2)`; nested fields by dots, `spec.replace(**{"mixer.heads": 2})`."""
@@ -157,7 +157,7 @@ def _name_fields(unknown: str, fields: Iterable[str]) -> str:
     return (f"did you mean {near[0]}? " if near else "") + f"It has {', '.join(known)}"
 
 
-def explain(error: ValidationError, kind: type[BaseModel]) -> str:
+def describe_validation_error(error: ValidationError, kind: type[BaseModel]) -> str:
     """A validation error as one sentence that names the field, the value and what is allowed."""
     first, name = error.errors()[0], kind.__name__
     field = ".".join(str(step) for step in first["loc"]) or "the spec"

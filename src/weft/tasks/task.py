@@ -15,7 +15,7 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor, nn
 
-from weft.data.samples import Best, Sample, sample, samples
+from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
@@ -205,7 +205,7 @@ class PreparedData:
     task: Task
     train: Split
     validation: Split
-    best: Best | None = None
+    best: ReferenceScore | None = None
     notes: tuple[str, ...] = ()
 
 

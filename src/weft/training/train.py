@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
-from weft.data.samples import Best
+from weft.data.samples import ReferenceScore
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
@@ -51,7 +51,7 @@ class Trained:
     loss: float
     metrics: dict[str, Any]
     references: dict[str, float]
-    best: Best | None = None
+    best: ReferenceScore | None = None
     leak: str | None = None
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
-from weft.data.readers.texts import CHAT_TOKENS, ROLES
+from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
 from weft.parts.lora import merged_state
 
-NAMES = {
+SPECIAL_TOKENS = {
     "unk_token": ("<unknown>", "<unk>", "[UNK]"),
     "pad_token": ("<pad>", "[PAD]", "<|padding|>"),
     "cls_token": ("[CLS]",),
@@ -27,7 +27,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Ids:
+class SpecialIds:
     """The ids that frame a text and end an answer; `start` begins what an encoder-decoder writes."""
 
     before: tuple[int, ...] = ()
@@ -60,20 +60,22 @@ class ExportSource:
         return self.run.facts
 
     @property
-    def ids(self) -> Ids:
+    def ids(self) -> SpecialIds:
         """Ids around each text, as this run's task puts them."""
         facts, tokenizer = self.facts, self.tokenizer
         if tokenizer is None:
-            return Ids()
-        pad = next((index for name in NAMES["pad_token"] if (index := tokenizer.id_of(name)) is not None), None)
+            return SpecialIds()
+        pad = next(
+            (index for name in SPECIAL_TOKENS["pad_token"] if (index := tokenizer.id_of(name)) is not None), None
+        )
         if self.run.task == "translation":
             ends = facts.get("ends") or {"start": tokenizer.start, "stop": tokenizer.stop, "pad": tokenizer.pad}
             start = ends["stop"] if ends["start"] is None else ends["start"]
             before = tuple(facts.get("before", {}).get("source", ()))
-            return Ids(before, (ends["stop"],), (ends["stop"],), start, ends["pad"])
+            return SpecialIds(before, (ends["stop"],), (ends["stop"],), start, ends["pad"])
         before, after = tuple(facts.get("before", ())), tuple(facts.get("after", ()))
         stops = tuple(facts.get("stops", ())) or (() if tokenizer.stop is None else (tokenizer.stop,))
-        return Ids(before, after, stops, None, pad)
+        return SpecialIds(before, after, stops, None, pad)
 
     def special_tokens(self) -> dict[str, str]:
         """Special tokens by the names that other libraries have for them."""
@@ -85,7 +87,7 @@ class ExportSource:
             return dict(chat["names"])
         found = {
             name: token
-            for name, tokens in NAMES.items()
+            for name, tokens in SPECIAL_TOKENS.items()
             if (token := next((t for t in tokens if tokenizer.id_of(t) is not None), None)) is not None
         }
         first = ids.before[0] if ids.before else tokenizer.start
@@ -103,10 +105,10 @@ class ExportSource:
         if self.run.task != "text" or tokenizer is None or tokenizer.id_of(CHAT_TOKENS[-1]) is None:
             return None
         stop = tokenizer.engine.id_to_token(self.ids.stops[0]) if self.ids.stops else ""
-        marks = json.dumps(dict(zip(ROLES, CHAT_TOKENS, strict=True)))
+        marks = json.dumps(dict(zip(CHAT_ROLES, CHAT_TOKENS, strict=True)))
         return (
             f"{{% set marks = {marks} %}}{{% for message in messages %}}{{{{ marks[message['role']] }}}}"
-            f"{{{{ message['content'] }}}}{{% if message['role'] == '{ROLES[-1]}' %}}{stop}{{% endif %}}{{% endfor %}}"
+            f"{{{{ message['content'] }}}}{{% if message['role'] == '{CHAT_ROLES[-1]}' %}}{stop}{{% endif %}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{CHAT_TOKENS[-1]}{{% endif %}}"
         )
 

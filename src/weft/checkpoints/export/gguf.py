@@ -11,27 +11,27 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_atomic
-from weft.checkpoints.convert_checkpoint import Progress
+from weft.checkpoints.convert_checkpoint import ConversionProgress
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.gguf_vocabulary import vocabulary_settings
-from weft.checkpoints.families import describe, plain_spec
+from weft.checkpoints.families import explicit_spec, find_family
 from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.foreign_tensors import Shape
-from weft.checkpoints.formats.gguf_checkpoint import EXPERTS, NUMBER, pair_up, to_gguf
+from weft.checkpoints.formats.gguf_checkpoint import EXPERT_STACKS, LAYER_NUMBER, interleave_pairs, to_gguf
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.parts.relative import Llama3, rotary_frequencies
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 ARCHITECTURES["gpt2"] = "gpt2"
-ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gpt2": "gelu_new"}
+LLAMA_CPP_ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gpt2": "gelu_new"}
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}
-STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+STORED_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 LLAMA3 = (1.0, 4.0, 8192)  # low, high and original of all models of that kind; the file keeps factors alone
-EXPERT = {theirs: ours for ours, theirs in EXPERTS.items()}
+EXPERT_NAMES = {theirs: ours for ours, theirs in EXPERT_STACKS.items()}
 
 
-class GGUFPiece(NamedTuple):
+class GGUFTensor(NamedTuple):
     """A tensor of the file: its name, shape, type, and how it is made."""
 
     name: str
@@ -40,20 +40,22 @@ class GGUFPiece(NamedTuple):
     make: Callable[[], Tensor]
 
 
-def write_gguf(run: ExportSource, path: Path, kind: str | None = None, progress: Progress | None = None) -> str:
+def write_gguf(
+    run: ExportSource, path: Path, kind: str | None = None, progress: ConversionProgress | None = None
+) -> str:
     """Write one GGUF file with weights of this type (as they are stored if none is given); gives the architecture."""
     if kind is not None and kind not in FILE_TYPES:
         raise WeftError(f"there is no type {kind!r}: choose one of {', '.join(FILE_TYPES)}")
-    family, config = describe(run.model, run.family)
+    family, config = find_family(run.model, run.family)
     name = ARCHITECTURES.get(str(config["model_type"]))
     if name is None:
         raise WeftError(f"a GGUF file holds models of Llama and GPT-2 kinds, but this one is of {family.name}'s")
     _expect_known(name, config)
     types = {tensor.dtype for tensor in run.weights.values()}
-    kind = kind or STORED.get(next(iter(types)) if len(types) == 1 else torch.float32, "f32")
+    kind = kind or STORED_TYPES.get(next(iter(types)) if len(types) == 1 else torch.float32, "f32")
     settings = {**_settings(name, config), **vocabulary_settings(run, int(config["vocab_size"]))}
     settings |= {"general.name": run.folder.path.name, "general.file_type": FILE_TYPES[kind]}
-    pieces = list(_pieces(run, family.table(plain_spec(run.model)), name, config, kind))
+    pieces = list(_pieces(run, family.table(explicit_spec(run.model)), name, config, kind))
     write_atomic(path, lambda fresh: _write(fresh, name, settings, pieces, progress))
     return name
 
@@ -61,10 +63,10 @@ def write_gguf(run: ExportSource, path: Path, kind: str | None = None, progress:
 def _expect_known(name: str, config: Tree) -> None:
     """Refuse, by the name of the field, what llama.cpp would compute in another way."""
     activation = config.get("activation_function", config.get("hidden_act"))
-    if activation != ACTIVATIONS[name]:
+    if activation != LLAMA_CPP_ACTIVATIONS[name]:
         raise WeftError(
             f"feedforward.activation is {activation!r} in the words of transformers, but llama.cpp computes "
-            f"{ACTIVATIONS[name]!r} in models of kind {name}: train with that one, or export to huggingface"
+            f"{LLAMA_CPP_ACTIVATIONS[name]!r} in models of kind {name}: train with that one, or export to huggingface"
         )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None and window < config["max_position_embeddings"]:
@@ -117,7 +119,7 @@ def _settings(name: str, config: Tree) -> Tree:
     return {f"{name}.{key}": value for key, value in own.items()}
 
 
-def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, kind: str) -> Iterator[GGUFPiece]:
+def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, kind: str) -> Iterator[GGUFTensor]:
     """All tensors of the file."""
     for row in rows:
         ours = run.weights[row.ours]
@@ -131,22 +133,22 @@ def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, k
             if "_exps" in own:
                 shape = (len(places), *shape)
             make = _maker(row, ours, places, own, name, config)
-            yield GGUFPiece(
+            yield GGUFTensor(
                 own, shape[::-1] if turned else shape, _kind(own, shape[::-1] if turned else shape, kind), make
             )
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         size = int(config["head_dim"])
-        yield GGUFPiece("rope_freqs.weight", (size // 2,), "F32", lambda: _stretching(rope, size))
+        yield GGUFTensor("rope_freqs.weight", (size // 2,), "F32", lambda: _stretching(rope, size))
 
 
 def _name(architecture: str, theirs: str) -> str:
     """The name in the file; the experts of a layer share one."""
     if ".experts." not in theirs:
         return to_gguf(architecture, theirs)
-    layer, matrix = NUMBER.search(theirs), theirs.split(".")[-2]
+    layer, matrix = LAYER_NUMBER.search(theirs), theirs.split(".")[-2]
     assert layer is not None
-    return f"blk.{layer.group(1)}.{EXPERT[matrix]}.weight"
+    return f"blk.{layer.group(1)}.{EXPERT_NAMES[matrix]}.weight"
 
 
 def _maker(
@@ -160,7 +162,7 @@ def _maker(
         theirs = row.change.write(ours)
         tensor = torch.stack([theirs[place] for place in places]) if "_exps" in own else theirs[places[0]]
         if architecture == "llama" and heads is not None:
-            tensor = pair_up(tensor, int(config[heads]))
+            tensor = interleave_pairs(tensor, int(config[heads]))
         return tensor.T if architecture == "gpt2" and own.startswith("blk.") and tensor.dim() == 2 else tensor
 
     return make
@@ -180,7 +182,9 @@ def _stretching(rope: Tree, size: int) -> Tensor:
     return (rotary_frequencies(base, size, plain) / scaling.frequencies(base, size, plain)).float()
 
 
-def _write(path: Path, name: str, settings: Tree, pieces: list[GGUFPiece], progress: Progress | None) -> None:
+def _write(
+    path: Path, name: str, settings: Tree, pieces: list[GGUFTensor], progress: ConversionProgress | None
+) -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
     from gguf.quants import quantize
 

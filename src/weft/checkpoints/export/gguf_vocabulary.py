@@ -11,14 +11,14 @@ from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.tokenizers.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.data.tokenizers.vocabulary_files import SPACE
+from weft.data.tokenizers.vocabulary_files import METASPACE
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 
 PREFIX = "tokenizer.ggml."
-WAYS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
-STOPS = ("eos", "eot", "eom")
-NAMED = ((), ("eot", "end_of_turn"), ("eom",))
+PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+STOP_ROLES = ("eos", "eot", "eom")
+STOP_ROLE_WORDS = ((), ("eot", "end_of_turn"), ("eom",))
 HEX = re.compile(r"<0x[0-9A-F]{2}>")
 # Texts on which the known ways to take a text apart differ.
 PROBES = (
@@ -59,7 +59,7 @@ def _agrees(tokenizer: Tokenizer, settings: Tree) -> bool:
     known = {token for token in tokenizer.engine.get_vocab(with_added_tokens=False) if len(token) == 1}
     letters = json.loads(tokenizer.engine.to_str())["model"]["type"] == "WordLevel"
     texts = ["".join(c for c in text if c in known) for text in PROBES] if letters else list(PROBES)
-    texts += ["".join(sorted(known - {SPACE}))] if letters else []
+    texts += ["".join(sorted(known - {METASPACE}))] if letters else []
     alike = all(back.encode(text) == tokenizer.encode(text) for text in texts)
     # Where the vocabulary is small, other ways to take texts apart may give the same tokens by chance.
     return alike and (settings[f"{PREFIX}model"] != "gpt2" or all(_cut(back, t) == _cut(tokenizer, t) for t in PROBES))
@@ -78,16 +78,16 @@ def _trials(tree: Tree, tokenizer: Tokenizer, rows: int) -> Iterator[Tree]:
     tokens, kinds = _tokens(tree, tokenizer, rows)
     if kind == "BPE" and _mentions(tree.get("decoder"), "ByteLevel"):
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-        for way in WAYS:
+        for way in PRE_TOKENIZERS:
             yield {"model": "gpt2", "pre": way, "tokens": tokens, "token_type": kinds, "merges": merges}
     elif kind == "BPE":
         scores = _scores(tokens, model["merges"])
         spm = {"model": "llama", "pre": "default", "tokens": tokens, "token_type": kinds, "scores": scores}
         for prefix in (True, False):
             yield spm | {"add_space_prefix": prefix}
-    elif kind == "WordLevel" and SPACE not in tokens:
+    elif kind == "WordLevel" and METASPACE not in tokens:
         # Letters: a unigram model, which knows what to do with a letter that it lacks; a space has its own sign.
-        signs = [SPACE if token == " " else token for token in tokens]
+        signs = [METASPACE if token == " " else token for token in tokens]
         unigram = {"model": "t5", "pre": "default", "tokens": signs, "token_type": kinds, "scores": [0.0] * rows}
         yield unigram | {"add_space_prefix": False, "remove_extra_whitespaces": False}
 
@@ -123,7 +123,7 @@ def _by_role(stops: tuple[int, ...], tokenizer: Tokenizer) -> list[int]:
 
     def role(index: int) -> int:
         name = str(tokenizer.engine.id_to_token(index))
-        return next((number for number, words in enumerate(NAMED) if any(word in name for word in words)), 0)
+        return next((number for number, words in enumerate(STOP_ROLE_WORDS) if any(word in name for word in words)), 0)
 
     return sorted(stops, key=role)
 
@@ -137,7 +137,9 @@ def _special(run: ExportSource, tokenizer: Tokenizer) -> Tree:
     if len(ids.before) > 1:
         raise WeftError(f"{len(ids.before)} tokens stand before each text, but a GGUF file has room for one")
     found: Tree = {"bos_token_id": start, "add_bos_token": bool(ids.before), "add_eos_token": False}
-    found |= {f"{role}_token_id": index for role, index in zip(STOPS, _by_role(ids.stops, tokenizer), strict=False)}
+    found |= {
+        f"{role}_token_id": index for role, index in zip(STOP_ROLES, _by_role(ids.stops, tokenizer), strict=False)
+    }
     for name, theirs in (("unknown", "unk_token"), ("padding", "pad_token")):
         found[f"{name}_token_id"] = tokenizer.id_of(names[theirs]) if theirs in names else None
     return {name: value for name, value in found.items() if value is not None}

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_text
-from weft.checkpoints.convert_checkpoint import Progress
+from weft.checkpoints.convert_checkpoint import ConversionProgress
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.tokenizer_files import write_tokenizer
-from weft.checkpoints.families import describe, plain_spec
+from weft.checkpoints.families import explicit_spec, find_family
 from weft.checkpoints.families.family import Family
 from weft.checkpoints.families.weight_maps import WeightRow
-from weft.checkpoints.formats.safetensors_writer import Slot, write_streamed
+from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.checkpoints.task_facts import FILTERS, POOLS
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -24,10 +24,10 @@ HEAD = "lm_head.weight"
 GENERATED = ("text", "translation")
 
 
-def write_huggingface(run: ExportSource, out: Path, progress: Progress | None = None) -> str:
+def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress | None = None) -> str:
     """Write config.json, model.safetensors, the tokenizer, and what the task needs beside; gives the architecture."""
-    family, config = describe(run.model, run.family)
-    rows = family.table(plain_spec(run.model))
+    family, config = find_family(run.model, run.family)
+    rows = family.table(explicit_spec(run.model))
     kinds = {tensor.dtype for tensor in run.weights.values()}
     config["dtype"] = str(max(kinds, key=lambda kind: kind.itemsize)).removeprefix("torch.")
     config |= _ids(run, str(config["model_type"]))
@@ -53,14 +53,16 @@ def _copied_head(rows: list[WeightRow], family: Family) -> list[WeightRow]:
     return [WeightRow(row.ours, (HEAD,)) for row in rows if row.theirs == (original,)]
 
 
-def _write_weights(rows: list[WeightRow], weights: dict[str, Tensor], path: Path, progress: Progress | None) -> None:
+def _write_weights(
+    rows: list[WeightRow], weights: dict[str, Tensor], path: Path, progress: ConversionProgress | None
+) -> None:
     """Their tensors, one at a time, each a view or a small copy of ours."""
-    slots: dict[str, Slot] = {}
+    slots: dict[str, TensorInfo] = {}
     origin: dict[str, tuple[WeightRow, int]] = {}
     for row in rows:
         ours = weights[row.ours]
         for place, (name, shape) in enumerate(zip(row.theirs, row.change.shapes(tuple(ours.shape)), strict=True)):
-            slots[name], origin[name] = Slot(ours.dtype, shape), (row, place)
+            slots[name], origin[name] = TensorInfo(ours.dtype, shape), (row, place)
     whole, done = max(1, sum(slot.bytes for slot in slots.values())), 0
 
     def make(name: str) -> Tensor:
@@ -71,7 +73,7 @@ def _write_weights(rows: list[WeightRow], weights: dict[str, Tensor], path: Path
         row, place = origin[name]
         return row.change.write(weights[row.ours])[place]
 
-    write_streamed(path, slots, make, {"format": "pt"})
+    stream_safetensors(path, slots, make, {"format": "pt"})
 
 
 def _ids(run: ExportSource, kind: str) -> Tree:

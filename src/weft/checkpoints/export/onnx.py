@@ -33,7 +33,9 @@ from weft.models.build import build
 from weft.models.encoder import EncoderSpec
 from weft.models.vision import VisionSpec
 
-LARGEST = 1 << 30  # bytes of weights in the file itself; more lie beside it, because a file of ONNX ends at 2 GiB
+MAX_EMBEDDED_WEIGHTS = (
+    1 << 30
+)  # bytes of weights in the file itself; more lie beside it, because a file of ONNX ends at 2 GiB
 INSTALL = "pip install 'weft[onnx]'"
 
 
@@ -56,7 +58,7 @@ def write_onnx(run: ExportSource, out: Path) -> list[str]:
     except ImportError as error:
         raise WeftError(f"ONNX files need the package {error.name}: {INSTALL}") from None
     expect_exportable(run.model)
-    graphs = _graphs(run, make_exportable(module_of(run)))
+    graphs = _graphs(run, make_exportable(float32_module(run)))
     for graph in graphs:
         _write(graph, out, sum(tensor.nbytes for tensor in run.weights.values()))
     write_tokenizer(run, out)
@@ -64,7 +66,7 @@ def write_onnx(run: ExportSource, out: Path) -> list[str]:
     return [graph.file for graph in graphs]
 
 
-def module_of(run: ExportSource) -> nn.Module:
+def float32_module(run: ExportSource) -> nn.Module:
     """The model with the run's weights in float32."""
     module = build(run.model, device="meta")
     module.load_state_dict({name: tensor.float() for name, tensor in run.weights.items()}, assign=True)
@@ -91,7 +93,7 @@ def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
         return [OnnxGraph("model.onnx", PlainGraph(model), images, {"images": {0: "batch"}}, ["logits"])]
     if spec.family == "series":
         values = {"values": torch.randn(B, T * spec.patch, spec.channels)}
-        return [OnnxGraph("model.onnx", PlainGraph(model), values, {"values": ROWS}, ["logits"])]
+        return [OnnxGraph("model.onnx", PlainGraph(model), values, {"values": BATCH_AND_LENGTH}, ["logits"])]
     if isinstance(spec, EncoderSpec):
         return [_encoder(run, model, B, T)]
     past, past_axes, present = _memory(model.decoder if spec.family == "encoder-decoder" else model.stack, B, S)
@@ -99,18 +101,18 @@ def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
     if spec.family == "decoder":
         mask = torch.ones(B, S + T, dtype=torch.long)
         inputs = {"tokens": tokens, "mask": mask, **past}
-        axes = {"tokens": ROWS, "mask": {0: "batch", 1: "past + length"}, **past_axes}
+        axes = {"tokens": BATCH_AND_LENGTH, "mask": {0: "batch", 1: "past + length"}, **past_axes}
         return [OnnxGraph("model.onnx", DecoderGraph(model), inputs, axes, ["logits", *present])]
     source = {"source": torch.randint(0, spec.vocabulary, (B, N)), "source_mask": torch.ones(B, N, dtype=torch.long)}
     seen = {0: "batch", 1: "source length"}
     first = OnnxGraph("encoder.onnx", SourceGraph(model), source, dict.fromkeys(source, seen), ["memory"])
     memory = {"memory": torch.randn(B, N, spec.width), "source_mask": source["source_mask"]}
     inputs = {"target": tokens, **memory, **past}
-    axes = {"target": ROWS, **dict.fromkeys(memory, seen), **past_axes}
+    axes = {"target": BATCH_AND_LENGTH, **dict.fromkeys(memory, seen), **past_axes}
     return [first, OnnxGraph("decoder.onnx", TargetGraph(model), inputs, axes, ["logits", *present])]
 
 
-ROWS = {0: "batch", 1: "length"}
+BATCH_AND_LENGTH = {0: "batch", 1: "length"}
 
 
 def _encoder(run: ExportSource, model: Any, B: int, T: int) -> OnnxGraph:
@@ -119,11 +121,13 @@ def _encoder(run: ExportSource, model: Any, B: int, T: int) -> OnnxGraph:
     tokens = encoder_inputs(spec, B, T)
     if any(mixer.kind == "convolution" for mixer in spec.mixer):
         # A convolution over rows with padding is no fixed graph: rows of one call have one length.
-        return OnnxGraph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": ROWS}, ["logits"])
+        return OnnxGraph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": BATCH_AND_LENGTH}, ["logits"])
     facts = run.facts if run.run.task == "embedding" else {}
     graph = EncoderGraph(model, facts.get("pool"), bool(facts.get("normalize")))
     inputs = {"tokens": tokens, "mask": torch.ones(B, T, dtype=torch.long)}
-    return OnnxGraph("model.onnx", graph, inputs, dict.fromkeys(inputs, ROWS), ["vectors" if facts else "logits"])
+    return OnnxGraph(
+        "model.onnx", graph, inputs, dict.fromkeys(inputs, BATCH_AND_LENGTH), ["vectors" if facts else "logits"]
+    )
 
 
 def encoder_inputs(spec: EncoderSpec, B: int, T: int) -> Tensor:
@@ -174,7 +178,7 @@ def _write(graph: OnnxGraph, out: Path, size: int) -> None:
             )
             assert program is not None
             _name_axes(program, graph.axes)
-            program.save(out / graph.file, external_data=size > LARGEST)
+            program.save(out / graph.file, external_data=size > MAX_EMBEDDED_WEIGHTS)
         except (torch.onnx.OnnxExporterError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0][:160]
             raise WeftError(
@@ -205,10 +209,10 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-Session = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+OnnxSession = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-def open_session(path: Path) -> Session:
+def open_session(path: Path) -> OnnxSession:
     """A file ready to run: tensors by name in, tensors by name out."""
     import onnxruntime
 
@@ -224,14 +228,14 @@ def open_session(path: Path) -> Session:
     return ask
 
 
-def judge_onnx(run: ExportSource, out: Path) -> tuple[float, float] | None:
+def compare_onnx(run: ExportSource, out: Path) -> tuple[float, float] | None:
     """(largest difference, largest number) of onnxruntime's answers and ours to other sizes than the example's; None
     where it is not installed."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
         return None
-    graphs = _graphs(run, make_exportable(module_of(run)))
+    graphs = _graphs(run, make_exportable(float32_module(run)))
     worst = largest = 0.0
     with torch.no_grad():
         for graph in graphs:

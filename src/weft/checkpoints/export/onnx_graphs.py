@@ -28,7 +28,7 @@ from weft.parts.token_positions import TokenPositions
 from weft.parts.word_embedding import WordEmbedding
 
 
-def token_positions_of(mask: Tensor) -> TokenPositions:
+def positions_from_mask(mask: Tensor) -> TokenPositions:
     """Real tokens count from 0, padding has -1."""
     real = mask > 0
     return TokenPositions.of(torch.where(real, real.long().cumsum(1) - 1, -1))
@@ -71,7 +71,7 @@ class DecoderGraph(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
         """See the class."""
-        model, keys = self.model, token_positions_of(mask)
+        model, keys = self.model, positions_from_mask(mask)
         queries = TokenPositions.of(keys.positions[:, past[0].shape[2] :])
         x = model.input(model.embedding(tokens), queries)
         hidden, present = run_stack(model.stack, x, queries, keys, past)
@@ -87,7 +87,7 @@ class SourceGraph(nn.Module):
 
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
         """See the class."""
-        return self.model.encode(source, positions=token_positions_of(source_mask).positions).hidden
+        return self.model.encode(source, positions=positions_from_mask(source_mask).positions).hidden
 
 
 class TargetGraph(nn.Module):
@@ -106,7 +106,7 @@ class TargetGraph(nn.Module):
         queries, keys = TokenPositions.of(index[:, S:]), TokenPositions.of(index)
         embedding = model.target_embedding or model.embedding
         x = model.target_input(embedding(target), queries)
-        seen = CrossAttentionSource(memory, AttentionContext(queries, token_positions_of(source_mask)))
+        seen = CrossAttentionSource(memory, AttentionContext(queries, positions_from_mask(source_mask)))
         hidden, present = run_stack(model.decoder, x, queries, keys, past, seen)
         return model.head(hidden, embedding=embedding), *present
 
@@ -120,7 +120,7 @@ class EncoderGraph(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """See the class."""
-        token_positions = token_positions_of(mask)
+        token_positions = positions_from_mask(mask)
         output = self.model(tokens, positions=token_positions.positions)
         if self.pool is None:
             return output.logits
@@ -152,7 +152,7 @@ class UncheckedPositions(nn.Module):
         return join_positions(x, F.embedding(token_positions.positions.clamp(min=0), self.table), self.join)
 
 
-class SpelledWords(nn.Module):
+class MaskedWordEmbedding(nn.Module):
     """Words with their characters by an ordinary convolution over places, empty ones left out of the maximum."""
 
     def __init__(self, words: WordEmbedding) -> None:
@@ -171,7 +171,7 @@ class SpelledWords(nn.Module):
         return own.words(tokens[..., 0]) + looks.unflatten(0, tokens.shape[:2])
 
 
-class AllExperts(nn.Module):
+class DenseExperts(nn.Module):
     """Every expert answers every token, and the gates of those that are not active are 0: the same sum."""
 
     def __init__(self, experts: Experts) -> None:
@@ -197,9 +197,9 @@ def make_exportable(model: nn.Module) -> nn.Module:
             if isinstance(child, LearnedPositions):
                 setattr(part, name, UncheckedPositions(child))
             elif isinstance(child, WordEmbedding):
-                setattr(part, name, SpelledWords(child))
+                setattr(part, name, MaskedWordEmbedding(child))
             elif isinstance(child, Experts):
-                setattr(part, name, AllExperts(child))
+                setattr(part, name, DenseExperts(child))
     # Rows that may look nowhere must give zeros: the one kernel that promises it wherever it runs.
     set_backend(model, "explicit")
     return model.eval().requires_grad_(False)

@@ -25,7 +25,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 # What to do where a model does not map, by its family: small presets do.
-INSTEAD = {
+ALTERNATIVES = {
     "decoder": "train with --preset nano-llama or nano-mixtral, or export to onnx",
     "encoder-decoder": "train with --preset nano-t5, or export to onnx",
     "vision": "train with --preset nano-vit, or export to onnx",
@@ -34,7 +34,7 @@ INSTEAD = {
 }
 
 
-def family_of(config: Config) -> Family:
+def family_for_config(config: Config) -> Family:
     """The adapter for a config; an architecture that has none is refused."""
     kind = config.get("model_type")
     names = config.get("architectures") or []
@@ -55,19 +55,19 @@ def family_of(config: Config) -> Family:
     return known
 
 
-def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
+def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
     """The family and config that another library knows a spec by; one that maps to none says what stands in the way.
 
     A config is right if, read again, it gives the spec back; what counts in training only is left aside. Of several
     families the one named `first` is taken: RoBERTa's and BERT's models are the same.
     """
     reasons: list[str] = []
-    plain = plain_spec(spec)
+    plain = explicit_spec(spec)
     for family in sorted(FAMILIES, key=lambda family: family.name != first):
         try:
             config = family.write(plain)
             names = {family.canonical(name) for row in family.table(plain) for name in row.theirs}
-            back = plain_spec(family.read(Config(config), _Names(names)))
+            back = explicit_spec(family.read(Config(config), _Names(names)))
         except (AssertionError, AttributeError, KeyError, TypeError, WeftError, StopIteration):
             continue
         if back == plain:
@@ -75,7 +75,7 @@ def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
         if back.family == plain.family:
             reasons.append(f"{family.name}: {_difference(plain.to_tree(), back.to_tree())}")
     told = "; ".join(reasons[:3]) or _obstacle(spec)
-    other = INSTEAD.get(spec.family, "keep it as a run")
+    other = ALTERNATIVES.get(spec.family, "keep it as a run")
     raise WeftError(f"this model maps to no architecture of another library ({told}): {other}")
 
 
@@ -92,14 +92,14 @@ class _Names:
         return False
 
 
-TRAINING = ("dropout", "stochastic_depth", "initialization")
+TRAINING_FIELDS = ("dropout", "stochastic_depth", "initialization")
 
 
-def plain_spec(spec: AnySpec) -> Any:
+def explicit_spec(spec: AnySpec) -> Any:
     """Without what counts in training only, and with numbers that are left out written down."""
     tree = spec.to_tree()
     for part in (tree, *tree.get("mixer", []), tree.get("feedforward", {})):
-        for name in TRAINING:
+        for name in TRAINING_FIELDS:
             part.pop(name, None)
     for mixer in tree.get("mixer", []):
         if mixer["kind"] == "attention":

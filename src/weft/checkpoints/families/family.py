@@ -31,7 +31,7 @@ THEIR_ACTIVATIONS = {
 }
 
 
-class KnownFields(Protocol):
+class KnownTensors(Protocol):
     """What is known of the weights when a config is read, by canonical names."""
 
     def has(self, name: str) -> bool:
@@ -112,7 +112,7 @@ class Family:
     name: str
     types: tuple[str, ...]
     architectures: tuple[str, ...]
-    read: Callable[[Config, KnownFields], AnySpec]
+    read: Callable[[Config, KnownTensors], AnySpec]
     write: Callable[[Any], Tree]
     table: Callable[[Any], list[WeightRow]]
     canonical: Canonical = _same_name

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
-from weft.checkpoints.families.weight_maps import Rows, Same, Stacked, WeightRow, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.weight_maps import (
+    ConcatenatedRows,
+    Identity,
+    StackedExperts,
+    WeightRow,
+    map_linear,
+    map_norm,
+)
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.decoder import DecoderSpec
@@ -19,7 +26,7 @@ from weft.models.part_specs import (
 )
 from weft.models.position_specs import LinearScalingSpec, Llama3ScalingSpec, RotarySpec
 
-CLASSES = {
+ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -28,11 +35,11 @@ CLASSES = {
 }
 LENGTHS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "mixtral": 131072}
 EPSILONS = {"llama": 1e-6, "mistral": 1e-6, "qwen2": 1e-6, "qwen3": 1e-6, "mixtral": 1e-5}
-MISTRALS_WINDOW = 4096
+MISTRAL_WINDOW = 4096
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read(config: Config, known: KnownFields) -> DecoderSpec:
+def read(config: Config, known: KnownTensors) -> DecoderSpec:
     """The spec of a config."""
     kind = str(config.get("model_type"))
     if kind not in ("llama", "qwen3"):
@@ -74,7 +81,7 @@ def _windows(config: Config, kind: str) -> list[int | None]:
     """How many keys back each layer sees."""
     layers = min(config.whole("num_hidden_layers"), 10_000)
     # Mistral's configs that do not speak of a window mean this one; null means none.
-    default = MISTRALS_WINDOW if kind == "mistral" and "sliding_window" not in config.tree else None
+    default = MISTRAL_WINDOW if kind == "mistral" and "sliding_window" not in config.tree else None
     if kind == "llama" or config.get("sliding_window", default) is None:
         return [None] * layers
     window = config.whole("sliding_window", default)
@@ -129,7 +136,7 @@ def write(spec: DecoderSpec) -> Tree:
     kind = _kind(spec)
     windows = [getattr(spec.mixer_of(layer), "window", None) for layer in range(spec.layers)]
     config: Tree = {
-        "architectures": [CLASSES[kind]],
+        "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
         "vocab_size": spec.vocabulary,
         "max_position_embeddings": spec.length,
@@ -201,20 +208,20 @@ def table(spec: DecoderSpec) -> list[WeightRow]:
     output_bias = attention.bias if attention.output_bias is None else attention.output_bias
     rows = [
         WeightRow("embedding.weight", ("model.embed_tokens.weight",)),
-        *norm("stack.norm", "model.norm", bias=False),
+        *map_norm("stack.norm", "model.norm", bias=False),
     ]
     if spec.head.kind == "linear":
-        rows += linear("head.linear", "lm_head", bias=False)
+        rows += map_linear("head.linear", "lm_head", bias=False)
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"model.layers.{layer}"
         looks = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
-        rows += linear(f"{ours}.mixer.qkv", *looks, sizes=sizes, bias=attention.bias)
-        rows += linear(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=output_bias)
+        rows += map_linear(f"{ours}.mixer.qkv", *looks, sizes=sizes, bias=attention.bias)
+        rows += map_linear(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=output_bias)
         if attention.query_key_norm is not None:
-            rows += norm(f"{ours}.mixer.query_norm", f"{theirs}.self_attn.q_norm", bias=False)
-            rows += norm(f"{ours}.mixer.key_norm", f"{theirs}.self_attn.k_norm", bias=False)
-        rows += norm(f"{ours}.mixer_norm", f"{theirs}.input_layernorm", bias=False)
-        rows += norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
+            rows += map_norm(f"{ours}.mixer.query_norm", f"{theirs}.self_attn.q_norm", bias=False)
+            rows += map_norm(f"{ours}.mixer.key_norm", f"{theirs}.self_attn.k_norm", bias=False)
+        rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.input_layernorm", bias=False)
+        rows += map_norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
         rows += _feedforward_rows(spec, ours, theirs)
     return rows
 
@@ -225,22 +232,24 @@ def _feedforward_rows(spec: DecoderSpec, ours: str, theirs: str) -> list[WeightR
     if not isinstance(feedforward, ExpertsSpec):
         sizes, bias = (hidden, hidden), feedforward.bias
         return [
-            *linear(
+            *map_linear(
                 f"{ours}.feedforward.gate_up",
                 f"{theirs}.mlp.gate_proj",
                 f"{theirs}.mlp.up_proj",
                 sizes=sizes,
                 bias=bias,
             ),
-            *linear(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=bias),
+            *map_linear(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=bias),
         ]
     numbers, moe = range(feedforward.experts), f"{theirs}.block_sparse_moe"
     ups = tuple(f"{moe}.experts.{number}.{name}.weight" for number in numbers for name in ("w1", "w3"))
     downs = tuple(f"{moe}.experts.{number}.w2.weight" for number in numbers)
     return [
         WeightRow(f"{ours}.feedforward.router", (f"{moe}.gate.weight",)),
-        WeightRow(f"{ours}.feedforward.up", ups, Stacked(feedforward.experts, Rows((hidden, hidden)))),
-        WeightRow(f"{ours}.feedforward.down", downs, Stacked(feedforward.experts, Same())),
+        WeightRow(
+            f"{ours}.feedforward.up", ups, StackedExperts(feedforward.experts, ConcatenatedRows((hidden, hidden)))
+        ),
+        WeightRow(f"{ours}.feedforward.down", downs, StackedExperts(feedforward.experts, Identity())),
     ]
 
 
@@ -251,8 +260,8 @@ def canonical(name: str) -> str | None:
 
 FAMILY = Family(
     name="Llama",
-    types=tuple(CLASSES),
-    architectures=tuple(CLASSES.values()),
+    types=tuple(ARCHITECTURES),
+    architectures=tuple(ARCHITECTURES.values()),
     read=read,
     write=write,
     table=table,

@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
+from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
 from weft.data.readers.files import DataError
 
-WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class WeightMap(Protocol):
@@ -36,7 +36,7 @@ class WeightMap(Protocol):
 
 
 @dataclass(frozen=True)
-class Same:
+class Identity:
     """One tensor, as it is."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
@@ -53,7 +53,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Turned:
+class Transposed:
     """A matrix [in, out] where ours is [out, in]."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
@@ -70,7 +70,7 @@ class Turned:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ConcatenatedRows:
     """Several tensors whose rows, `sizes` of them, stand under each other in ours: queries, keys and values."""
 
     sizes: tuple[int, ...]
@@ -89,7 +89,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Shaped:
+class Reshaped:
     """The same numbers in another shape: a kernel [D, C, p, p] is our matrix [D, C p p]."""
 
     theirs: Shape
@@ -109,7 +109,7 @@ class Shaped:
 
 
 @dataclass(frozen=True)
-class Without:
+class SkippedRows:
     """Theirs has `first` rows more at its beginning, which are never used: positions that begin at 2."""
 
     first: int
@@ -128,7 +128,7 @@ class Without:
 
 
 @dataclass(frozen=True)
-class Stacked:
+class StackedExperts:
     """One matrix an expert: ours holds all in a stack [E, ...], each made by `inner` from its own tensors."""
 
     experts: int
@@ -153,19 +153,19 @@ class WeightRow(NamedTuple):
 
     ours: str
     theirs: tuple[str, ...]
-    change: WeightMap = Same()
+    change: WeightMap = Identity()
 
 
-def linear(
+def map_linear(
     ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, change: WeightMap | None = None
 ) -> list[WeightRow]:
     """A linear map from one or several of theirs, whose rows stand under each other; with or without biases."""
-    joined: WeightMap = Rows(sizes) if len(theirs) > 1 else Same()
+    joined: WeightMap = ConcatenatedRows(sizes) if len(theirs) > 1 else Identity()
     rows = [WeightRow(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), change or joined)]
     return rows + ([WeightRow(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), joined)] if bias else [])
 
 
-def norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
+def map_norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
     """gamma and, where there is one, beta."""
     return [
         WeightRow(f"{ours}.gamma", (f"{theirs}.weight",)),
@@ -173,19 +173,19 @@ def norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
     ]
 
 
-class Matched(NamedTuple):
+class MatchedRow(NamedTuple):
     """A row with the names that theirs have in the file at hand."""
 
     row: WeightRow
     names: tuple[str, ...]
 
-    def read(self, tensors: Tensors) -> Tensor:
+    def read(self, tensors: ForeignTensors) -> Tensor:
         """Our tensor; types that differ become the widest of them."""
         found = [tensors.read(name) for name in self.names]
         widest = self.type(tensors)
         return self.row.change.read([tensor.to(widest) for tensor in found])
 
-    def type(self, tensors: Tensors) -> torch.dtype:
+    def type(self, tensors: ForeignTensors) -> torch.dtype:
         """The type of our tensor."""
         kinds = [tensors.type_of(name) for name in self.names]
         widest = kinds[0]
@@ -197,14 +197,14 @@ class Matched(NamedTuple):
 Canonical = Callable[[str], str | None]
 
 
-def match(
+def match_tensors(
     rows: Sequence[WeightRow],
     ours: Mapping[str, Shape],
-    tensors: Tensors,
+    tensors: ForeignTensors,
     canonical: Canonical,
     copies: Mapping[str, str],
     unused: Sequence[str],
-) -> tuple[list[Matched], list[str]]:
+) -> tuple[list[MatchedRow], list[str]]:
     """Each row with its tensors in the file, and the names of those left out; anything missing, over or of a wrong
     shape is refused.
 
@@ -232,13 +232,13 @@ def match(
     for name in over:
         if known[name] not in left:
             _expect_copy(tensors, known, name, copies)
-    matched = [Matched(row, tuple(known[canonical(name) or name] for name in row.theirs)) for row in rows]
+    matched = [MatchedRow(row, tuple(known[canonical(name) or name] for name in row.theirs)) for row in rows]
     for one in matched:
         _expect_shapes(one, ours[one.row.ours], tensors)
     return matched, left
 
 
-def _expect_copy(tensors: Tensors, known: Mapping[str, str], name: str, copies: Mapping[str, str]) -> None:
+def _expect_copy(tensors: ForeignTensors, known: Mapping[str, str], name: str, copies: Mapping[str, str]) -> None:
     original = copies.get(name)
     if original is None or original not in known:
         raise DataError(
@@ -252,13 +252,13 @@ def _expect_copy(tensors: Tensors, known: Mapping[str, str], name: str, copies: 
         )
 
 
-def _expect_shapes(one: Matched, shape: Shape, tensors: Tensors) -> None:
+def _expect_shapes(one: MatchedRow, shape: Shape, tensors: ForeignTensors) -> None:
     for name, expected in zip(one.names, one.row.change.shapes(shape), strict=True):
         found = tensors.shapes[name]
         if found != expected:
             raise DataError(
                 f"{name} is {list(found)}, but config.json makes it {list(expected)}: they do not belong together"
             )
-        if tensors.type_of(name) not in WEIGHTS:
+        if tensors.type_of(name) not in WEIGHT_TYPES:
             kind = str(tensors.type_of(name)).removeprefix("torch.")
             raise DataError(f"{name} holds {kind}, but weights are floating-point numbers of 16 bits or more")

@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.families import family_of
+from weft.checkpoints.families import family_for_config
 from weft.checkpoints.families.family import Config, Family
-from weft.checkpoints.families.weight_maps import Canonical, Matched, match
-from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
-from weft.checkpoints.formats.safetensors_writer import Slot
+from weft.checkpoints.families.weight_maps import Canonical, MatchedRow, match_tensors
+from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
+from weft.checkpoints.formats.safetensors_writer import TensorInfo
 from weft.checkpoints.formats.vocabulary import Vocabulary
 from weft.checkpoints.task_facts import detect_task
 from weft.data.readers.files import DataError
@@ -32,18 +32,18 @@ class ForeignCheckpoint:
     family: Family
     architecture: str
     spec: AnySpec
-    tensors: Tensors
-    matched: dict[str, Matched]
+    tensors: ForeignTensors
+    matched: dict[str, MatchedRow]
     left: tuple[str, ...]
     task: str
     facts: Tree
     tokenizer: Tokenizer | None
 
     @cached_property
-    def slots(self) -> dict[str, Slot]:
+    def slots(self) -> dict[str, TensorInfo]:
         """Types and shapes of our tensors."""
-        shapes = shapes_of(self.spec)
-        return {name: Slot(one.type(self.tensors), shapes[name]) for name, one in self.matched.items()}
+        shapes = state_shapes(self.spec)
+        return {name: TensorInfo(one.type(self.tensors), shapes[name]) for name, one in self.matched.items()}
 
     @property
     def parameters(self) -> int:
@@ -54,7 +54,7 @@ class ForeignCheckpoint:
 class _Known:
     """What a config's reader may ask of the weights, by canonical names."""
 
-    def __init__(self, tensors: Tensors, canonical: Canonical) -> None:
+    def __init__(self, tensors: ForeignTensors, canonical: Canonical) -> None:
         self.tensors = tensors
         self.names = {key: name for name in tensors.shapes if (key := canonical(name)) is not None}
 
@@ -65,7 +65,7 @@ class _Known:
         return other in self.names and self.tensors.same(self.names[name], self.names[other])
 
 
-def shapes_of(spec: AnySpec) -> dict[str, Shape]:
+def state_shapes(spec: AnySpec) -> dict[str, Shape]:
     """Names and shapes of a model's tensors; nothing is built but these."""
     try:
         module = build(spec, device="meta")
@@ -75,11 +75,11 @@ def shapes_of(spec: AnySpec) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def look_through(
-    source: Path, config: Config, tensors: Tensors, vocabulary: Vocabulary | None, stops: Any = None
+def inspect_checkpoint(
+    source: Path, config: Config, tensors: ForeignTensors, vocabulary: Vocabulary | None, stops: Any = None
 ) -> ForeignCheckpoint:
     """Find the adapter, read the config, and match every tensor; refuse what does not fit in one sentence."""
-    family = family_of(config)
+    family = family_for_config(config)
     try:
         spec = family.read(config, _Known(tensors, family.canonical))
     except SpecError as error:
@@ -93,7 +93,7 @@ def look_through(
                 "they do not belong together"
             )
     rows = family.table(spec)
-    found, left = match(rows, shapes_of(spec), tensors, family.canonical, family.copies, family.unused)
+    found, left = match_tensors(rows, state_shapes(spec), tensors, family.canonical, family.copies, family.unused)
     folder = source if source.is_dir() else source.parent
     task, facts = detect_task(folder, spec, config, vocabulary, stops)
     names = config.get("architectures") or [family.architectures[0]]

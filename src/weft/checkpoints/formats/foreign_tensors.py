@@ -21,7 +21,7 @@ from weft.data.readers.files import DataError
 
 LARGEST_HEADER = 100_000_000  # bytes, as the format's own library allows
 Shape = tuple[int, ...]
-TYPES: dict[str, torch.dtype] = {
+SAFETENSORS_TYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -35,7 +35,7 @@ TYPES: dict[str, torch.dtype] = {
 }
 
 
-class Tensors(ABC):
+class ForeignTensors(ABC):
     """A checkpoint's tensors by name. `files` says where they lie, for sentences."""
 
     files: str
@@ -59,7 +59,7 @@ class Tensors(ABC):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SafetensorsEntry:
     """Where a tensor lies in a safetensors file."""
 
     path: Path
@@ -69,10 +69,10 @@ class Entry:
     size: int
 
 
-class SafeTensors(Tensors):
+class SafeTensors(ForeignTensors):
     """One safetensors file or several."""
 
-    def __init__(self, entries: dict[str, Entry]) -> None:
+    def __init__(self, entries: dict[str, SafetensorsEntry]) -> None:
         self.entries = entries
         self.files = ", ".join(sorted({entry.path.name for entry in entries.values()})[:3])
 
@@ -96,7 +96,7 @@ class SafeTensors(Tensors):
         return buffer.view(entry.type).reshape(entry.shape)
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_safetensors_header(path: Path) -> dict[str, SafetensorsEntry]:
     """The tensors of a safetensors file: a length, a JSON table, then the numbers without gaps or overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -134,21 +134,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
+def _entry(path: Path, name: str, fields: Any, start: int) -> SafetensorsEntry:
     kind, shape, (first, last) = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if kind not in TYPES:
+    if kind not in SAFETENSORS_TYPES:
         raise DataError(
             f"{path.name}: {name} is stored as {kind!r:.20}: convert the weights to bfloat16 or float32 first"
         )
     numbers = [*shape, first, last]
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 62 for n in numbers):
         raise ValueError(f"{name}: sizes and offsets must be whole numbers from 0")
-    if last - first != math.prod(shape) * TYPES[kind].itemsize:
+    if last - first != math.prod(shape) * SAFETENSORS_TYPES[kind].itemsize:
         raise ValueError(f"{name}: {last - first} bytes for the shape {shape} of {kind}")
-    return Entry(path, TYPES[kind], tuple(shape), start + first, last - first)
+    return SafetensorsEntry(path, SAFETENSORS_TYPES[kind], tuple(shape), start + first, last - first)
 
 
-class TorchTensors(Tensors):
+class TorchTensors(ForeignTensors):
     """Tensors of torch's own files, opened with weights_only=True: nothing in them is run."""
 
     def __init__(self, tensors: dict[str, Tensor], files: str) -> None:
@@ -168,10 +168,10 @@ class TorchTensors(Tensors):
         return self.tensors[name].detach()
 
 
-def open_tensors(folder: Path) -> Tensors:
+def open_tensors(folder: Path) -> ForeignTensors:
     """The weights of a folder: model.safetensors, its shards, or torch's files where there is nothing better."""
     if has_file(folder, "model.safetensors"):
-        return SafeTensors(read_header(file_inside(folder, "model.safetensors")))
+        return SafeTensors(read_safetensors_header(file_inside(folder, "model.safetensors")))
     if has_file(folder, "model.safetensors.index.json"):
         return SafeTensors(dict(_sharded(folder, "model.safetensors.index.json")))
     for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt"):
@@ -197,9 +197,9 @@ def _shards(folder: Path, index: str) -> dict[str, list[str]]:
     return files
 
 
-def _sharded(folder: Path, index: str) -> Iterator[tuple[str, Entry]]:
+def _sharded(folder: Path, index: str) -> Iterator[tuple[str, SafetensorsEntry]]:
     for file, names in _shards(folder, index).items():
-        found = read_header(file_inside(folder, file))
+        found = read_safetensors_header(file_inside(folder, file))
         _expect_names(index, file, names, found)
         yield from found.items()
 

@@ -22,11 +22,11 @@ from weft.data.readers.files import DataError
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, LARGEST_ALIGNMENT, MOST_AXES = 32, 1 << 20, 4
 STRING, ARRAY = 8, 9
-WHOLE = ("I8", "I16", "I32", "I64")
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+INTEGER_TYPES = ("I8", "I16", "I32", "I64")
+NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
-class Stored(NamedTuple):
+class GGUFEntry(NamedTuple):
     """Where a tensor lies in the file, and how its numbers are written."""
 
     kind: str
@@ -41,7 +41,7 @@ class GGUFFile:
 
     path: Path
     settings: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, GGUFEntry]
 
     def read(self, name: str, place: int | None = None) -> Tensor:
         """One tensor, or what stands at one place of its first axis; quantized ones become float32."""
@@ -75,7 +75,7 @@ class GGUFFile:
 
     def type_of(self, name: str) -> torch.dtype:
         """The type that a tensor is read in; whole numbers are refused by whoever expects weights."""
-        if self.tensors[name].kind in WHOLE:
+        if self.tensors[name].kind in INTEGER_TYPES:
             return torch.int64
         kinds = {"F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
         return kinds.get(self.tensors[name].kind, torch.float32)
@@ -110,8 +110,8 @@ class _Bytes:
         return count
 
     def value(self, kind: int) -> Any:
-        if kind in NUMBERS:
-            return self.number(NUMBERS[kind])
+        if kind in NUMBER_CODES:
+            return self.number(NUMBER_CODES[kind])
         if kind == STRING:
             return self.text()
         if kind != ARRAY:
@@ -121,14 +121,14 @@ class _Bytes:
         inner = int(self.number("I"))
         if inner == STRING:
             return [self.text() for _ in range(self.count(8))]
-        if inner not in NUMBERS:
+        if inner not in NUMBER_CODES:
             raise DataError(f"{self.path.name} holds lists of type {inner}, which are not read: fetch it again")
-        code = NUMBERS[inner]
+        code = NUMBER_CODES[inner]
         count = self.count(struct.calcsize(f"<{code}"))
         return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
 
 
-def open_file(path: Path) -> GGUFFile:
+def open_gguf_file(path: Path) -> GGUFFile:
     """Read the head of a GGUF file; the tensors stay where they are."""
     if path.stat().st_size < 24:
         raise DataError(f"{path.name} is no GGUF file: it has {path.stat().st_size} bytes; fetch it again")
@@ -163,7 +163,7 @@ def _info(source: _Bytes) -> tuple[str, Shape, int, int]:
 
 def _placed(
     path: Path, settings: dict[str, Any], infos: list[tuple[str, Shape, int, int]], end: int, size: int
-) -> dict[str, Stored]:
+) -> dict[str, GGUFEntry]:
     """Where each tensor lies: inside the file, aligned, none upon another."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -171,7 +171,7 @@ def _placed(
     if not isinstance(alignment, int) or not 0 < alignment <= LARGEST_ALIGNMENT or alignment & (alignment - 1):
         raise DataError(f"{path.name}: an alignment of {alignment!r:.40} is no power of two: do not trust it")
     start = -(-end // alignment) * alignment
-    found: dict[str, Stored] = {}
+    found: dict[str, GGUFEntry] = {}
     for name, shape, number, offset in infos:
         if number not in list(GGMLQuantizationType):
             raise DataError(f"{path.name}: {name} is of type {number}, which is not known: fetch it in another one")
@@ -185,7 +185,7 @@ def _placed(
             )
         if name in found:
             raise DataError(f"{path.name} holds {name} twice: do not trust it")
-        found[name] = Stored(kind.name, shape, start + offset, length)
+        found[name] = GGUFEntry(kind.name, shape, start + offset, length)
     last, before = start, ""
     for name, stored in sorted(found.items(), key=lambda item: item[1].first):
         if stored.first < last:

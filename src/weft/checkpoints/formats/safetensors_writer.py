@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_atomic
-from weft.checkpoints.formats.foreign_tensors import TYPES, Shape
+from weft.checkpoints.formats.foreign_tensors import SAFETENSORS_TYPES, Shape
 
-NAMES = {kind: name for name, kind in TYPES.items()}
-ALIGNED = 8
+TYPE_NAMES = {kind: name for name, kind in SAFETENSORS_TYPES.items()}
+HEADER_ALIGNMENT = 8
 
 
-class Slot(NamedTuple):
+class TensorInfo(NamedTuple):
     """What a tensor will be: its type and shape."""
 
     type: torch.dtype
@@ -30,8 +30,8 @@ class Slot(NamedTuple):
         return prod(self.shape) * self.type.itemsize
 
 
-def write_streamed(
-    path: Path, slots: Mapping[str, Slot], make: Callable[[str], Tensor], notes: Mapping[str, str] | None = None
+def stream_safetensors(
+    path: Path, slots: Mapping[str, TensorInfo], make: Callable[[str], Tensor], notes: Mapping[str, str] | None = None
 ) -> None:
     """A safetensors file, atomically; `make` gives each tensor when its turn comes."""
     # Wide types first, so that every tensor begins at a multiple of its own size.
@@ -42,7 +42,7 @@ def write_streamed(
 def _write(
     path: Path,
     order: list[str],
-    slots: Mapping[str, Slot],
+    slots: Mapping[str, TensorInfo],
     make: Callable[[str], Tensor],
     notes: Mapping[str, str] | None,
 ) -> None:
@@ -50,17 +50,21 @@ def _write(
     end = 0
     for name in order:
         slot = slots[name]
-        header[name] = {"dtype": NAMES[slot.type], "shape": list(slot.shape), "data_offsets": [end, end + slot.bytes]}
+        header[name] = {
+            "dtype": TYPE_NAMES[slot.type],
+            "shape": list(slot.shape),
+            "data_offsets": [end, end + slot.bytes],
+        }
         end += slot.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNED)
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             _append(file, name, slots[name], make(name))
 
 
-def _append(file: BinaryIO, name: str, slot: Slot, tensor: Tensor) -> None:
+def _append(file: BinaryIO, name: str, slot: TensorInfo, tensor: Tensor) -> None:
     if tuple(tensor.shape) != slot.shape or tensor.dtype != slot.type:
         raise AssertionError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {slot}")
     if slot.bytes:

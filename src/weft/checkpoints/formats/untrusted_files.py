@@ -72,7 +72,7 @@ def _read(path: Path, most: int) -> Any:
         raise DataError(f"{path.name} is no JSON that can be read ({str(error)[:80]}): fetch it again") from None
 
 
-def read_json_if_there(folder: Path, name: str) -> dict[str, Any]:
+def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
     """The table in a file of the folder; an empty one where there is no such file."""
     path = file_inside(folder, name)
     return read_json(path) if path.is_file() else {}

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 from weft.foundation.errors import WeftError
 
-BLOCK = 1 << 20  # bytes read at once
-LONGEST_CELL = 1 << 24  # characters; the library's own limit, 131,072, is less than a long article
+BLOCK_SIZE = 1 << 20  # bytes read at once
+MAX_CELL_SIZE = 1 << 24  # characters; the library's own limit, 131,072, is less than a long article
 
 
 class DataError(WeftError):
@@ -90,7 +90,7 @@ def read_text(path: Path) -> str:
     return "".join(read_blocks(path))
 
 
-def read_blocks(path: Path, size: int = BLOCK) -> Iterator[str]:
+def read_blocks(path: Path, size: int = BLOCK_SIZE) -> Iterator[str]:
     """A text file in blocks of about `size` bytes, however long its lines; line ends become one \\n, at the end too."""
     lines, last, held = 0, "", ""
     try:
@@ -141,8 +141,8 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(first line, cells): a cell in quotes may hold commas and line ends; strict, or a lost quote would eat rows."""
-    delimiter = separator(path)
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    delimiter = csv_delimiter(path)
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_SIZE))
     rows = csv.reader((line + "\n" for _, line in read_lines(path)), delimiter=delimiter, strict=True)
     number = 1
     try:
@@ -156,9 +156,9 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from None
 
 
-def separator(path: Path) -> str:
+def csv_delimiter(path: Path) -> str:
     """What stands between the cells of a .csv: a semicolon if the first line has such and no comma, else a comma."""
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_SIZE))
     first = next((line for _, line in read_lines(path) if line), "")
     by_comma, by_semicolon = (len(next(csv.reader([first], delimiter=sign), [])) for sign in ",;")
     return ";" if by_comma == 1 and by_semicolon > 1 else ","

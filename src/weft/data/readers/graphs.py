@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_text
-from weft.data.samples.classification import Graph
+from weft.data.samples.classification import LabeledGraph
 
 GRAPH_SUFFIXES = (".json", ".jsonl")
 
@@ -29,7 +29,7 @@ def are_graphs(paths: Sequence[str | Path]) -> bool:
     return suffix == ".json" or (suffix == ".jsonl" and "nodes" in next(iter(read_jsonl(first)), (0, {}))[1])
 
 
-def read_graphs(paths: Sequence[str | Path], labeled: bool = True) -> list[Graph]:
+def read_graphs(paths: Sequence[str | Path], labeled: bool = True) -> list[LabeledGraph]:
     """All graphs of some files; without `labeled` labels may be left out."""
     found = [
         parse_graph(tree, where, labeled) for path in find_files(paths, GRAPH_SUFFIXES) for where, tree in _trees(path)
@@ -51,7 +51,7 @@ def _trees(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path.name}, graph {number}", one) for number, one in enumerate(several, 1))
 
 
-def parse_graph(tree: Any, where: str, labeled: bool = True) -> Graph:
+def parse_graph(tree: Any, where: str, labeled: bool = True) -> LabeledGraph:
     """A graph from plain JSON; `where` says in errors where it stands."""
     nodes = tree.get("nodes") if isinstance(tree, dict) else None
     if not isinstance(nodes, list) or not nodes or not all(isinstance(name, str | int) for name in nodes):
@@ -69,4 +69,4 @@ def parse_graph(tree: Any, where: str, labeled: bool = True) -> Graph:
     elif not isinstance(labels, list) or len(labels) != len(nodes):
         have = len(labels) if isinstance(labels, list) else "no"
         raise DataError(f'{where}: {len(nodes)} nodes and {have} labels: give "labels", one a node')
-    return Graph(tuple(map(str, nodes)), adjacency, tuple(map(str, labels)))
+    return LabeledGraph(tuple(map(str, nodes)), adjacency, tuple(map(str, labels)))

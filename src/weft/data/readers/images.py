@@ -24,13 +24,13 @@ from weft.data.readers.files import DataError, find_files, open_bytes
 
 Pixels = NDArray[np.uint8]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-IN_MEMORY = 1 << 30  # bytes of pixels from which a folder is read batch by batch
+IN_MEMORY_BYTES = 1 << 30  # bytes of pixels from which a folder is read batch by batch
 ORIENTATION = 0x0112
 IDX_LABELS, IDX_GRAY, IDX_COLOR = 0x801, 0x803, 0x804  # unsigned bytes with 1, 3 and 4 axes
 
 
 @dataclass(frozen=True)
-class Fitting:
+class ResizeCrop:
     """How a picture becomes a square of `side`: scaled to `scaled` (height and width, or its shorter edge), then cut.
 
     Without one it is scaled to cover the square and its center is cut; models from elsewhere may want another way.
@@ -53,8 +53,8 @@ class Fitting:
         return picture.crop((left, top, left + self.side, top + self.side))
 
 
-Size = int | tuple[int, int] | Fitting
-Side = int | Fitting | Literal["auto"] | None
+TargetSize = int | tuple[int, int] | ResizeCrop
+SquareSide = int | ResizeCrop | Literal["auto"] | None
 LARGEST_SIDE, LEAST_STEP = 64, 8  # of squares where none is asked for: what two CPU cores learn from in minutes
 
 
@@ -65,7 +65,7 @@ class PixelFiles:
     paths: tuple[Path, ...]
     size: tuple[int, int]
     channels: int
-    fitting: Fitting | None = None
+    fitting: ResizeCrop | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -84,7 +84,7 @@ class PixelFiles:
 
 
 @dataclass(frozen=True)
-class Images:
+class LabeledImages:
     """Labeled images: pixels [N, H, W, C] in memory or in their files (`pixels[indices]` works for both)."""
 
     pixels: Pixels | PixelFiles
@@ -94,7 +94,7 @@ class Images:
     scaled: bool = False
 
 
-def read_images(paths: Sequence[str | Path], size: Side = None, learn: bool = True) -> Images:
+def read_images(paths: Sequence[str | Path], size: SquareSide = None, learn: bool = True) -> LabeledImages:
     """Images of a folder per class, an .npz, a tar of a folder per class, or an IDX pair in either order.
 
     `size` scales each to cover a square of that side and cuts its center, or says otherwise; "auto" takes a side that
@@ -118,14 +118,14 @@ def read_images(paths: Sequence[str | Path], size: Side = None, learn: bool = Tr
     if len(shapes) > 1:
         raise DataError(f"images of {_sizes(shapes)} in {len(given)} files: give files of one size and color")
     pixels = read[0][0] if len(read) == 1 else np.concatenate([pixels for pixels, _ in read])
-    asked = suited_side([(pixels.shape[1], pixels.shape[2])]) if size == "auto" else size
-    if isinstance(asked, Fitting) or (asked is not None and pixels.shape[1:3] != (asked, asked)):
+    asked = choose_side([(pixels.shape[1], pixels.shape[2])]) if size == "auto" else size
+    if isinstance(asked, ResizeCrop) or (asked is not None and pixels.shape[1:3] != (asked, asked)):
         pixels = np.stack([_resized(picture, asked) for picture in pixels])
     labels, classes = number_labels(names, learn)
-    return Images(pixels, labels, classes, pixels.shape[3], fitted or (size == "auto" and asked is not None))
+    return LabeledImages(pixels, labels, classes, pixels.shape[3], fitted or (size == "auto" and asked is not None))
 
 
-def suited_side(sizes: Sequence[tuple[int, int]]) -> int | None:
+def choose_side(sizes: Sequence[tuple[int, int]]) -> int | None:
     """The side of squares that pictures of these heights and widths suit; None where they are squares of one size."""
     if len(set(sizes)) == 1 and sizes[0][0] == sizes[0][1]:
         return None
@@ -133,7 +133,7 @@ def suited_side(sizes: Sequence[tuple[int, int]]) -> int | None:
     return shorter if shorter < LEAST_STEP else min(LARGEST_SIDE, shorter // LEAST_STEP * LEAST_STEP)
 
 
-def read_image(path: str | Path, size: Size | None = None, channels: int = 3) -> Pixels:
+def read_image(path: str | Path, size: TargetSize | None = None, channels: int = 3) -> Pixels:
     """One image [H, W, C] as a viewer shows it: turned upright, on white where transparent, the first frame of many.
 
     `size` (a side, or height and width) scales it to cover that size and cuts its center, or says otherwise.
@@ -145,7 +145,7 @@ def read_image(path: str | Path, size: Size | None = None, channels: int = 3) ->
         return _decode(file, str(path), size, channels)
 
 
-def _decode(file: BinaryIO, name: str, size: Size | None, channels: int | None) -> Pixels:
+def _decode(file: BinaryIO, name: str, size: TargetSize | None, channels: int | None) -> Pixels:
     """Pixels [H, W, C]; without `channels`, as many as the image has."""
     try:
         with Image.open(file) as picture:
@@ -165,8 +165,8 @@ def _decode(file: BinaryIO, name: str, size: Size | None, channels: int | None) 
     return np.asarray(fitted, dtype=np.uint8).reshape(fitted.height, fitted.width, channels)
 
 
-def _fitted(picture: Image.Image, size: Size | None) -> Image.Image:
-    if isinstance(size, Fitting):
+def _fitted(picture: Image.Image, size: TargetSize | None) -> Image.Image:
+    if isinstance(size, ResizeCrop):
         return size.fit(picture)
     height, width = (size, size) if isinstance(size, int) else size or (picture.height, picture.width)
     if picture.size == (width, height):
@@ -174,7 +174,7 @@ def _fitted(picture: Image.Image, size: Size | None) -> Image.Image:
     return ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
 
 
-def _resized(pixels: Pixels, size: int | Fitting) -> Pixels:
+def _resized(pixels: Pixels, size: int | ResizeCrop) -> Pixels:
     picture = _fitted(Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels), size)
     return np.asarray(picture, dtype=np.uint8).reshape(picture.height, picture.width, pixels.shape[2])
 
@@ -192,7 +192,7 @@ def _expect_one_size(sizes: Sequence[tuple[int, int]], names: Sequence[str]) -> 
     return sizes[0]
 
 
-def _from_folders(folders: Sequence[Path], size: Side, learn: bool) -> Images:
+def _from_folders(folders: Sequence[Path], size: SquareSide, learn: bool) -> LabeledImages:
     """The folder that a file lies in names its class."""
     idx = next((path for folder in folders for path in sorted(folder.glob("*idx?-ubyte*"))), None)
     if idx is not None:
@@ -203,14 +203,14 @@ def _from_folders(folders: Sequence[Path], size: Side, learn: bool) -> Images:
     labels, classes = number_labels([path.parent.name for path in files], learn)
     looks = [_glance(path) for path in files]
     channels = 3 if any(color for _, color in looks) else 1
-    fitting = size if isinstance(size, Fitting) else None
-    chosen = suited_side([look for look, _ in looks]) if size == "auto" else size
-    side = chosen.side if isinstance(chosen, Fitting) else chosen
+    fitting = size if isinstance(size, ResizeCrop) else None
+    chosen = choose_side([look for look, _ in looks]) if size == "auto" else size
+    side = chosen.side if isinstance(chosen, ResizeCrop) else chosen
     square = None if side is None else (side, side)
     shape = square or _expect_one_size([look for look, _ in looks], [str(path) for path in files])
     pixels = PixelFiles(tuple(files), shape, channels, fitting)
-    held = pixels if math.prod(pixels.shape) > IN_MEMORY else pixels[:]
-    return Images(held, labels, classes, channels, size == "auto" and side is not None)
+    held = pixels if math.prod(pixels.shape) > IN_MEMORY_BYTES else pixels[:]
+    return LabeledImages(held, labels, classes, channels, size == "auto" and side is not None)
 
 
 def _wanted(name: str) -> bool:
@@ -235,7 +235,7 @@ def _is_gray(picture: Image.Image) -> bool:
     return picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
 
 
-def _from_tar(path: Path, size: Side) -> tuple[Pixels, list[str], bool]:
+def _from_tar(path: Path, size: SquareSide) -> tuple[Pixels, list[str], bool]:
     """(pixels, classes, whether a side was chosen for them); the folder that a member lies in names its class."""
     asked = None if size == "auto" else size
     names: list[str] = []
@@ -247,7 +247,7 @@ def _from_tar(path: Path, size: Side) -> tuple[Pixels, list[str], bool]:
     if not pictures:
         raise DataError(f"{path.name} holds no image: a tar with a folder of images per class is expected")
     sizes = [(picture.shape[0], picture.shape[1]) for picture in pictures]
-    side = suited_side(sizes) if size == "auto" else None
+    side = choose_side(sizes) if size == "auto" else None
     if side is None:
         _expect_one_size(sizes, names)
     else:

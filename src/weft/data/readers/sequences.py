@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from weft.data.readers.archives import is_archive
 from weft.data.readers.classes import label_names, number_labels, read_arrays
 from weft.data.readers.files import DataError, find_files, name_suffix, read_lines, read_table
-from weft.data.readers.skeletons import SKELETON, read_skeletons
+from weft.data.readers.skeletons import SKELETON_FILE, read_skeletons
 from weft.data.readers.sounds import log_mel, read_sound
 
 Values = NDArray[np.float32]
-Example = tuple[str, str, Values]  # name, label, values [T, C]
+NamedSequence = tuple[str, str, Values]  # name, label, values [T, C]
 FILE_SUFFIXES = (".ts", ".npz", ".csv", ".tsv")
 ID_NAMES = ("id", "sequence", "sequence_id", "series", "case")
 TIME_NAMES = ("time", "t", "step", "frame", "timestamp", "date")
@@ -28,7 +28,7 @@ LABEL_NAMES = ("label", "class", "target", "y")
 
 
 @dataclass(frozen=True)
-class Sequences:
+class LabeledSequences:
     """Vectors in time: values, a list of N arrays [T, C]; the number of each label; a name each (file, id or row)."""
 
     values: list[Values]
@@ -42,13 +42,13 @@ class Sequences:
         return int(self.values[0].shape[1])
 
 
-def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: bool = True) -> Sequences:
+def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: bool = True) -> LabeledSequences:
     """Sequences of .ts, .npz and .csv files, of a folder per class of .wav, or of a folder or tar of skeletons.
 
     `learn=False`, for data to evaluate on, allows a class with one example; `labeled=False`, for data to predict,
     allows files without labels, which then are "".
     """
-    examples: list[Example] = []
+    examples: list[NamedSequence] = []
     for given in map(Path, paths):
         examples += _read_path(given, labeled)
     if not examples:
@@ -70,23 +70,23 @@ def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: boo
                 f"sequence {name}: step {step}, channel {channel} is no finite number: fill it or remove it"
             )
     labels, classes = number_labels([label for _, label, _ in examples], learn and labeled)
-    return Sequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
+    return LabeledSequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
 
 
-def _read_path(given: Path, labeled: bool) -> list[Example]:
+def _read_path(given: Path, labeled: bool) -> list[NamedSequence]:
     if given.is_dir():
         inside = [path for path in sorted(given.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         sounds = [path for path in inside if path.suffix.lower() == ".wav"]
         if sounds:
             return list(_from_sounds(sounds))
-        if any(SKELETON.match(path.name) for path in inside):
+        if any(SKELETON_FILE.match(path.name) for path in inside):
             return list(read_skeletons(given))
-    if is_archive(given) or (given.is_file() and SKELETON.match(given.name)):
+    if is_archive(given) or (given.is_file() and SKELETON_FILE.match(given.name)):
         return list(read_skeletons(given))
     if given.is_file() and given.suffix.lower() == ".wav" and not labeled:
         return list(_from_sounds([given]))
     readers = {".ts": _from_ts, ".npz": _from_npz, ".csv": _from_table, ".tsv": _from_table}
-    examples: list[Example] = []
+    examples: list[NamedSequence] = []
     for path in find_files([given], (*FILE_SUFFIXES, ".wav")):
         reader = readers.get(name_suffix(path))
         if reader is None:
@@ -95,7 +95,7 @@ def _read_path(given: Path, labeled: bool) -> list[Example]:
     return examples
 
 
-def _from_sounds(paths: Sequence[Path]) -> Iterator[Example]:
+def _from_sounds(paths: Sequence[Path]) -> Iterator[NamedSequence]:
     """Log-mel frames; the folder that a file lies in names its class."""
     first = 0
     for path in paths:
@@ -106,7 +106,7 @@ def _from_sounds(paths: Sequence[Path]) -> Iterator[Example]:
         yield str(path), path.parent.name, log_mel(samples, rate)
 
 
-def _from_ts(path: Path, labeled: bool) -> Iterator[Example]:
+def _from_ts(path: Path, labeled: bool) -> Iterator[NamedSequence]:
     """UEA's format: @ lines tell about the data; a case a line, its channels and last its class between colons."""
     classes: list[str] | None = None
     head: dict[str, str] = {}
@@ -175,7 +175,7 @@ def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str,
     return values.astype(np.float32)
 
 
-def _from_npz(path: Path, labeled: bool) -> Iterator[Example]:
+def _from_npz(path: Path, labeled: bool) -> Iterator[NamedSequence]:
     """x [N, T, C] or [N, T], with `lengths` where padded; or all steps one after the other [sum of lengths, C]."""
     arrays = read_arrays(
         path,
@@ -213,7 +213,7 @@ def _from_npz(path: Path, labeled: bool) -> Iterator[Example]:
         yield f"{row + 1} of {path.name}", label, values.astype(np.float32)
 
 
-def _from_table(path: Path, labeled: bool) -> Iterator[Example]:
+def _from_table(path: Path, labeled: bool) -> Iterator[NamedSequence]:
     """Rows of sequence id, time, values and label; with a header the columns may come in any order, time left out."""
     rows = list(read_table(path))
     place_id, place_time, place_label, has_header = _table_places(path, rows, labeled)

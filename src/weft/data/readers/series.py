@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.readers.files import DataError, find_files, name_suffix, read_table, separator
+from weft.data.readers.files import DataError, csv_delimiter, find_files, name_suffix, read_table
 
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "t", "ds")
 MISSING = ("", "nan", "na", "n/a", "null", "none", "?", "-")
 
 
 @dataclass(frozen=True)
-class Series:
+class TimeSeries:
     """Values [N, C] over N times and C named columns; `times` as written, or None where no column tells them.
 
     `left_out`: columns that hold no numbers.
@@ -28,7 +28,7 @@ class Series:
     left_out: tuple[str, ...] = ()
 
 
-def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = None, least: int = 2) -> Series:
+def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = None, least: int = 2) -> TimeSeries:
     """A .csv (plain or .gz) of numeric columns, with or without a header and a time column; several files follow on.
 
     The time column is the first that holds no numbers, or is named so. `columns` chooses by name, else all are taken
@@ -51,12 +51,12 @@ def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = Non
             f"{files[0].name} has {len(values)} {many} of numbers, but {least} are needed: give a longer series"
         )
     times = [time for part in parts for time in part.times or []]
-    return Series(parts[0].names, times if len(times) == len(values) else None, values, parts[0].left_out)
+    return TimeSeries(parts[0].names, times if len(times) == len(values) else None, values, parts[0].left_out)
 
 
-def _read_one(path: Path, columns: Sequence[str] | None) -> Series:
+def _read_one(path: Path, columns: Sequence[str] | None) -> TimeSeries:
     rows = list(read_table(path))
-    if name_suffix(path) != ".tsv" and separator(path) == ";":
+    if name_suffix(path) != ".tsv" and csv_delimiter(path) == ";":
         # Where semicolons part the cells, a comma may part the digits.
         rows = [(number, [_with_point(cell) for cell in cells]) for number, cells in rows]
     header = _header(rows)
@@ -76,7 +76,7 @@ def _read_one(path: Path, columns: Sequence[str] | None) -> Series:
             values[row, channel] = _number(path, number, names[place], cells[place])
     times = None if time is None else [cells[time].strip() for _, cells in data]
     left_out = () if columns is not None else tuple(names[place] for place in others if place not in numeric)
-    return Series(tuple(names[place] for place in chosen), times, values, left_out)
+    return TimeSeries(tuple(names[place] for place in chosen), times, values, left_out)
 
 
 def _header(rows: Sequence[tuple[int, list[str]]]) -> list[str] | None:

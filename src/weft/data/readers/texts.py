@@ -13,7 +13,7 @@ TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl")
 TEXT_FIELDS = ("text", "content", "document")
 SENTENCE_FIELDS = (*TEXT_FIELDS, "sentence")
 LABEL_FIELDS = ("label", "class", "sentiment")
-ROLES = ("system", "user", "assistant")
+CHAT_ROLES = ("system", "user", "assistant")
 CHAT_TOKENS = ("<System:>", "<User:>", "<Assistant:>")  # special tokens that open a turn, in the order of ROLES
 
 
@@ -54,8 +54,10 @@ def _chat(path: Path, number: int, messages: object) -> Chat:
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
         content = message.get("content") if isinstance(message, dict) else None
-        if role not in ROLES or not isinstance(content, str):
-            raise DataError(f"{path.name}, line {number}: a message has a role of {', '.join(ROLES)} and a content")
+        if role not in CHAT_ROLES or not isinstance(content, str):
+            raise DataError(
+                f"{path.name}, line {number}: a message has a role of {', '.join(CHAT_ROLES)} and a content"
+            )
         turns.append((role, content))
     return Chat(tuple(turns))
 

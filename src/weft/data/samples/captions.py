@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.samples.images import PALETTE, background, cover
-from weft.data.samples.sample_definition import Best, Sample, held_out, numbers
+from weft.data.samples.images import PALETTE, background, shape_coverage
+from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
 
 SIZE = 48
 # Shapes that differ even when small.
@@ -19,23 +19,25 @@ ALONE = 0.2
 
 
 @dataclass(frozen=True)
-class Captioned:
+class SampleCaptions:
     """Pictures (N x 48 x 48 x 3; 0 to 255) and a sentence for each."""
 
     pixels: NDArray[np.uint8]
     texts: tuple[str, ...]
 
 
-def scenes(seed: int, size: int) -> Sample[Captioned]:
+def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
     """Scenes with sentences such as "a large red circle left of a small blue square"; the large one is named first."""
-    random = numbers(seed, "scenes")
-    drawn = [_scene(random) for _ in range(size + held_out(size))]
+    random = numpy_generator(seed, "scenes")
+    drawn = [_scene(random) for _ in range(size + validation_size(size))]
     pixels, texts = np.stack([picture for picture, _ in drawn]), tuple(text for _, text in drawn)
-    best = Best("exact_match", 1.0, "by construction: the large shape is named first, so each scene has one sentence")
+    best = ReferenceScore(
+        "exact_match", 1.0, "by construction: the large shape is named first, so each scene has one sentence"
+    )
     kinds = len(FORMS) * len(PALETTE)
     why = f"without the picture: the likeliest sentence, a single one of {kinds} shapes alone ({ALONE} of the scenes)"
-    shortcut = Best("exact_match", ALONE / kinds, why)
-    train, validation = Captioned(pixels[:size], texts[:size]), Captioned(pixels[size:], texts[size:])
+    shortcut = ReferenceScore("exact_match", ALONE / kinds, why)
+    train, validation = SampleCaptions(pixels[:size], texts[:size]), SampleCaptions(pixels[size:], texts[size:])
     return Sample("scenes", "captions", train, validation, best, shortcut)
 
 
@@ -63,7 +65,7 @@ def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
 def _paint(
     canvas: NDArray[np.float64], kind: tuple[str, str], x: float, y: float, radius: float
 ) -> NDArray[np.float64]:
-    amount = cover(kind[1], SIZE, x, y, radius)[..., None]
+    amount = shape_coverage(kind[1], SIZE, x, y, radius)[..., None]
     return canvas * (1 - amount) + np.array(PALETTE[kind[0]]) * amount
 
 

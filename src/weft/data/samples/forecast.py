@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.samples.sample_definition import Best, Sample, held_out, numbers
+from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
 
 Array = NDArray[np.float64]
 
@@ -19,7 +19,7 @@ PLACES = ("harbour", "station", "market")
 
 
 @dataclass(frozen=True)
-class Series:
+class SampleSeries:
     """Values (T x C) of named columns, how far ahead to forecast, and the values without noise where that exists."""
 
     values: Array
@@ -28,10 +28,10 @@ class Series:
     expected: Array | None = None
 
 
-def seasonal(seed: int, size: int) -> Sample[Series]:
+def seasonal(seed: int, size: int) -> Sample[SampleSeries]:
     """Hourly counts at three places: a day's, half a day's and a week's wave, and noise that nobody can forecast."""
-    random = numbers(seed, "seasonal")
-    count = held_out(size, 10 * HORIZON)
+    random = numpy_generator(seed, "seasonal")
+    count = validation_size(size, 10 * HORIZON)
     time = np.arange(size + count)[:, None]
     expected = np.zeros((size + count, len(PLACES)))
     for period, strength in zip(PERIODS, (1.0, 0.5, 0.6), strict=True):
@@ -41,33 +41,35 @@ def seasonal(seed: int, size: int) -> Sample[Series]:
     expected += random.uniform(1, 4, len(PLACES))
     values = expected + random.normal(0, NOISE, expected.shape)
     spread = NOISE**2 * math.sqrt(2 / (count * len(PLACES)))
-    best = Best("mse", NOISE**2, "variance of the noise: the waves can be known exactly, the noise not at all", spread)
+    best = ReferenceScore(
+        "mse", NOISE**2, "variance of the noise: the waves can be known exactly, the noise not at all", spread
+    )
     parts = (
-        Series(values[:size], PLACES, HORIZON, expected[:size]),
-        Series(values[size:], PLACES, HORIZON, expected[size:]),
+        SampleSeries(values[:size], PLACES, HORIZON, expected[:size]),
+        SampleSeries(values[size:], PLACES, HORIZON, expected[size:]),
     )
     return Sample("seasonal", "forecast", *parts, best)
 
 
-def brownian(seed: int, size: int) -> Sample[Series]:
+def brownian(seed: int, size: int) -> Sample[SampleSeries]:
     """Brownian motion of one number: independent normal steps."""
     return _motion("brownian", seed, size, ("x",))
 
 
-def brownian3d(seed: int, size: int) -> Sample[Series]:
+def brownian3d(seed: int, size: int) -> Sample[SampleSeries]:
     """Brownian motion of a particle in space."""
     return _motion("brownian3d", seed, size, ("x", "y", "z"))
 
 
-def _motion(name: str, seed: int, size: int, columns: tuple[str, ...]) -> Sample[Series]:
-    count = held_out(size, 10 * HORIZON)
-    values = numbers(seed, name).normal(0, STEP, (size + count, len(columns))).cumsum(0)
+def _motion(name: str, seed: int, size: int, columns: tuple[str, ...]) -> Sample[SampleSeries]:
+    count = validation_size(size, 10 * HORIZON)
+    values = numpy_generator(seed, name).normal(0, STEP, (size + count, len(columns))).cumsum(0)
     best = brownian_best(HORIZON, count, len(columns))
-    parts = (Series(values[:size], columns), Series(values[size:], columns))
+    parts = (SampleSeries(values[:size], columns), SampleSeries(values[size:], columns))
     return Sample(name, "forecast", *parts, best)
 
 
-def brownian_best(horizon: int, length: int, columns: int = 1) -> Best:
+def brownian_best(horizon: int, length: int, columns: int = 1) -> ReferenceScore:
     """The least mean squared error over steps 1..H of Brownian motion: step variance x (H + 1) / 2.
 
     Its spread over all windows of a series of `length` steps is exact but for the ends: the error is a quadratic form
@@ -83,4 +85,4 @@ def brownian_best(horizon: int, length: int, columns: int = 1) -> Best:
     why = (
         f"the last value is the best forecast; its error h steps ahead is h x step variance, mean over h = 1..{horizon}"
     )
-    return Best("mse", value, why, spread)
+    return ReferenceScore("mse", value, why, spread)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.samples.sample_definition import Best, Sample, held_out, numbers
+from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
 
 Array = NDArray[np.float64]
 Stroke = list[tuple[float, float]]
@@ -30,20 +30,20 @@ PALETTE: dict[str, tuple[int, int, int]] = {
 
 
 @dataclass(frozen=True)
-class Images:
+class SampleImages:
     """Pictures (N x H x W, or N x H x W x 3; 0 to 255) and the number of each one's class."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
 
-def digits(seed: int, size: int) -> Sample[Images]:
+def digits(seed: int, size: int) -> Sample[SampleImages]:
     """Digits of 28 x 28 gray pixels, white on black, their strokes shaken, slanted, turned and stretched."""
     why = "by construction: strokes are shaken by less than what tells one digit from another"
     return _split("digits", seed, size, [str(digit) for digit in range(10)], draw_digit, why)
 
 
-def shapes(seed: int, size: int) -> Sample[Images]:
+def shapes(seed: int, size: int) -> Sample[SampleImages]:
     """Colored shapes of 32 x 32 pixels at any place, size, angle and color; the class is the shape."""
     why = "by construction: the outline alone tells the shape; color, place, size and angle are drawn apart from it"
     return _split("shapes", seed, size, list(SHAPES), _draw_shape, why)
@@ -56,13 +56,13 @@ def _split(
     classes: list[str],
     draw: Callable[[str, np.random.Generator], NDArray[np.uint8]],
     why: str,
-) -> Sample[Images]:
-    random = numbers(seed, name)
-    total = size + held_out(size, len(classes))
+) -> Sample[SampleImages]:
+    random = numpy_generator(seed, name)
+    total = size + validation_size(size, len(classes))
     labels = np.concatenate([random.permutation(len(classes)) for _ in range(-(-total // len(classes)))])[:total]
     pixels = np.stack([draw(classes[label], random) for label in labels])
-    train, validation = Images(pixels[:size], labels[:size]), Images(pixels[size:], labels[size:])
-    return Sample(name, "images", train, validation, Best("accuracy", 1.0, why), classes=tuple(classes))
+    train, validation = SampleImages(pixels[:size], labels[:size]), SampleImages(pixels[size:], labels[size:])
+    return Sample(name, "images", train, validation, ReferenceScore("accuracy", 1.0, why), classes=tuple(classes))
 
 
 def _arc(x: float, y: float, across: float, down: float, start: float, end: float, steps: int = 14) -> Stroke:
@@ -172,7 +172,7 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def cover(shape: str, size: int, x: float, y: float, radius: float, angle: float = 0.0) -> Array:
+def shape_coverage(shape: str, size: int, x: float, y: float, radius: float, angle: float = 0.0) -> Array:
     """How much of each pixel of a square canvas a shape covers, 0 to 1."""
     canvas = np.zeros((size, size))
     reach = 1.2 * radius + 1  # only near the shape, for speed
@@ -195,6 +195,6 @@ def _draw_shape(shape: str, random: np.random.Generator) -> NDArray[np.uint8]:
     x, y = random.uniform(radius, SHAPE_SIZE - 1 - radius, 2)
     names = list(PALETTE)
     color = np.array(PALETTE[names[random.integers(len(names))]]) + random.normal(0, 8, 3)
-    amount = cover(shape, SHAPE_SIZE, x, y, radius, random.uniform(0, 2 * math.pi))[..., None]
+    amount = shape_coverage(shape, SHAPE_SIZE, x, y, radius, random.uniform(0, 2 * math.pi))[..., None]
     canvas = background(SHAPE_SIZE, random) * (1 - amount) + color * amount
     return np.clip(canvas, 0, 255).astype(np.uint8)

@@ -12,16 +12,16 @@ import numpy as np
 from weft.data.readers.files import DataError
 from weft.foundation.seeds import derive
 
-Part = TypeVar("Part")
-Example = TypeVar("Example", bound=Hashable)
+_Split = TypeVar("_Split")
+_Example = TypeVar("_Example", bound=Hashable)
 
 LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity")
 # Draws allowed for each distinct example wanted, before we say that there are not so many.
-PATIENCE = 50
+DRAWS_PER_EXAMPLE = 50
 
 
 @dataclass(frozen=True)
-class Best:
+class ReferenceScore:
     """A score known beforehand, with the reason; `spread` is its standard deviation on this validation part."""
 
     metric: str
@@ -41,42 +41,42 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Sample(Generic[Part]):
+class Sample(Generic[_Split]):
     """A built-in sample. `best` bounds every model; `shortcut` is the most that one gets which looks too little."""
 
     name: str
     task: str
-    train: Part
-    validation: Part
-    best: Best | None
-    shortcut: Best | None = None
+    train: _Split
+    validation: _Split
+    best: ReferenceScore | None
+    shortcut: ReferenceScore | None = None
     classes: tuple[str, ...] = ()
 
 
-def numbers(seed: int, *names: str | int) -> np.random.Generator:
+def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
     """Random numbers for one purpose of one sample."""
     return np.random.default_rng(derive(seed, "sample", *names))
 
 
-def words(seed: int, *names: str | int) -> random.Random:
+def python_generator(seed: int, *names: str | int) -> random.Random:
     """Random choices for one purpose of one sample."""
     return random.Random(derive(seed, "sample", *names))
 
 
-def listed(text: str) -> tuple[str, ...]:
+def word_list(text: str) -> tuple[str, ...]:
     """The words of a text: a list that reads well in a source file."""
     return tuple(text.split())
 
 
-def held_out(size: int, least: int = 1) -> int:
+def validation_size(size: int, least: int = 1) -> int:
     """How many examples the validation part has: a tenth of all, but never fewer than `least`."""
     return max(size // 9, least)
 
 
-def distinct(name: str, count: int, draw: Callable[[], Example]) -> list[Example]:
+def draw_distinct(name: str, count: int, draw: Callable[[], _Example]) -> list[_Example]:
     """`count` examples, no two alike, in the order drawn: so the two parts share none."""
-    found: dict[Example, None] = {}
-    for _ in range(PATIENCE * count + 1000):
+    found: dict[_Example, None] = {}
+    for _ in range(DRAWS_PER_EXAMPLE * count + 1000):
         found[draw()] = None
         if len(found) == count:
             return list(found)

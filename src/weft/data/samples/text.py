@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
-from weft.data.samples.sample_definition import Best, Sample, held_out, numbers, words
+from weft.data.samples.sample_definition import (
+    ReferenceScore,
+    Sample,
+    numpy_generator,
+    python_generator,
+    validation_size,
+)
 
 VOWELS, CONSONANTS, SPACE = "aeiou", "lmnrst", " "
 ALPHABET = SPACE + VOWELS + CONSONANTS
@@ -21,12 +27,12 @@ FLOOR = 0.005
 
 def stdlib(seed: int, size: int) -> Sample[str]:
     """Documentation and sources of the Python standard library on this machine, half and half; no best is known."""
-    random = words(seed, "stdlib")
+    random = python_generator(seed, "stdlib")
     manual, sources = _manual(), _source_files()
     random.shuffle(manual)
     random.shuffle(sources)
     pages, files = _told_once(manual), (text for path in sources if (text := _read(path)))
-    train, validation = (_mixture(pages, files, length) for length in (size, held_out(size, 100)))
+    train, validation = (_mixture(pages, files, length) for length in (size, validation_size(size, 100)))
     if not validation:
         raise DataError(f"the standard library here is shorter than {size} characters: ask for a smaller size")
     return Sample("stdlib", "text", train, validation, best=None)
@@ -85,14 +91,14 @@ def _read(path: Path) -> str:
 
 def markov(seed: int, size: int) -> Sample[str]:
     """Text of an invented language in which two letters decide the chances of the next; the entropy is exact."""
-    next_letter = transitions(seed)
-    visits = stationary(next_letter)
+    next_letter = transition_probabilities(seed)
+    visits = stationary_distribution(next_letter)
     rate = float(np.sum(visits[:, :, None] * -_log_times(next_letter)))
-    count = held_out(size, 1000)
+    count = validation_size(size, 1000)
     letters = _walk(seed, next_letter, size + count)
     text = "".join(ALPHABET[letter] for letter in letters)
     cost = -np.log(next_letter[letters[size - 2 : -2], letters[size - 1 : -1], letters[size:]])
-    best = Best(
+    best = ReferenceScore(
         "loss",
         rate,
         "entropy rate in nats a character: sum over letter pairs of stationary chance x entropy of the next letter",
@@ -100,13 +106,15 @@ def markov(seed: int, size: int) -> Sample[str]:
     )
     pair = visits.sum(0)[:, None] * _given_one(next_letter, visits)
     one_back = float(np.sum(pair * -np.log(np.where(pair > 0, _given_one(next_letter, visits), 1.0))))
-    shortcut = Best("loss", one_back, "entropy of the next letter when only one letter back is seen", best.spread)
+    shortcut = ReferenceScore(
+        "loss", one_back, "entropy of the next letter when only one letter back is seen", best.spread
+    )
     return Sample("markov", "text", text[:size], text[size:], best, shortcut)
 
 
-def transitions(seed: int) -> NDArray[np.float64]:
+def transition_probabilities(seed: int) -> NDArray[np.float64]:
     """P[a, b, c], the chance of letter c after a and b: uneven, syllable-like, never two spaces together."""
-    random = numbers(seed, "markov", "transitions")
+    random = numpy_generator(seed, "markov", "transitions")
     letters = len(ALPHABET)
     chances = random.dirichlet(np.full(letters, 0.4), size=(letters, letters))
     kind = np.array([0 if c == SPACE else 1 if c in VOWELS else 2 for c in ALPHABET])
@@ -116,7 +124,7 @@ def transitions(seed: int) -> NDArray[np.float64]:
     return chances / chances.sum(-1, keepdims=True)
 
 
-def stationary(next_letter: NDArray[np.float64]) -> NDArray[np.float64]:
+def stationary_distribution(next_letter: NDArray[np.float64]) -> NDArray[np.float64]:
     """pi[a, b], the share of each pair of letters in the long run: the fixed point of pi'[b, c] = sum_a pi P."""
     visits = np.full(next_letter.shape[:2], 1.0 / next_letter[..., 0].size)
     for _ in range(10_000):
@@ -142,7 +150,7 @@ def _walk(seed: int, next_letter: NDArray[np.float64], length: int) -> NDArray[n
     cumulative = np.cumsum(next_letter, -1)
     cumulative[..., -1] = 1.0
     table = cumulative.tolist()
-    draws = numbers(seed, "markov", "walk").random(length + 100).tolist()
+    draws = numpy_generator(seed, "markov", "walk").random(length + 100).tolist()
     a, b = ALPHABET.index("n"), ALPHABET.index("a")
     letters = []
     for draw in draws:

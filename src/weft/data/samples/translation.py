@@ -12,20 +12,29 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.data.samples.sample_definition import Best, Sample, distinct, held_out, listed, words
+from weft.data.samples.sample_definition import (
+    ReferenceScore,
+    Sample,
+    draw_distinct,
+    python_generator,
+    validation_size,
+    word_list,
+)
 
-FIRST, LAST = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)
+FIRST_DAY, LAST_DAY = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)
 
-ENGLISH_MONTHS = listed("January February March April May June July August September October November December")
-ITALIAN_MONTHS = listed("gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre")
-ENGLISH_WEEKDAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-ITALIAN_WEEKDAYS = listed("lunedì martedì mercoledì giovedì venerdì sabato domenica")
-ENGLISH_DAYS = listed(
+ENGLISH_MONTHS = word_list("January February March April May June July August September October November December")
+ITALIAN_MONTHS = word_list(
+    "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre"
+)
+ENGLISH_WEEKDAYS = word_list("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+ITALIAN_WEEKDAYS = word_list("lunedì martedì mercoledì giovedì venerdì sabato domenica")
+ENGLISH_DAYS = word_list(
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
     "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth twenty-first twenty-second twenty-third "
     "twenty-fourth twenty-fifth twenty-sixth twenty-seventh twenty-eighth twenty-ninth thirtieth thirty-first"
 )
-ITALIAN_DAYS = listed(
+ITALIAN_DAYS = word_list(
     "primo due tre quattro cinque sei sette otto nove dieci undici dodici tredici quattordici quindici sedici "
     "diciassette diciotto diciannove venti ventuno ventidue ventitré ventiquattro venticinque ventisei ventisette "
     "ventotto ventinove trenta trentuno"
@@ -83,7 +92,7 @@ Link = tuple[int, range]
 
 
 @dataclass(frozen=True)
-class Pair:
+class AlignedPair:
     """A source, its target, and for each target character the source characters it comes from (a dash: none)."""
 
     source: str
@@ -91,26 +100,26 @@ class Pair:
     alignment: tuple[frozenset[int], ...]
 
 
-def dates(seed: int, size: int) -> Sample[tuple[Pair, ...]]:
+def dates(seed: int, size: int) -> Sample[tuple[AlignedPair, ...]]:
     """Dates written by hand in English and Italian -> ISO form, each character aligned."""
-    choose = words(seed, "dates")
-    pairs: dict[str, Pair] = {}
+    choose = python_generator(seed, "dates")
+    pairs: dict[str, AlignedPair] = {}
 
     def draw() -> str:
         pair = write_date(_some_day(choose), choose)
         return pairs.setdefault(pair.source, pair).source
 
-    rows = tuple(pairs[source] for source in distinct("dates", size + held_out(size), draw))
+    rows = tuple(pairs[source] for source in draw_distinct("dates", size + validation_size(size), draw))
     why = "by construction: day before month in figures, years of two figures in 1950-2049, so one reading each"
-    best = Best("exact_match", 1.0, why)
+    best = ReferenceScore("exact_match", 1.0, why)
     return Sample("dates", "translation", rows[:size], rows[size:], best)
 
 
 def _some_day(choose: random.Random) -> datetime.date:
-    return FIRST + datetime.timedelta(days=choose.randrange((LAST - FIRST).days + 1))
+    return FIRST_DAY + datetime.timedelta(days=choose.randrange((LAST_DAY - FIRST_DAY).days + 1))
 
 
-def write_date(date: datetime.date, choose: random.Random) -> Pair:
+def write_date(date: datetime.date, choose: random.Random) -> AlignedPair:
     """One date in one of the many ways, with its alignment."""
     template = choose.choice(choose.choices((ENGLISH, ITALIAN, FIGURES), weights=(4, 4, 2))[0])
     source = ""
@@ -121,7 +130,7 @@ def write_date(date: datetime.date, choose: random.Random) -> Pair:
             comes_from[target] |= {len(source) + place for place in places}
         source += text
     change = choose.choices((str, str.lower, str.upper), weights=(6, 3, 1))[0]
-    return Pair(change(source), date.isoformat(), tuple(frozenset(places) for places in comes_from))
+    return AlignedPair(change(source), date.isoformat(), tuple(frozenset(places) for places in comes_from))
 
 
 def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:

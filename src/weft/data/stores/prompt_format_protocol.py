@@ -8,20 +8,20 @@ from typing import NamedTuple, Protocol
 from weft.foundation.spec import Tree
 
 Messages = Sequence[Mapping[str, str]]
-Spans = tuple[tuple[int, int], ...]
+AnswerSpans = tuple[tuple[int, int], ...]
 
 
-class Written(NamedTuple):
+class RenderedChat(NamedTuple):
     """A chat as one text, and from which character to which the assistant speaks."""
 
     text: str
-    answers: Spans
+    answers: AnswerSpans
 
 
 class ChatWriter(Protocol):
     """Writes chats as a model was taught to read them."""
 
-    def written(self, messages: Messages) -> Sequence[Written]:
+    def written(self, messages: Messages) -> Sequence[RenderedChat]:
         """The texts to learn a chat from."""
 
 

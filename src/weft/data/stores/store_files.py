@@ -17,17 +17,19 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from weft.data.readers.files import DataError, find_files
-from weft.data.readers.texts import CHAT_TOKENS, ROLES, TEXT_SUFFIXES
+from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS, TEXT_SUFFIXES
 from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
-from weft.data.stores.text_chunks import PIECE, Piece, count_bytes, read_pieces
-from weft.data.tokenizers.bulk_encoding import bulk_encoder, joins_spaces
+from weft.data.stores.text_chunks import CHUNK_SIZE, TextChunk, count_bytes, read_chunks
+from weft.data.tokenizers.bulk_encoding import adds_dummy_prefix, bulk_encoder
 from weft.data.tokenizers.tokenizer import Tokenizer
 
 FORMAT = 1
-HEADER = "store.json"
-BATCH = 1 << 20  # characters encoded at once: the library needs some hundred bytes for each token
-FINEST = 100  # characters in a piece of a small text; larger texts have about a thousand pieces, up to PIECE each
-Progress = Callable[[int], None]
+HEADER_FILE = "store.json"
+BATCH_CHARACTERS = 1 << 20  # characters encoded at once: the library needs some hundred bytes for each token
+SMALLEST_CHUNK = (
+    100  # characters in a piece of a small text; larger texts have about a thousand pieces, up to PIECE each
+)
+StoreProgress = Callable[[int], None]
 
 
 def store_name(paths: Sequence[str | Path], tokenizer: Tokenizer, taught: PromptFormatProtocol | None = None) -> str:
@@ -46,10 +48,10 @@ def store_name(paths: Sequence[str | Path], tokenizer: Tokenizer, taught: Prompt
     return whole.hexdigest()[:32]
 
 
-def read_header(folder: Path) -> dict[str, Any] | None:
+def read_store_header(folder: Path) -> dict[str, Any] | None:
     """What the store holds; None if it is not there, not whole or of another format."""
     try:
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        header = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
         whole = header["format"] == FORMAT and all(
             (folder / name).stat().st_size == size for name, size in header["sizes"].items()
         )
@@ -62,14 +64,14 @@ def make_store(
     paths: Sequence[str | Path],
     tokenizer: Tokenizer,
     folder: Path,
-    progress: Progress | None = None,
+    progress: StoreProgress | None = None,
     taught: PromptFormatProtocol | None = None,
 ) -> dict[str, Any]:
     """The header of the store in `folder`, made now unless it is there; a second process waits for the first."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            header = read_header(folder)
+            header = read_store_header(folder)
             if header is None:
                 for left in (folder, *folder.parent.glob(f".{folder.name}.*.new")):
                     shutil.rmtree(left, ignore_errors=True)
@@ -83,13 +85,15 @@ def _new(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{os.getpid()}.new")
 
 
-def _make(paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progress: Progress | None) -> dict[str, Any]:
+def _make(
+    paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progress: StoreProgress | None
+) -> dict[str, Any]:
     fresh = writer.folder
     fresh.mkdir()
     try:
         with writer:
             size = sum(path.stat().st_size for path in find_files(paths, TEXT_SUFFIXES))
-            for batch in _batches(read_pieces(paths, min(max(size // 1000, FINEST), PIECE), writer.chat)):
+            for batch in _batches(read_chunks(paths, min(max(size // 1000, SMALLEST_CHUNK), CHUNK_SIZE), writer.chat)):
                 writer.add(batch)
                 if progress is not None:
                     progress(writer.read)
@@ -102,13 +106,13 @@ def _make(paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progre
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(pieces: Iterator[TextChunk]) -> Iterator[list[TextChunk]]:
+    batch: list[TextChunk] = []
     size = 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text) + 10
-        if size >= BATCH:
+        if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -128,7 +132,7 @@ class StoreWriter:
         self.chat = None if taught is None else taught.chat
         self.framed = bool(self.before or self.stops)
         self.stop = self.stops[0] if self.stops else tokenizer.stop
-        self.encode, self.joins = bulk_encoder(tokenizer), joins_spaces(tokenizer)
+        self.encode, self.joins = bulk_encoder(tokenizer), adds_dummy_prefix(tokenizer)
         self.kind = np.dtype(np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32)
         self.between = self.stop if self.stop is not None or self.before else tokenizer.start
         self.files: dict[str, BinaryIO] = {}
@@ -143,7 +147,7 @@ class StoreWriter:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def add(self, batch: Sequence[Piece]) -> None:
+    def add(self, batch: Sequence[TextChunk]) -> None:
         """Encode and write some pieces."""
         flat, counts = self._ids(batch)
         ids = flat.astype(self.kind)
@@ -167,7 +171,7 @@ class StoreWriter:
             rows["places"].append(self.tokens)
             rows["bytes"].append(self.bytes)
             before, after = self._frame(piece)
-            own, runs = ids[first:end], [(piece.role in (None, ROLES[-1]), count)]
+            own, runs = ids[first:end], [(piece.role in (None, CHAT_ROLES[-1]), count)]
             if piece.answers is not None:
                 own, runs = next(written)
                 after = self._end(own)
@@ -183,14 +187,14 @@ class StoreWriter:
         for name, values in rows.items():
             self._write(name, np.array(values, np.int64))
 
-    def _ids(self, batch: Sequence[Piece]) -> Any:
+    def _ids(self, batch: Sequence[TextChunk]) -> Any:
         texts = [p.text[1:] if self.joins and not p.first and p.text[0] == " " else p.text for p in batch]
         try:
             return self.encode(["" if p.answers is not None else text for p, text in zip(batch, texts, strict=True)])
         except (UnicodeEncodeError, TypeError):
             raise _half_pair(batch[0]) from None
 
-    def _written(self, pieces: Sequence[Piece]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
+    def _written(self, pieces: Sequence[TextChunk]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
         """Ids of chats that are one text each, and how many in a row count or not; a token is where it ends."""
         try:
             found = self.tokenizer.engine.encode_batch([piece.text for piece in pieces], add_special_tokens=False)
@@ -207,14 +211,14 @@ class StoreWriter:
             return []
         return [self.stop]
 
-    def _frame(self, piece: Piece) -> tuple[list[int], list[int]]:
+    def _frame(self, piece: TextChunk) -> tuple[list[int], list[int]]:
         """Ids before and after the piece's own: a turn's role at its start, stop at the end of an answer."""
         if piece.answers is not None:
             return [], []
         if piece.role is None:
             after = [self.stop] if self.framed and piece.last and self.stop is not None else []
             return [*self.before] if piece.first else [], after
-        name = CHAT_TOKENS[ROLES.index(piece.role)]
+        name = CHAT_TOKENS[CHAT_ROLES.index(piece.role)]
         role, stop = self.tokenizer.id_of(name), self.stop
         if role is None or stop is None:
             missing = name if role is None else "for stop"
@@ -226,13 +230,13 @@ class StoreWriter:
             raise DataError(
                 f"the tokenizer has no token {missing}, which chats need: train one with {', '.join(CHAT_TOKENS)}"
             )
-        return [role] if piece.first else [], [stop] if piece.last and piece.role == ROLES[-1] else []
+        return [role] if piece.first else [], [stop] if piece.last and piece.role == CHAT_ROLES[-1] else []
 
     def _open_answers(self) -> None:
         """Before the first chat every token counts; without chats there is no such file."""
         if "answers" not in self.files:
-            for first in range(0, self.tokens, BATCH):
-                self._write("answers", np.ones(min(BATCH, self.tokens - first), np.bool_))
+            for first in range(0, self.tokens, BATCH_CHARACTERS):
+                self._write("answers", np.ones(min(BATCH_CHARACTERS, self.tokens - first), np.bool_))
 
     def _write(self, name: str, values: np.ndarray[Any, Any]) -> None:
         if name not in self.files:
@@ -254,20 +258,20 @@ class StoreWriter:
             "type": self.kind.name,
             "sizes": {f"{name}.bin": (self.folder / f"{name}.bin").stat().st_size for name in self.files},
         }
-        path = self.folder / HEADER
+        path = self.folder / HEADER_FILE
         path.write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
         _flush(path)
         return header
 
 
-def _counted_bytes(piece: Piece) -> int:
+def _counted_bytes(piece: TextChunk) -> int:
     """UTF-8 bytes of what counts in the loss."""
     if piece.answers is not None:
         return sum(count_bytes(piece.text[first:last]) for first, last in piece.answers)
-    return count_bytes(piece.text) if piece.role in (None, ROLES[-1]) else 0
+    return count_bytes(piece.text) if piece.role in (None, CHAT_ROLES[-1]) else 0
 
 
-def _half_pair(piece: Piece) -> DataError:
+def _half_pair(piece: TextChunk) -> DataError:
     return DataError(
         f"a text near document {piece.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
         "remove escapes from \\ud800 to \\udfff that stand alone"

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.data.readers.files import BLOCK, DataError, find_files, name_suffix, open_bytes, read_blocks
+from weft.data.readers.files import BLOCK_SIZE, DataError, find_files, name_suffix, open_bytes, read_blocks
 from weft.data.readers.texts import TEXT_SUFFIXES, Chat, read_documents
-from weft.data.stores.prompt_format_protocol import ChatWriter, Spans, Written
+from weft.data.stores.prompt_format_protocol import AnswerSpans, ChatWriter, RenderedChat
 from weft.foundation.errors import WeftError
 
-PIECE = 1 << 14  # characters
-ROWS = (".jsonl", ".parquet")  # files of many documents, each of which fits in memory
+CHUNK_SIZE = 1 << 14  # characters
+ROW_SUFFIXES = (".jsonl", ".parquet")  # files of many documents, each of which fits in memory
 # Where a text may be cut, best first. A space between two words is the one place where all tokenizers in use cut too:
 # some join punctuation with the line ends after it, or treat the start of a text as a space.
-CUTS = (r"(?<=[^\W_]) (?=[^\W_])", r"(?<=[^\W_])\s", r"(?<=\S)\s", r"(?<=[^\W_])(?=[.,;!?。，、！？；])")
+CUT_PATTERNS = (r"(?<=[^\W_]) (?=[^\W_])", r"(?<=[^\W_])\s", r"(?<=\S)\s", r"(?<=[^\W_])(?=[.,;!?。，、！？；])")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """A part of a document, or of a turn of a chat if it has a role; `first` and `last` of that document or turn.
 
     `answers`: where the assistant speaks, in a chat that a writer made one text of.
@@ -31,20 +31,22 @@ class Piece:
     role: str | None = None
     first: bool = True
     last: bool = True
-    answers: Spans | None = None
+    answers: AnswerSpans | None = None
 
 
-def read_pieces(paths: Sequence[str | Path], size: int = PIECE, chat: ChatWriter | None = None) -> Iterator[Piece]:
+def read_chunks(
+    paths: Sequence[str | Path], size: int = CHUNK_SIZE, chat: ChatWriter | None = None
+) -> Iterator[TextChunk]:
     """All texts in order, in pieces of at most `size` characters; empty documents are left out.
 
     Chats come turn by turn, or as texts that `chat` writes, each in one piece.
     """
     number = 0
     for path in find_files(paths, TEXT_SUFFIXES):
-        for document in read_documents([path]) if name_suffix(path) in ROWS else [read_blocks(path)]:
+        for document in read_documents([path]) if name_suffix(path) in ROW_SUFFIXES else [read_blocks(path)]:
             if isinstance(document, Chat) and chat is not None:
                 for text, answers in _written(chat, document, path):
-                    yield Piece(number, text, answers=answers)
+                    yield TextChunk(number, text, answers=answers)
                     number += 1
             elif isinstance(document, Chat):
                 for role, content in document.messages:
@@ -55,7 +57,7 @@ def read_pieces(paths: Sequence[str | Path], size: int = PIECE, chat: ChatWriter
                 number += 1
 
 
-def _written(chat: ChatWriter, document: Chat, path: Path) -> list[Written]:
+def _written(chat: ChatWriter, document: Chat, path: Path) -> list[RenderedChat]:
     messages = [{"role": role, "content": content} for role, content in document.messages]
     try:
         return [found for found in chat.written(messages) if found.text]
@@ -63,16 +65,16 @@ def _written(chat: ChatWriter, document: Chat, path: Path) -> list[Written]:
         raise DataError(f"{path.name}, the chat that begins {messages[0]['content']!r:.40}: {error}") from None
 
 
-def _pieces(document: int, blocks: Iterable[str], size: int, role: str | None) -> Iterator[Piece]:
-    parts = cut_text(blocks, size)
+def _pieces(document: int, blocks: Iterable[str], size: int, role: str | None) -> Iterator[TextChunk]:
+    parts = chunk_text(blocks, size)
     text, first = next(parts, ""), True
     for following in parts:
-        yield Piece(document, text, role, first, last=False)
+        yield TextChunk(document, text, role, first, last=False)
         text, first = following, False
-    yield Piece(document, text, role, first)
+    yield TextChunk(document, text, role, first)
 
 
-def cut_text(blocks: Iterable[str], size: int) -> Iterator[str]:
+def chunk_text(blocks: Iterable[str], size: int) -> Iterator[str]:
     """The text that the blocks make up, in parts of at most `size` characters."""
     rest = ""
     for block in blocks:
@@ -89,7 +91,7 @@ def cut_text(blocks: Iterable[str], size: int) -> Iterator[str]:
 
 def _cut(text: str, first: int, last: int) -> int:
     """The last good place to cut after `first`, up to `last`; `last` itself where there is none."""
-    for pattern in CUTS:
+    for pattern in CUT_PATTERNS:
         search = re.compile(pattern)
         for start in (max(first + 1, last - 200), first + 1):
             # The end lies one further, because a cut looks at the character after it.
@@ -106,33 +108,35 @@ def has_chats(paths: Sequence[str | Path]) -> bool:
         if name_suffix(path) == ".jsonl":
             with open_bytes(path) as file:
                 end = b""
-                while block := file.read(BLOCK):
+                while block := file.read(BLOCK_SIZE):
                     if sign in end + block:
                         return True
                     end = block[-len(sign) :]
     return False
 
 
-def sample_texts(paths: Sequence[str | Path], most: int | None = 50_000_000, size: int = 4 * PIECE) -> Iterator[str]:
+def sample_texts(
+    paths: Sequence[str | Path], most: int | None = 50_000_000, size: int = 4 * CHUNK_SIZE
+) -> Iterator[str]:
     """An even sample of the texts, the same each time, of at most `most` characters; all of them where that is None."""
     share = 1.0
     if most is not None:
         files = find_files(paths, TEXT_SUFFIXES)
         packed = any(path.suffix.lower() in (".gz", ".parquet") for path in files)
         # A character is a byte or more, so plain files need no counting.
-        total = sum(len(p.text) for p in read_pieces(files, size)) if packed else sum(p.stat().st_size for p in files)
+        total = sum(len(p.text) for p in read_chunks(files, size)) if packed else sum(p.stat().st_size for p in files)
         share = min(1.0, most / max(total, 1))
     due = 0.0
-    for piece in read_pieces(paths, size):
+    for piece in read_chunks(paths, size):
         due += share * len(piece.text)
         if due >= len(piece.text):
             due -= len(piece.text)
             yield piece.text
 
 
-def letters_of(paths: Sequence[str | Path], size: int = 4 * PIECE) -> Iterator[str]:
+def distinct_characters(paths: Sequence[str | Path], size: int = 4 * CHUNK_SIZE) -> Iterator[str]:
     """Each piece's different characters once: a tokenizer of characters learns all there are, fast, from any text."""
-    return ("".join(sorted(set(piece.text))) for piece in read_pieces(paths, size))
+    return ("".join(sorted(set(piece.text))) for piece in read_chunks(paths, size))
 
 
 def count_bytes(text: str) -> int:

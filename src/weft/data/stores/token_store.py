@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
-from weft.data.stores.store_files import BATCH, Progress, make_store, read_header, store_name
-from weft.data.stores.text_chunks import Piece, has_chats, letters_of, read_pieces, sample_texts
+from weft.data.stores.store_files import BATCH_CHARACTERS, StoreProgress, make_store, read_store_header, store_name
+from weft.data.stores.text_chunks import TextChunk, distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
     "CHAT_TOKENS",
-    "Piece",
+    "TextChunk",
     "TokenStore",
-    "Window",
+    "TokenWindow",
+    "distinct_characters",
     "has_chats",
-    "letters_of",
-    "read_pieces",
+    "open_token_store",
+    "read_chunks",
     "sample_texts",
-    "token_store",
 ]
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """Copies of some tokens in a row [T], whether each counts in the loss (None: all do), and each one's document."""
 
     tokens: NDArray[np.int64]
@@ -40,11 +40,11 @@ class Window(NamedTuple):
     documents: NDArray[np.int64]
 
 
-def token_store(
+def open_token_store(
     paths: Sequence[str | Path],
     tokenizer: Tokenizer,
     cache: Path,
-    progress: Progress | None = None,
+    progress: StoreProgress | None = None,
     taught: PromptFormatProtocol | None = None,
 ) -> TokenStore:
     """The texts' tokens, made in `cache` if not there yet; `progress` is told how many bytes of text are done.
@@ -52,7 +52,7 @@ def token_store(
     `taught`: what the model that reads them knows of starts, stops and chats.
     """
     folder = cache / store_name(paths, tokenizer, taught)
-    header = read_header(folder) or make_store(paths, tokenizer, folder, progress, taught)
+    header = read_store_header(folder) or make_store(paths, tokenizer, folder, progress, taught)
     return TokenStore(folder, header["type"], header["bytes"], "answers.bin" in header["sizes"], 0, header["tokens"])
 
 
@@ -98,8 +98,8 @@ class TokenStore:
         """How many tokens count in the loss."""
         if not self.chats:
             return len(self)
-        parts = range(self.first, self.last, BATCH)
-        return sum(int(self._read("answers", "bool", at, min(BATCH, self.last - at)).sum()) for at in parts)
+        parts = range(self.first, self.last, BATCH_CHARACTERS)
+        return sum(int(self._read("answers", "bool", at, min(BATCH_CHARACTERS, self.last - at)).sum()) for at in parts)
 
     @property
     def bytes(self) -> int:
@@ -127,7 +127,7 @@ class TokenStore:
             cut = aim
         return replace(self, last=cut), replace(self, first=cut)
 
-    def window(self, first: int, length: int) -> Window:
+    def window(self, first: int, length: int) -> TokenWindow:
         """`length` tokens from `first` on, fewer at the end, read from the file; documents are numbered from 0."""
         if not 0 <= first < len(self) or length < 1:
             raise DataError(f"a window of {length} tokens at {first} holds none of the {len(self)}: begin it earlier")
@@ -139,7 +139,7 @@ class TokenStore:
         number = bisect_right(starts, begin)
         inside = np.array(starts[number : bisect_left(starts, begin + length)])
         before = number - bisect_right(starts, self.first)
-        return Window(tokens, answers, before + np.searchsorted(inside, np.arange(begin, begin + length), "right"))
+        return TokenWindow(tokens, answers, before + np.searchsorted(inside, np.arange(begin, begin + length), "right"))
 
     def _nearest(self, name: str, aim: int) -> int | None:
         """The entry nearest to `aim` that lies inside this store."""

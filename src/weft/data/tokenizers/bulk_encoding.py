@@ -21,21 +21,24 @@ from numpy.typing import NDArray
 from weft.data.stores.text_chunks import count_bytes
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 
-UNIT = re.compile(r"(?=[ \n][^\W_])")
-MOST_UNITS, LONGEST_UNITS = 300_000, 20_000_000  # what the look-up of units may hold: how many, how many characters
+UNIT_BOUNDARY = re.compile(r"(?=[ \n][^\W_])")
+MAX_UNITS, MAX_UNIT_CHARACTERS = (
+    300_000,
+    20_000_000,
+)  # what the look-up of units may hold: how many, how many characters
 
 
-class Ids(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Ids of many texts one after another, and how many each has."""
 
     flat: NDArray[np.uint32]
     counts: NDArray[np.int64]
 
 
-Encode = Callable[[Sequence[str]], Ids]
+BulkEncoder = Callable[[Sequence[str]], EncodedTexts]
 
 
-def bulk_encoder(tokenizer: Tokenizer) -> Encode:
+def bulk_encoder(tokenizer: Tokenizer) -> BulkEncoder:
     """The fastest way to the ids that `tokenizer.encode` gives."""
     layout = json.loads(tokenizer.engine.to_str())
     model, added = layout["model"], layout["added_tokens"]
@@ -55,16 +58,16 @@ def bulk_encoder(tokenizer: Tokenizer) -> Encode:
     return lambda texts: _encode(tokenizer, texts)
 
 
-def joins_spaces(tokenizer: Tokenizer) -> bool:
+def adds_dummy_prefix(tokenizer: Tokenizer) -> bool:
     """Whether the start of a text counts as a space (SentencePiece), so that a piece must not begin with one more."""
     whole, parts = tokenizer.encode("a b"), tokenizer.encode_many(["a", " b", "b"])
     return whole != parts[0] + parts[1] and whole == parts[0] + parts[2]
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Ids:
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedTexts:
     found = [e.ids for e in tokenizer.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
     counts = np.fromiter(map(len, found), np.int64, len(found))
-    return Ids(np.fromiter(chain.from_iterable(found), np.uint32, int(counts.sum())), counts)
+    return EncodedTexts(np.fromiter(chain.from_iterable(found), np.uint32, int(counts.sum())), counts)
 
 
 @cache
@@ -106,13 +109,13 @@ class _Table:
         longest_first = sorted(specials, key=len, reverse=True)
         self.pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if specials else None
 
-    def __call__(self, texts: Sequence[str]) -> Ids:
+    def __call__(self, texts: Sequence[str]) -> EncodedTexts:
         whole = "".join(texts)
         if any(name in whole for name in self.specials):
             parts = [self._with_specials(text) for text in texts]
-            return Ids(np.concatenate(parts), np.array([len(part) for part in parts], np.int64))
+            return EncodedTexts(np.concatenate(parts), np.array([len(part) for part in parts], np.int64))
         count = count_bytes if self.codec == "utf-8" else len
-        return Ids(self._look_up(whole), np.array([count(text) for text in texts], np.int64))
+        return EncodedTexts(self._look_up(whole), np.array([count(text) for text in texts], np.int64))
 
     def _look_up(self, text: str) -> NDArray[np.uint32]:
         return self.table[np.frombuffer(text.encode(self.codec), self.unit)]
@@ -153,17 +156,17 @@ class _Units:
         self.flat = np.zeros(0, np.uint32)
         self.starts, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
-    def __call__(self, texts: Sequence[str]) -> Ids:
-        if len(self.numbers) > MOST_UNITS or self.characters > LONGEST_UNITS:
+    def __call__(self, texts: Sequence[str]) -> EncodedTexts:
+        if len(self.numbers) > MAX_UNITS or self.characters > MAX_UNIT_CHARACTERS:
             self._forget()
-        units = [UNIT.split(text) for text in texts]
+        units = [UNIT_BOUNDARY.split(text) for text in texts]
         sizes = np.fromiter(map(len, units), np.int64, len(units))
         numbers = np.fromiter(map(self.numbers.__getitem__, chain.from_iterable(units)), np.int64, int(sizes.sum()))
         self._learn()
         counts = self.counts[numbers]
         ends = np.cumsum(counts)
         places = np.repeat(self.starts[numbers] - (ends - counts), counts) + np.arange(counts.sum())
-        return Ids(self.flat[places], np.add.reduceat(counts, np.cumsum(sizes) - sizes))
+        return EncodedTexts(self.flat[places], np.add.reduceat(counts, np.cumsum(sizes) - sizes))
 
     def _learn(self) -> None:
         fresh = self.numbers.fresh

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
 
-UNKNOWN = 0  # the word's number
-NOTHING, STRANGE, BEGIN, END = range(4)  # characters' numbers; real characters follow
-LONGEST = 18
-WORD = re.compile(r"['’]\w{1,2}\b|\w+(?:['’]\w+)*|[^\w\s]")
-CLITIC = re.compile(r"(?i)(?<=\w)(?:n['’]t|['’](?:s|m|d|re|ve|ll))$")
+UNKNOWN_WORD = 0  # the word's number
+PADDING, UNKNOWN_CHARACTER, WORD_START, WORD_END = range(4)  # characters' numbers; real characters follow
+LONGEST_WORD = 18
+WORD_PATTERN = re.compile(r"['’]\w{1,2}\b|\w+(?:['’]\w+)*|[^\w\s]")
+CLITIC_PATTERN = re.compile(r"(?i)(?<=\w)(?:n['’]t|['’](?:s|m|d|re|ve|ll))$")
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Lexicon:
 
     words: tuple[str, ...]
     characters: tuple[str, ...]
-    longest: int = LONGEST
+    longest: int = LONGEST_WORD
     _words: dict[str, int] = field(init=False, repr=False, compare=False)
     _characters: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_words", {word: number for number, word in enumerate(self.words, UNKNOWN + 1)})
-        object.__setattr__(self, "_characters", {c: number for number, c in enumerate(self.characters, END + 1)})
+        object.__setattr__(self, "_words", {word: number for number, word in enumerate(self.words, UNKNOWN_WORD + 1)})
+        object.__setattr__(self, "_characters", {c: number for number, c in enumerate(self.characters, WORD_END + 1)})
 
     @classmethod
-    def learn(cls, sentences: Iterable[Sequence[str]], vocabulary: int, longest: int = LONGEST) -> Lexicon:
+    def learn(cls, sentences: Iterable[Sequence[str]], vocabulary: int, longest: int = LONGEST_WORD) -> Lexicon:
         """The most frequent words of sentences, `vocabulary` at most, and all characters seen more than once."""
         forms = Counter(word for words in sentences for word in words)
         words: Counter[str] = Counter()
@@ -57,12 +57,12 @@ class Lexicon:
     @property
     def vocabulary(self) -> int:
         """Numbers that a word may have."""
-        return len(self.words) + UNKNOWN + 1
+        return len(self.words) + UNKNOWN_WORD + 1
 
     @property
     def alphabet(self) -> int:
         """Numbers that a character may have."""
-        return len(self.characters) + END + 1
+        return len(self.characters) + WORD_END + 1
 
     def __contains__(self, word: object) -> bool:
         return isinstance(word, str) and word.lower() in self._words
@@ -71,9 +71,9 @@ class Lexicon:
         """[T, 1 + L]; of a long word the first and the last characters are kept."""
         rows = np.zeros((len(words), 1 + self.longest), dtype=np.int64)
         for row, word in zip(rows, words, strict=True):
-            row[0] = self._words.get(word.lower(), UNKNOWN)
-            inner = [self._characters.get(c, STRANGE) for c in shortened(word, self.longest - 2)]
-            row[1 : 3 + len(inner)] = (BEGIN, *inner, END)
+            row[0] = self._words.get(word.lower(), UNKNOWN_WORD)
+            inner = [self._characters.get(c, UNKNOWN_CHARACTER) for c in shorten_word(word, self.longest - 2)]
+            row[1 : 3 + len(inner)] = (WORD_START, *inner, WORD_END)
         return rows
 
     def to_tree(self) -> dict[str, Any]:
@@ -86,17 +86,17 @@ class Lexicon:
         return cls(tuple(tree["words"]), tuple(tree["characters"]), int(tree["longest"]))
 
 
-def shortened(word: str, most: int) -> str:
+def shorten_word(word: str, most: int) -> str:
     """A word of at most `most` characters: its first and its last ones."""
     return word if len(word) <= most else word[: most // 2] + word[len(word) - (most - most // 2) :]
 
 
 def split_words(text: str) -> list[str]:
     """Words and marks of a text: `it 's good, isn't it?` has it, 's, good, ",", isn't, it, ?."""
-    return WORD.findall(text)
+    return WORD_PATTERN.findall(text)
 
 
-def split_tokens(text: str, known: Container[str]) -> list[str]:
+def split_treebank_words(text: str, known: Container[str]) -> list[str]:
     """Words as treebanks part them: what stands between blanks whole where it is known, else without its marks.
 
     Endings such as n't and 's stand alone where the lexicon has them so.
@@ -106,8 +106,8 @@ def split_tokens(text: str, known: Container[str]) -> list[str]:
         if chunk in known:
             found.append(chunk)
             continue
-        for piece in WORD.findall(chunk):
-            ending = None if piece in known else CLITIC.search(piece)
+        for piece in WORD_PATTERN.findall(chunk):
+            ending = None if piece in known else CLITIC_PATTERN.search(piece)
             if ending is not None and ending.group() in known:
                 found += [piece[: ending.start()], ending.group()]
             else:

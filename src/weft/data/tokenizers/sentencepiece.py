@@ -20,7 +20,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 @dataclass
-class SentencePiece:
+class SentencePieceModel:
     """Pieces with their scores and kinds, in the order of their ids; `forms` brings characters to one form."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class SentencePiece:
     forms: bytes = b""
 
 
-def read_sentencepiece(path: Path) -> SentencePiece:
+def read_sentencepiece(path: Path) -> SentencePieceModel:
     """Parse a .model file; a file that is none is refused in one sentence."""
     try:
         model = _parse(path.read_bytes())
@@ -41,8 +41,8 @@ def read_sentencepiece(path: Path) -> SentencePiece:
     return model
 
 
-def _parse(data: bytes) -> SentencePiece:
-    model = SentencePiece()
+def _parse(data: bytes) -> SentencePieceModel:
+    model = SentencePieceModel()
     for number, value in _fields(data):
         if number == 1:
             piece, score, kind = "", 0.0, NORMAL

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from weft.data.tokenizers.sentencepiece import read_sentencepiece
 from weft.data.tokenizers.vocabulary_files import (
-    SPACE,
+    METASPACE,
     byte_level,
     from_marian,
     from_merges,
@@ -25,18 +25,18 @@ from weft.data.tokenizers.vocabulary_files import (
 )
 from weft.foundation.errors import WeftError
 
-Kind = Literal["characters", "bytes", "words", "bpe"]
-KINDS: tuple[Kind, ...] = ("characters", "bytes", "words", "bpe")
+TokenizerKind = Literal["characters", "bytes", "words", "bpe"]
+TOKENIZER_KINDS: tuple[TokenizerKind, ...] = ("characters", "bytes", "words", "bpe")
 PAD, START, STOP, UNKNOWN_TOKEN = "<pad>", "<start>", "<stop>", "<unknown>"
 SPECIALS = (PAD, START, STOP, UNKNOWN_TOKEN)
 # Names under which other libraries keep the same roles, best first.
-ROLES: dict[str, tuple[str, ...]] = {
+ROLE_TOKENS: dict[str, tuple[str, ...]] = {
     "pad": (PAD, "[PAD]", "<|padding|>", "<unk>"),
     "start": (START, "<s>", "[CLS]", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>"),
     "stop": (STOP, "</s>", "[SEP]", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
     "unknown": (UNKNOWN_TOKEN, "<unk>", "[UNK]", "<|endoftext|>"),
 }
-FILES = (
+TOKENIZER_FILES = (
     *("tokenizer.json", "source.spm", "encoder.json", "vocab.json", "vocab.txt"),
     *("tokenizer.model", "spiece.model"),
 )
@@ -81,7 +81,7 @@ class Tokenizer:
         found = []
         for index in ids:
             token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
-            found.append(f" {text}" if token.startswith(SPACE) and not text.startswith(" ") else text or token)
+            found.append(f" {text}" if token.startswith(METASPACE) and not text.startswith(" ") else text or token)
         return found
 
     def id_of(self, token: str) -> int | None:
@@ -91,7 +91,7 @@ class Tokenizer:
 
     def role(self, name: str) -> int | None:
         """The id that plays a role: pad, start, stop, unknown."""
-        return next((index for token in ROLES[name] if (index := self.id_of(token)) is not None), None)
+        return next((index for token in ROLE_TOKENS[name] if (index := self.id_of(token)) is not None), None)
 
     @property
     def pad(self) -> int:
@@ -114,11 +114,11 @@ class Tokenizer:
 
 
 def train_tokenizer(
-    kind: Kind, texts: Iterable[str], vocabulary: int = 8192, specials: Sequence[str] = (), least: int = 1
+    kind: TokenizerKind, texts: Iterable[str], vocabulary: int = 8192, specials: Sequence[str] = (), least: int = 1
 ) -> Tokenizer:
     """A tokenizer learned from texts: at most `vocabulary` tokens, each seen at least `least` times."""
-    if kind not in KINDS:
-        raise WeftError(f"there is no tokenizer {kind!r}: choose one of {', '.join(KINDS)}")
+    if kind not in TOKENIZER_KINDS:
+        raise WeftError(f"there is no tokenizer {kind!r}: choose one of {', '.join(TOKENIZER_KINDS)}")
     names = [*SPECIALS, *specials]
     if kind == "bytes":
         return _bytes(names)
@@ -137,7 +137,9 @@ def _not_empty(texts: Iterable[str]) -> Iterator[str]:
         raise WeftError("there is no text to learn a tokenizer from: give a file that is not empty")
 
 
-def _word_like(kind: Kind, vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.WordLevelTrainer]:
+def _word_like(
+    kind: TokenizerKind, vocabulary: int, names: list[str], least: int
+) -> tuple[Engine, trainers.WordLevelTrainer]:
     engine = Engine(models.WordLevel(unk_token=UNKNOWN_TOKEN))
     if kind == "characters":
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -176,7 +178,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not path.exists():
         raise WeftError(f"there is no tokenizer at {path}: give a tokenizer.json, vocab.txt or tokenizer.model")
     folder = path if path.is_dir() else path.parent
-    for name in (path.name,) if path.is_file() else FILES:
+    for name in (path.name,) if path.is_file() else TOKENIZER_FILES:
         file = folder / name
         if file.exists():
             return _load_file(file)

@@ -17,20 +17,20 @@ from weft.data.tokenizers.sentencepiece import (
     NORMAL,
     UNKNOWN,
     USER,
-    SentencePiece,
+    SentencePieceModel,
     read_sentencepiece,
 )
 from weft.foundation.errors import WeftError
 
 # GPT-2's own; each digit alone (SmolLM2); digits by threes (Llama 3); each alone in Llama 3's words (Qwen).
-Way = Literal["plain", "digits", "llama3", "qwen"]
+PreTokenization = Literal["plain", "digits", "llama3", "qwen"]
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-SPACE = "▁"
+METASPACE = "▁"
 UNKNOWN_PENALTY = 10.0  # SentencePiece's own: so much less likely than the least likely piece
-ABSENT = "\0"  # before pieces that only the other language has: no text holds it, and decoding leaves it out
+ABSENT_MARK = "\0"  # before pieces that only the other language has: no text holds it, and decoding leaves it out
 
 
 def byte_level(engine: Engine) -> Engine:
@@ -40,7 +40,7 @@ def byte_level(engine: Engine) -> Engine:
     return engine
 
 
-def part_words(engine: Engine, way: Way) -> Engine:
+def set_pre_tokenization(engine: Engine, way: PreTokenization) -> Engine:
     """How a byte-level engine takes texts apart before it merges: GPT-2's way, or a later one."""
     if way == "digits":
         steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -92,14 +92,14 @@ def from_wordpiece(file: Path, lower: bool | None = None) -> Engine:
     return engine
 
 
-def from_sentencepiece(model: SentencePiece) -> Engine:
+def from_sentencepiece(model: SentencePieceModel) -> Engine:
     """Llama's (pairs merged by rank) or T5's (the likeliest pieces)."""
     engine = _merging(model) if model.model_type == BPE else _likeliest(model, model.pieces)
     engine.add_special_tokens([piece for piece, _, kind in model.pieces if kind in (CONTROL, UNKNOWN)])
     return engine
 
 
-def _merging(model: SentencePiece) -> Engine:
+def _merging(model: SentencePieceModel) -> Engine:
     """A SentencePiece BPE. A piece's merges are its splits into two known pieces, ranked by its score."""
     vocabulary = {piece: index for index, (piece, _, _) in enumerate(model.pieces)}
     ranked = sorted(
@@ -112,14 +112,14 @@ def _merging(model: SentencePiece) -> Engine:
     merges = [(piece[:cut], piece[cut:]) for _, _, _, piece, cut in ranked]
     unknown = next((piece for piece, _, kind in model.pieces if kind == UNKNOWN), None)
     engine = Engine(models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE)] if model.dummy_prefix else []
-    engine.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[normalizers.Normalizer] = [normalizers.Prepend(METASPACE)] if model.dummy_prefix else []
+    engine.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", METASPACE)])
+    back = [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     engine.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if model.dummy_prefix else [])])
     return engine
 
 
-def _likeliest(model: SentencePiece, pieces: Sequence[tuple[str, float, int]]) -> Engine:
+def _likeliest(model: SentencePieceModel, pieces: Sequence[tuple[str, float, int]]) -> Engine:
     """A SentencePiece unigram model: characters are brought to one form, spaces squeezed, then the likeliest pieces."""
     unknown = next((index for index, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), None)
     falls_back = any(kind == BYTE for _, _, kind in pieces)
@@ -129,8 +129,8 @@ def _likeliest(model: SentencePiece, pieces: Sequence[tuple[str, float, int]]) -
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     engine.normalizer = normalizers.Sequence(steps)
     scheme = "always" if model.dummy_prefix else "never"
-    engine.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme)
-    engine.decoder = decoders.Sequence([decoders.Replace(ABSENT, ""), decoders.Metaspace(SPACE, scheme)])
+    engine.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, scheme)
+    engine.decoder = decoders.Sequence([decoders.Replace(ABSENT_MARK, ""), decoders.Metaspace(METASPACE, scheme)])
     return engine
 
 
@@ -148,7 +148,7 @@ def from_marian(file: Path, vocabulary_file: Path) -> Engine:
     for name in sorted(vocabulary, key=lambda name: int(vocabulary[name])):
         known = name in scores or name in specials or len(name) == 1
         score = scores.get(name, 0.0 if name in specials or not known else least)
-        pieces.append((name if known else ABSENT + name, score, UNKNOWN if name == "<unk>" else NORMAL))
+        pieces.append((name if known else ABSENT_MARK + name, score, UNKNOWN if name == "<unk>" else NORMAL))
     engine = _likeliest(model, pieces)
     engine.add_special_tokens(specials)
     if "</s>" in vocabulary:

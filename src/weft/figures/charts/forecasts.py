@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from weft.figures.canvas import COLORS, GRAY, canvas_style, legible
+from weft.figures.canvas import COLORS, GRAY, canvas_style, drawable_text
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -57,14 +57,14 @@ def forecast_figure(
             axes = figure.add_subplot(down, across, number + 1)
             parts = [None if part is None else part[:, number] for part in others]
             _draw_panel(axes, past[:, number], ahead[:, number], parts, band)
-            axes.set_title(legible(labels[number], 60), fontsize=10, loc="left", pad=3)
+            axes.set_title(drawable_text(labels[number], 60), fontsize=10, loc="left", pad=3)
             axes.tick_params(labelbottom=number + across >= panels)
         figure.supxlabel("steps from now", fontsize=10)
         handles, words = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, words, loc="outside upper right", ncols=len(handles), fontsize=9)
         hidden = f"{panels} of {len(labels)} columns" if panels < len(labels) else ""
         if heading := ", ".join(filter(None, (title, hidden))):
-            figure.suptitle(legible(heading), fontsize=11, x=0.01, ha="left")
+            figure.suptitle(drawable_text(heading), fontsize=11, x=0.01, ha="left")
     return figure
 
 
@@ -75,7 +75,7 @@ def _draw_panel(axes: Axes, past: Array, ahead: Array, others: Sequence[Array | 
     joined = np.concatenate([past[-1:], ahead])
     if low is not None and high is not None:
         floor, roof = np.concatenate([past[-1:], low]), np.concatenate([past[-1:], high])
-        axes.fill_between(after, floor, roof, color=COLORS[0], alpha=0.2, linewidth=0, label=legible(band))
+        axes.fill_between(after, floor, roof, color=COLORS[0], alpha=0.2, linewidth=0, label=drawable_text(band))
     axes.plot(before, past, color=GRAY, linewidth=1.2, label="history")
     if truth is not None:
         axes.plot(after, np.concatenate([past[-1:], truth]), color=COLORS[1], linewidth=1.2, label="truth")

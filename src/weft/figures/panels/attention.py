@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
-from weft.figures.palette import color_map, colored
-from weft.figures.panels.maps import Maps
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, label_ticks, spell, stamp
+from weft.figures.palette import color_map, to_colors
+from weft.figures.panels.maps import AttentionMaps
+from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, draw_thumbnail, label_ticks, token_label
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ LETTER = 0.085  # inches, about, of a letter at 9 points
 
 
 @dataclass(frozen=True)
-class Attention(Panel):
+class AttentionPanel(Panel):
     """Who looks at whom: `maps` of tokens `rows` (looking) x `columns` (looked at); `focus` is the row shown first."""
 
     title: str
@@ -36,7 +36,7 @@ class Attention(Panel):
     columns: tuple[str, ...]
     layers: Axis
     heads: Axis
-    maps: Maps
+    maps: AttentionMaps
     note: str = ""
     focus: int | None = None
 
@@ -56,7 +56,7 @@ class Attention(Panel):
         """Whether tokens look at each other, not at others."""
         return self.rows == self.columns
 
-    def choose(self, layer: int | None, head: int | None) -> Attention:
+    def choose(self, layer: int | None, head: int | None) -> AttentionPanel:
         """The same with another map shown first."""
         layers = self.layers if layer is None else replace(self.layers, chosen=layer)
         return replace(self, layers=layers, heads=self.heads if head is None else replace(self.heads, chosen=head))
@@ -115,11 +115,11 @@ class Attention(Panel):
             lit = self.focus is None or row == self.focus
             self._draw_row(axes, place, row, columns, lit)
             strong = "bold" if self.focus == row else "normal"
-            axes.text(-0.03, place, spell(self.rows[row]), ha="right", va="center", fontsize=size, weight=strong)
+            axes.text(-0.03, place, token_label(self.rows[row]), ha="right", va="center", fontsize=size, weight=strong)
         looked = None if self.focus is None else self.weights(self.focus)
         for place, column in enumerate(columns):
             bold = looked is not None and looked[column] >= max(0.2, 0.6 * float(looked.max()))
-            label = spell(self.columns[column])
+            label = token_label(self.columns[column])
             axes.text(1.03, place, label, ha="left", va="center", fontsize=size, weight="bold" if bold else "normal")
         words = "looks at" if len(rows) == len(self.rows) else f"looks at (tokens {rows.start} to {rows.stop - 1})"
         sheet.text(left, 0.02, words, fontsize=8, color=GRAY)
@@ -142,7 +142,7 @@ class Attention(Panel):
         return min(0.3, MATRIX / max(self.maps.size))
 
     def _matrix_height(self) -> float:
-        labels = min(1.6, 0.1 + LETTER * max(len(spell(token)) for token in self.columns))
+        labels = min(1.6, 0.1 + LETTER * max(len(token_label(token)) for token in self.columns))
         return 0.25 + self._cell() * self.maps.size[0] + (labels if self._cell() > 0.106 else 0.3)
 
     def _draw_matrix(self, sheet: Sheet) -> None:
@@ -201,15 +201,17 @@ class Attention(Panel):
                 values = np.sqrt(values) if max(values.shape) > ROOT_FROM else values
                 chosen = (layer, head) == (self.layers.chosen, self.heads.chosen)
                 color = COLORS[1] if chosen else GRAY
-                pixels = colored(values, (0.0, float(values.max())), "share")
-                stamp(board, pixels, (x, y, SMALL, SMALL), COLORS[1] if chosen else "0.8", 1.8 if chosen else 0.8)
+                pixels = to_colors(values, (0.0, float(values.max())), "share")
+                draw_thumbnail(
+                    board, pixels, (x, y, SMALL, SMALL), COLORS[1] if chosen else "0.8", 1.8 if chosen else 0.8
+                )
                 board.text(x + SMALL / 2, y - 0.03, label, ha="center", va="bottom", fontsize=7, color=color)
                 if head == 0:
-                    words = spell(self.layers.named(layer), 14)
+                    words = token_label(self.layers.named(layer), 14)
                     board.text(0, y + SMALL / 2, words, va="center", fontsize=8)
         if left_out := self._not_small():
             sheet.text(0, top + self._small_height() - 0.2, left_out, fontsize=8, color=GRAY)
 
 
 def _widest(tokens: Sequence[str], places: range) -> float:
-    return 0.15 + LETTER * max((len(spell(tokens[place])) for place in places), default=1)
+    return 0.15 + LETTER * max((len(token_label(tokens[place])) for place in places), default=1)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from weft.figures.canvas import COLORS, GRAY, legible
-from weft.figures.panels.panel import Array, Panel, Sheet, Tree, spell
-from weft.figures.panels.tables import number
-from weft.figures.web.array_encoding import pack
+from weft.figures.canvas import COLORS, GRAY, drawable_text
+from weft.figures.panels.panel import Array, Panel, Sheet, Tree, token_label
+from weft.figures.panels.tables import format_number
+from weft.figures.web.array_encoding import encode_array
 from weft.foundation.errors import WeftError
 
 LINE = 0.2  # inches
@@ -21,7 +21,7 @@ LETTERS = 116
 
 
 @dataclass(frozen=True)
-class UnfoldingStep:
+class AttentionStep:
     """A step: its name, formula, the part that computed it, and its numbers [rows, columns] with their labels."""
 
     name: str
@@ -41,11 +41,11 @@ class UnfoldingStep:
 
 
 @dataclass(frozen=True)
-class Unfolding(Panel):
+class AttentionStepsPanel(Panel):
     """Steps in order, from projections to the output."""
 
     title: str
-    steps: tuple[UnfoldingStep, ...]
+    steps: tuple[AttentionStep, ...]
     note: str = ""
 
     kind = "unfolding"
@@ -59,7 +59,7 @@ class Unfolding(Panel):
                     "formula": step.formula,
                     "part": step.part,
                     "words": step.words,
-                    "values": pack(step.values),
+                    "values": encode_array(step.values),
                     "rows": list(step.rows),
                     "columns": list(step.columns),
                 }
@@ -75,7 +75,7 @@ class Unfolding(Panel):
             found.append(("formula", step.formula))
             if step.words:
                 found += [("words", line) for line in textwrap.wrap(step.words, LETTERS)]
-            found += [("numbers", line) for line in number_lines(step)]
+            found += [("numbers", line) for line in value_lines(step)]
             found.append(("part", f"computed by {step.part}"))
             found.append(("gap", ""))
         return found
@@ -96,16 +96,16 @@ class Unfolding(Panel):
         }
         for place, (style, text) in enumerate(self.lines()):
             indent = 0 if style == "name" else 0.2
-            sheet.text(indent, 0.05 + place * LINE, legible(text), **styles[style])
+            sheet.text(indent, 0.05 + place * LINE, drawable_text(text), **styles[style])
 
 
-def number_lines(step: UnfoldingStep) -> list[str]:
+def value_lines(step: AttentionStep) -> list[str]:
     """A small table of the step's numbers; of long ones the first, and how many more there are."""
     values = np.asarray(step.values)
     R, C = min(values.shape[0], MOST_ROWS), min(values.shape[1], MOST_COLUMNS)
-    rows = [spell(label, 14) for label in step.rows[:R]]
-    cells = [[number(float(value)) for value in row[:C]] for row in values[:R]]
-    head = [spell(label, 9) for label in step.columns[:C]]
+    rows = [token_label(label, 14) for label in step.rows[:R]]
+    cells = [[format_number(float(value)) for value in row[:C]] for row in values[:R]]
+    head = [token_label(label, 9) for label in step.columns[:C]]
     wide = max([len(cell) for row in cells for cell in row] + [len(label) for label in head] + [5])
     side = max((len(label) for label in rows), default=0)
     more = f" … {values.shape[1] - C} more" if values.shape[1] > C else ""
@@ -120,7 +120,7 @@ def number_lines(step: UnfoldingStep) -> list[str]:
     return found
 
 
-def as_text(steps: Sequence[UnfoldingStep]) -> str:
+def steps_text(steps: Sequence[AttentionStep]) -> str:
     """All steps for a terminal."""
-    panel = Unfolding("", tuple(steps))
+    panel = AttentionStepsPanel("", tuple(steps))
     return "\n".join(text if style == "name" else f"   {text}" for style, text in panel.lines()).rstrip()

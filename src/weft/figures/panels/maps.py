@@ -12,22 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.figures.panels.panel import Array, Tree, as_array, expect_shape
-from weft.figures.web.array_encoding import pack
+from weft.figures.web.array_encoding import encode_array
 from weft.foundation.errors import WeftError
 
 # weights [H, last - first, S] of rows first .. last - 1 of one layer
-Rows = Callable[[int, int, int], Array]
+MapRows = Callable[[int, int, int], Array]
 
-WHOLE = 6_000_000  # numbers of all maps together that a page holds whole (12 MB)
-PARTS = 3_000_000  # weights of all maps together that it holds otherwise (12 MB with their places)
-FEWEST, MOST = 8, 64  # weights a row
-BLOCK = 128  # rows at a time
-TILES = 160  # a side of the picture of a whole map
+DENSE_LIMIT = 6_000_000  # numbers of all maps together that a page holds whole (12 MB)
+TOP_LIMIT = 3_000_000  # weights of all maps together that it holds otherwise (12 MB with their places)
+FEWEST_PER_ROW, MOST_PER_ROW = 8, 64  # weights a row
+ROWS_AT_ONCE = 128  # rows at a time
+PICTURE_SIDE = 160  # a side of the picture of a whole map
 MEAN = "mean"
 
 
 @dataclass(frozen=True)
-class Whole:
+class DenseMaps:
     """All weights, [layers, heads, T, S]."""
 
     values: Array
@@ -43,15 +43,15 @@ class Whole:
 
     def picture(self, layer: int, head: int) -> Array:
         """[T, S], or means over blocks of it."""
-        return shrink(self.values[layer, head], TILES * 4)
+        return block_means(self.values[layer, head], PICTURE_SIDE * 4)
 
     def payload(self) -> Tree:
         """For a page."""
-        return {"whole": pack(self.values)}
+        return {"whole": encode_array(self.values)}
 
 
 @dataclass(frozen=True)
-class Largest:
+class TopWeightMaps:
     """The largest weights of each row [layers, heads, T, k] with their places, and small pictures of the whole maps.
 
     `kept` is the share of all attention that these weights hold.
@@ -83,18 +83,20 @@ class Largest:
         top = self.pictures.max(axis=(2, 3), keepdims=True)
         levels = np.rint(255 * self.pictures / np.where(top > 0, top, 1))
         return {
-            "places": pack(self.places, "u2"),
-            "weights": pack(self.weights, "f2"),
-            "pictures": pack(levels, "u1"),
+            "places": encode_array(self.places, "u2"),
+            "weights": encode_array(self.weights, "f2"),
+            "pictures": encode_array(levels, "u1"),
             "columns": self.columns,
             "kept": round(self.kept, 4),
         }
 
 
-Maps = Whole | Largest
+AttentionMaps = DenseMaps | TopWeightMaps
 
 
-def gather(layers: int, heads: Sequence[str], size: tuple[int, int], rows: Rows, room: int = 1) -> Maps:
+def collect_maps(
+    layers: int, heads: Sequence[str], size: tuple[int, int], rows: MapRows, room: int = 1
+) -> AttentionMaps:
     """Maps of all layers; `heads` may begin with "mean", which is computed from the others.
 
     `room` is how many such sets of maps share one page.
@@ -103,22 +105,24 @@ def gather(layers: int, heads: Sequence[str], size: tuple[int, int], rows: Rows,
     count = layers * len(heads)
     if not (T and S and count):
         raise WeftError(f"{layers} layers of {len(heads)} heads, {T} x {S} tokens: there is nothing to draw")
-    if count * T * S <= WHOLE // room:
+    if count * T * S <= DENSE_LIMIT // room:
         values = np.empty((layers, len(heads), T, S), dtype=np.float32)
         for layer in range(layers):
-            for first in range(0, T, BLOCK):
-                last = min(T, first + BLOCK)
+            for first in range(0, T, ROWS_AT_ONCE):
+                last = min(T, first + ROWS_AT_ONCE)
                 values[layer, :, first:last] = _with_mean(rows(layer, first, last), heads, (last - first, S))
-        return Whole(values)
-    return _largest(layers, heads, size, rows, min(S, MOST, max(FEWEST, PARTS // room // (count * T))))
+        return DenseMaps(values)
+    return _largest(
+        layers, heads, size, rows, min(S, MOST_PER_ROW, max(FEWEST_PER_ROW, TOP_LIMIT // room // (count * T)))
+    )
 
 
-def fitting_heads(layers: int, heads: int, tokens: int, room: int = 1) -> bool:
+def all_heads_fit(layers: int, heads: int, tokens: int, room: int = 1) -> bool:
     """Whether a page holds the fewest weights of every head of a model; else the means of layers must do."""
-    return layers * (heads + 1) * tokens * FEWEST <= 2 * PARTS // room
+    return layers * (heads + 1) * tokens * FEWEST_PER_ROW <= 2 * TOP_LIMIT // room
 
 
-def shrink(values: Array, most: int) -> Array:
+def block_means(values: Array, most: int) -> Array:
     """Means over blocks, at most `most` a side."""
     for axis, length in enumerate(values.shape):
         if length > most:
@@ -139,20 +143,20 @@ def _with_mean(block: Array, heads: Sequence[str], size: tuple[int, int]) -> Arr
     return average if len(heads) == 1 else np.concatenate([average, found])
 
 
-def _largest(layers: int, heads: Sequence[str], size: tuple[int, int], rows: Rows, k: int) -> Largest:
+def _largest(layers: int, heads: Sequence[str], size: tuple[int, int], rows: MapRows, k: int) -> TopWeightMaps:
     T, S = size
     if S > 1 << 16:
         raise WeftError(f"{S:,} tokens, but a page shows at most {1 << 16:,}: look at a part of the input")
     places = np.empty((layers, len(heads), T, k), dtype=np.uint16)
     weights = np.empty(places.shape, dtype=np.float32)
-    tiles = (min(T, TILES), min(S, TILES))
+    tiles = (min(T, PICTURE_SIDE), min(S, PICTURE_SIDE))
     pictures = np.zeros((layers, len(heads), *tiles), dtype=np.float64)
     row_of = np.arange(T) * tiles[0] // T
     edges = np.linspace(0, S, tiles[1] + 1).astype(int)
     total = 0.0
     for layer in range(layers):
-        for first in range(0, T, BLOCK):
-            last = min(T, first + BLOCK)
+        for first in range(0, T, ROWS_AT_ONCE):
+            last = min(T, first + ROWS_AT_ONCE)
             block = _with_mean(rows(layer, first, last), heads, (last - first, S))
             found = np.argpartition(block, S - k, axis=-1)[..., S - k :]
             places[layer, :, first:last] = found
@@ -163,4 +167,4 @@ def _largest(layers: int, heads: Sequence[str], size: tuple[int, int], rows: Row
             pictures[layer][:, tiled] += sums
     areas = np.bincount(row_of)[:, None] * np.diff(edges)
     kept = float(weights.sum(dtype=np.float64)) / total if total else 1.0
-    return Largest(places, weights, (pictures / areas).astype(np.float32), S, kept)
+    return TopWeightMaps(places, weights, (pictures / areas).astype(np.float32), S, kept)

@@ -11,7 +11,7 @@ from weft.figures.canvas import COLORS, GRAY
 from weft.figures.palette import color_map
 from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape
 from weft.figures.panels.series import MOST_STRIPS, draw_strips
-from weft.figures.web.array_encoding import pack
+from weft.figures.web.array_encoding import encode_array
 from weft.foundation.errors import WeftError
 
 Up = Literal["x", "y", "z"]
@@ -20,7 +20,7 @@ TALL = 1.9  # inches of a pose
 
 
 @dataclass(frozen=True)
-class Motion(Panel):
+class MotionPanel(Panel):
     """Joints [T, J, 3], bones as pairs of joints, and how much is looked at each step, [choices ..., T'].
 
     `up` is the coordinate that points up. T' may be T in strides.
@@ -51,9 +51,9 @@ class Motion(Panel):
     def payload(self) -> Tree:
         """Joints turned so that z points up, bones and attention."""
         return {
-            "joints": pack(self.upright()),
+            "joints": encode_array(self.upright()),
             "bones": [list(bone) for bone in self.bones],
-            "attention": pack(self.attention),
+            "attention": encode_array(self.attention),
             "names": list(self.names),
         }
 
@@ -71,7 +71,7 @@ class Motion(Panel):
         joints = self.upright()
         weights = self.attention[tuple(axis.chosen for axis in self.choices)]
         steps = np.unique(np.linspace(0, len(joints) - 1, POSES).round().astype(int))
-        flat = flatten(joints)
+        flat = project_sideways(joints)
         low, high = flat.min((0, 1)), flat.max((0, 1))
         room = (high - low).max() * 0.05
         top = float(weights.max()) or 1.0
@@ -94,14 +94,14 @@ class Motion(Panel):
         draw_strips(sheet, TALL + 0.35, self.attention, self.choices)
 
 
-def flatten(joints: Array) -> Array:
+def project_sideways(joints: Array) -> Array:
     """[T, J, 3] -> [T, J, 2]: seen from the side on which the body is widest, z up; the view follows the body."""
     level = joints[..., :2] - joints[..., :2].mean(1, keepdims=True)
     spread = np.linalg.svd(level.reshape(-1, 2), full_matrices=False)[2][0]
     return np.stack([level @ spread, joints[..., 2]], -1)
 
 
-def nearest_bones(joints: Array) -> tuple[tuple[int, int], ...]:
+def guess_bones(joints: Array) -> tuple[tuple[int, int], ...]:
     """Bones for a skeleton whose own are not known: the tree of joints whose distances vary least and are short."""
     J = joints.shape[1]
     apart = np.linalg.norm(joints[:, :, None] - joints[:, None], axis=-1)

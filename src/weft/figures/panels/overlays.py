@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.canvas import COLORS, GRAY, legible
-from weft.figures.palette import Scale, colored
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell, stamp
+from weft.figures.canvas import COLORS, GRAY, drawable_text
+from weft.figures.palette import ColorScale, to_colors
+from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, draw_thumbnail, expect_shape, token_label
 from weft.figures.panels.tables import value_range
-from weft.figures.web.array_encoding import pack
+from weft.figures.web.array_encoding import encode_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 LARGE, SMALL = 2.6, 1.08  # inches
 MOST_SMALL = 48
-DIM = 0.6  # what is left of an image's light
-GLOW, COLOR = 0.62, (255, 158, 27)  # how strongly it glows where most is looked, and in which color
+DIMMED = 0.6  # what is left of an image's light
+GLOW, GLOW_COLOR = 0.62, (255, 158, 27)  # how strongly it glows where most is looked, and in which color
 
 
 @dataclass(frozen=True)
-class Overlay(Panel):
+class OverlayPanel(Panel):
     """Pixels [height, width, 3] and maps [choices ..., rows, columns] over them, patch by patch."""
 
     title: str
@@ -47,7 +47,7 @@ class Overlay(Panel):
 
     def payload(self) -> Tree:
         """Pixels and maps."""
-        return {"pixels": pack(self.pixels, "u1"), "maps": pack(self.maps)}
+        return {"pixels": encode_array(self.pixels, "u1"), "maps": encode_array(self.maps)}
 
     # --- the still ---------------------------------------------------------------------------------------------------
 
@@ -79,18 +79,18 @@ class Overlay(Panel):
             if number == 0:
                 axes.imshow(self.pixels, interpolation="nearest")
             elif number == 1:
-                axes.imshow(lit(self.pixels, self.maps[chosen]), interpolation="nearest")
+                axes.imshow(highlight(self.pixels, self.maps[chosen]), interpolation="nearest")
             else:
                 limits = value_range(self.maps[chosen], "share")
-                axes.imshow(colored(self.maps[chosen], limits, "share"), interpolation="nearest", aspect="auto")
+                axes.imshow(to_colors(self.maps[chosen], limits, "share"), interpolation="nearest", aspect="auto")
             _bare(axes, name)
         board = sheet.lower(LARGE + 0.5).board()
         for number, choice in enumerate(self._others()):
             line, place = divmod(number, self._across())
             x, y = place * (SMALL + 0.1), line * (SMALL + 0.28)
             here = choice == chosen
-            colors = lit(self.pixels, self.maps[choice])
-            stamp(board, colors, (x, y, SMALL, SMALL), COLORS[1] if here else "0.8", 1.8 if here else 0.8)
+            colors = highlight(self.pixels, self.maps[choice])
+            draw_thumbnail(board, colors, (x, y, SMALL, SMALL), COLORS[1] if here else "0.8", 1.8 if here else 0.8)
             words, ink = self._name(choice), COLORS[1] if here else GRAY
             size = 7.5 if len(words) < 18 else 5.8
             board.text(x + SMALL / 2, y - 0.03, words, ha="center", va="bottom", fontsize=size, color=ink)
@@ -98,20 +98,20 @@ class Overlay(Panel):
     def _name(self, choice: tuple[int, ...]) -> str:
         """The one option that varies, else all of them."""
         if len(self.choices) != 2:
-            return spell(self.choices[0].options[choice[0]], 15)
+            return token_label(self.choices[0].options[choice[0]], 15)
         short = (axis.named(place) for axis, place in zip(self.choices, choice, strict=True))
-        return legible(", ".join(short), 26)
+        return drawable_text(", ".join(short), 26)
 
 
 @dataclass(frozen=True)
-class Tiles(Panel):
+class TilesPanel(Panel):
     """Small pictures: colors [n, h, w, 3] from 0 to 1, or values [n, h, w]; so many `across`, with a name each."""
 
     title: str
     values: Array
     names: tuple[str, ...]
     across: int
-    scale: Scale = "signed"
+    scale: ColorScale = "signed"
     note: str = ""
 
     kind = "tiles"
@@ -125,12 +125,12 @@ class Tiles(Panel):
         values = self.values
         if values.ndim == 4:
             return {
-                "colors": pack(np.rint(255 * np.clip(values, 0, 1)), "u1"),
+                "colors": encode_array(np.rint(255 * np.clip(values, 0, 1)), "u1"),
                 "names": list(self.names),
                 "across": self.across,
                 "scale": self.scale,
             }
-        return {"values": pack(values), "names": list(self.names), "across": self.across, "scale": self.scale}
+        return {"values": encode_array(values), "names": list(self.names), "across": self.across, "scale": self.scale}
 
     def _side(self) -> float:
         return min(1.1, (WIDTH - 0.1 * self.across) / self.across)
@@ -151,13 +151,13 @@ class Tiles(Panel):
             line, column = divmod(number, self.across)
             x, y = column * (side + 0.06), gap + line * (side + gap)
             given = self.values[number]
-            pixels = np.clip(given, 0, 1) if given.ndim == 3 else colored(given, limits, self.scale)
-            stamp(board, pixels, (x, y, side, side), "0.8", 0.8)
+            pixels = np.clip(given, 0, 1) if given.ndim == 3 else to_colors(given, limits, self.scale)
+            draw_thumbnail(board, pixels, (x, y, side, side), "0.8", 0.8)
             if gap > 0.1:
-                board.text(x + side / 2, y - 0.03, legible(name, 14), ha="center", va="bottom", fontsize=7)
+                board.text(x + side / 2, y - 0.03, drawable_text(name, 14), ha="center", va="bottom", fontsize=7)
 
 
-def lit(pixels: Pixels, values: Array) -> Pixels:
+def highlight(pixels: Pixels, values: Array) -> Pixels:
     """The image dimmed, with a glow where `values` [rows, columns] are large; none where they are lowest."""
     height, width = pixels.shape[:2]
     low, high = float(values.min()), float(values.max())
@@ -165,10 +165,10 @@ def lit(pixels: Pixels, values: Array) -> Pixels:
     rows = np.minimum(np.arange(height) * values.shape[0] // height, values.shape[0] - 1)
     columns = np.minimum(np.arange(width) * values.shape[1] // width, values.shape[1] - 1)
     glow = GLOW * shares[rows][:, columns][..., None]
-    return np.rint(pixels * DIM * (1 - glow) + glow * np.array(COLOR)).astype(np.uint8)
+    return np.rint(pixels * DIMMED * (1 - glow) + glow * np.array(GLOW_COLOR)).astype(np.uint8)
 
 
-def tint(values: NDArray[Any]) -> Array:
+def stretch_colors(values: NDArray[Any]) -> Array:
     """Any tiles [n, h, w, 3] or [n, h, w, 1] as colors from 0 to 1, each stretched about its own middle gray."""
     array = np.asarray(values, dtype=np.float64)
     array = np.repeat(array, 3, axis=-1) if array.shape[-1] == 1 else array

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.canvas import GRAY, legible
+from weft.figures.canvas import GRAY, drawable_text
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class Sheet:
         self.box.text(left / self.width, 1 - (self.down + top) / self.height, words, **style)
 
 
-def stamp(board: Axes, pixels: NDArray[Any], place: tuple[float, float, float, float], edge: str, line: float) -> None:
+def draw_thumbnail(
+    board: Axes, pixels: NDArray[Any], place: tuple[float, float, float, float], edge: str, line: float
+) -> None:
     """A small picture (colors [h, w, 4 or 3]) on a board at (left, top, width, height), with a frame."""
     from matplotlib.patches import Rectangle
 
@@ -135,9 +137,9 @@ def as_array(values: Any) -> Array:
     return np.asarray(values, dtype=np.float32)
 
 
-def spell(token: str, most: int = LONGEST_TOKEN) -> str:
+def token_label(token: str, most: int = LONGEST_TOKEN) -> str:
     """A token as it can be drawn, with its outer blanks shown, so that " the" and "the" differ."""
-    return legible(visible_token(token), most)
+    return drawable_text(visible_token(token), most)
 
 
 def visible_token(token: str) -> str:
@@ -160,8 +162,10 @@ def label_ticks(axes: Axes, labels: Sequence[str], side: str, cell: float, uprig
         places = list(range(0, len(labels), step))
         here.set_ticks(places, labels=[str(place) for place in places], fontsize=8, color=GRAY)
     else:
-        turn = 90 if side == "x" and upright and max(map(len, map(spell, labels))) > 2 else 0
-        here.set_ticks(range(len(labels)), labels=[spell(label) for label in labels], fontsize=size, rotation=turn)
+        turn = 90 if side == "x" and upright and max(map(len, map(token_label, labels))) > 2 else 0
+        here.set_ticks(
+            range(len(labels)), labels=[token_label(label) for label in labels], fontsize=size, rotation=turn
+        )
     if side == "x":
         axes.tick_params(axis="x", length=0, pad=3, top=False, bottom=False, labeltop=True, labelbottom=False)
     else:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.figures.canvas import COLORS, GRAY, legible
-from weft.figures.palette import color_map, colored
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, stamp
+from weft.figures.canvas import COLORS, GRAY, drawable_text
+from weft.figures.palette import color_map, to_colors
+from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, draw_thumbnail, expect_shape
 from weft.figures.panels.tables import value_range
-from weft.figures.web.array_encoding import pack
+from weft.figures.web.array_encoding import encode_array
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MOST_STRIPS = 14
 
 
 @dataclass(frozen=True)
-class Forecast(Panel):
+class ForecastPanel(Panel):
     """History [T, C], forecast [H, C] with its band, and attention over the history, [columns, choices ..., patches].
 
     The attention of a column that shares its model's tokens with the others is the same for all: [1, ...]. Each patch
@@ -66,12 +66,12 @@ class Forecast(Panel):
 
     def payload(self) -> Tree:
         """All numbers."""
-        ends = {name: None if x is None else pack(x) for name, x in (("low", self.low), ("high", self.high))}
+        ends = {name: None if x is None else encode_array(x) for name, x in (("low", self.low), ("high", self.high))}
         return {
-            "history": pack(self.history),
-            "ahead": pack(self.ahead),
+            "history": encode_array(self.history),
+            "ahead": encode_array(self.ahead),
             **ends,
-            "attention": pack(self.attention),
+            "attention": encode_array(self.attention),
             "patch": self.patch,
             "band": self.band,
         }
@@ -87,7 +87,7 @@ class Forecast(Panel):
             top = number * (PLOT + GAP)
             axes = sheet.axes(LEFT, top + 0.12, WIDTH - LEFT - 0.1, PLOT - STRIP - 0.15)
             self._draw_column(axes, number)
-            axes.set_title(legible(name, 60), fontsize=9.5, loc="left", pad=3)
+            axes.set_title(drawable_text(name, 60), fontsize=9.5, loc="left", pad=3)
             if number == 0:
                 axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.16), ncols=3)
             strip = sheet.axes(LEFT, top + PLOT, WIDTH - LEFT - 0.1, STRIP)
@@ -121,7 +121,7 @@ class Forecast(Panel):
 
 
 @dataclass(frozen=True)
-class Channels(Panel):
+class ChannelsPanel(Panel):
     """A sequence [T, C] in time and how much is looked at each step, [choices ..., T']: T' may be T in strides."""
 
     title: str
@@ -143,7 +143,11 @@ class Channels(Panel):
 
     def payload(self) -> Tree:
         """All numbers."""
-        return {"values": pack(self.values), "names": list(self.names), "attention": pack(self.attention)}
+        return {
+            "values": encode_array(self.values),
+            "names": list(self.names),
+            "attention": encode_array(self.attention),
+        }
 
     def height(self) -> float:
         """The channels, and strips of attention."""
@@ -163,16 +167,18 @@ def draw_channels(axes: Axes, values: Array, names: tuple[str, ...]) -> None:
     """Up to eight channels as curves, more as a heat map in units of each channel's deviation."""
     if len(names) <= 8:
         for number, name in enumerate(names):
-            axes.plot(values[:, number], color=COLORS[number % len(COLORS)], linewidth=1.1, label=legible(name, 20))
+            axes.plot(
+                values[:, number], color=COLORS[number % len(COLORS)], linewidth=1.1, label=drawable_text(name, 20)
+            )
         axes.legend(fontsize=7.5, loc="upper right", ncols=min(4, len(names)))
         axes.set_xlim(-0.5, len(values) - 0.5)
     else:
-        axes.imshow(standardized(values).T, cmap=color_map("signed"), vmin=-3, vmax=3, aspect="auto")
+        axes.imshow(standardize(values).T, cmap=color_map("signed"), vmin=-3, vmax=3, aspect="auto")
         axes.set_ylabel("channel", fontsize=8.5, color=GRAY)
     axes.tick_params(labelsize=8, colors=GRAY)
 
 
-def standardized(values: Array) -> Array:
+def standardize(values: Array) -> Array:
     """Each channel with mean 0 and deviation 1."""
     spread = values.std(0)
     return (values - values.mean(0)) / np.where(spread > 0, spread, 1)
@@ -184,7 +190,7 @@ def draw_strips(sheet: Sheet, top: float, attention: Array, choices: tuple[Axis,
     board = sheet.lower(top).board()
     for line, choice in enumerate(every):
         values = attention[choice][None]
-        pixels = colored(values, value_range(values, "share"), "share")
-        stamp(board, pixels, (1.6, 0.2 * line, WIDTH - 1.7, 0.16), "0.85", 0.8)
+        pixels = to_colors(values, value_range(values, "share"), "share")
+        draw_thumbnail(board, pixels, (1.6, 0.2 * line, WIDTH - 1.7, 0.16), "0.85", 0.8)
         words = ", ".join(axis.named(place) for axis, place in zip(choices, choice, strict=True))
         board.text(0, 0.2 * line + 0.08, words or "attention", va="center", fontsize=8, color=GRAY)

@@ -9,23 +9,25 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Exactness = Literal["f4", "f2", "u1", "u2"]
-EXACT = 2_000_000  # numbers; more are written with half the precision (11 bits), an error below 1 in 2000
-TYPES: dict[Exactness, str] = {"f4": "<f4", "f2": "<f2", "u1": "|u1", "u2": "<u2"}
+ArrayType = Literal["f4", "f2", "u1", "u2"]
+FULL_PRECISION_LIMIT = (
+    2_000_000  # numbers; more are written with half the precision (11 bits), an error below 1 in 2000
+)
+NUMPY_TYPES: dict[ArrayType, str] = {"f4": "<f4", "f2": "<f2", "u1": "|u1", "u2": "<u2"}
 
 
-def pack(values: ArrayLike, exactness: Exactness | None = None) -> dict[str, Any]:
+def encode_array(values: ArrayLike, exactness: ArrayType | None = None) -> dict[str, Any]:
     """{shape, type, data}; without `exactness` 32 bits a number, or 16 where there are very many."""
     array = np.asarray(values)
-    kind: Exactness = exactness or ("f4" if array.size <= EXACT else "f2")
+    kind: ArrayType = exactness or ("f4" if array.size <= FULL_PRECISION_LIMIT else "f2")
     with np.errstate(over="ignore"):
-        raw = np.ascontiguousarray(array, dtype=TYPES[kind])
+        raw = np.ascontiguousarray(array, dtype=NUMPY_TYPES[kind])
     return {"shape": list(array.shape), "type": kind, "data": base64.b64encode(raw.tobytes()).decode("ascii")}
 
 
-def unpack(tree: dict[str, Any]) -> NDArray[Any]:
-    """The array that `pack` wrote, as the page reads it."""
-    raw = np.frombuffer(base64.b64decode(tree["data"]), dtype=TYPES[tree["type"]])
+def decode_array(tree: dict[str, Any]) -> NDArray[Any]:
+    """The array that `encode_array` wrote, as the page reads it."""
+    raw = np.frombuffer(base64.b64decode(tree["data"]), dtype=NUMPY_TYPES[tree["type"]])
     return raw.reshape(tree["shape"])
 
 

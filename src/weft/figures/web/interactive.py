@@ -7,7 +7,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from weft.figures.palette import STOPS
+from weft.figures.palette import COLOR_STOPS
 from weft.figures.panels.panel import Tree
 from weft.figures.web.array_encoding import script_text
 
@@ -36,7 +36,7 @@ def _source(name: str) -> str:
 
 def page_text(title: str, words: str, panels: Sequence[Tree], left_out: Sequence[str] = ()) -> str:
     """The whole page."""
-    data = {"title": title, "words": words, "left_out": list(left_out), "panels": list(panels), "colors": STOPS}
+    data = {"title": title, "words": words, "left_out": list(left_out), "panels": list(panels), "colors": COLOR_STOPS}
     code = "\n".join(_source(name) for name in SCRIPTS)
     head = (
         '<meta charset="utf-8">'

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from weft.data.readers.sounds import log_mel
-from weft.data.samples import RATE, Graph, Sample, sample, samples
+from weft.data.samples import SAMPLE_RATE, LabeledGraph, Sample, sample, samples
 from weft.foundation.errors import WeftError
 
 Array = NDArray[np.float64]
@@ -84,7 +84,7 @@ def _example(found: Sample[Any], number: int, folder: Path) -> Given:
     if found.task == "sequences":
         _expect(number < len(part.values), found, number)
         values = part.values[number]
-        values = log_mel(values[:, 0], RATE) if found.name == "tones" else values
+        values = log_mel(values[:, 0], SAMPLE_RATE) if found.name == "tones" else values
         path = folder / f"{number}.npz"
         np.savez(path, x=values[None], lengths=np.array([len(values)]))
         return Given(str(path), f"{found.name} {number}", found.classes[int(part.labels[number])])
@@ -94,7 +94,7 @@ def _example(found: Sample[Any], number: int, folder: Path) -> Given:
 
 def _texts(row: Any, name: str) -> Given:
     """A pair, a tagged sentence, a labeled text or a graph."""
-    if isinstance(row, Graph):
+    if isinstance(row, LabeledGraph):
         edges = [[int(i), int(j)] for i, j in np.argwhere(np.triu(row.adjacency))]
         return Given({"nodes": list(row.nodes), "edges": edges}, name, row.labels)
     if hasattr(row, "source"):

@@ -16,7 +16,7 @@ from weft.data.readers.sequences import read_sequences
 from weft.data.readers.series import read_series
 from weft.data.samples import BONES, JOINTS
 from weft.data.tokenizers.lexicon import split_words
-from weft.figures.panels.motion import Up, nearest_bones
+from weft.figures.panels.motion import Up, guess_bones
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.inputs import SAMPLE, Given, opened, window_of
 from weft.inspection.pictures.labels import input_labels
@@ -338,7 +338,7 @@ def _sequences(run: Any, given: Given, how: dict[str, Any]) -> Observation:
         return observation
     points = values.reshape(len(values), -1, 3)
     known = points.shape[1] == len(JOINTS)
-    bones = BONES if known else nearest_bones(points)
+    bones = BONES if known else guess_bones(points)
     return replace(observation, bones=tuple(bones), joints=JOINTS if known else (), up=preparation.vertical)
 
 

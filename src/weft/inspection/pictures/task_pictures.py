@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.bars import Bars
-from weft.figures.panels.motion import Motion
-from weft.figures.panels.overlays import Overlay
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.bars import BarsPanel
+from weft.figures.panels.motion import MotionPanel
+from weft.figures.panels.overlays import OverlayPanel
 from weft.figures.panels.panel import Axis, Panel
-from weft.figures.panels.series import Channels, Forecast
+from weft.figures.panels.series import ChannelsPanel, ForecastPanel
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.flows import alignment_panel, rolled_out
 from weft.inspection.pictures.model import (
@@ -51,7 +51,7 @@ def text_picture(observation: Observation, options: LookOptions) -> Panels:
     return Panels([panel, next_panel(observation)], left_out)
 
 
-def next_panel(observation: Observation) -> Bars:
+def next_panel(observation: Observation) -> BarsPanel:
     """The likeliest next tokens after each token, with the one that truly came."""
     run, module = observation.run, observation.seen.module
     tokenizer = getattr(getattr(run, "task", None), "tokenizer", None)
@@ -71,7 +71,7 @@ def next_panel(observation: Observation) -> Bars:
         "after", tuple(f"{n} {token}" for n, token in enumerate(observation.tokens)), len(observation.tokens) - 1
     )
     came = (*(names[token] for token in ids.tolist()[1:]), None)
-    return Bars("What the model expects next", steps, labels, values, came)
+    return BarsPanel("What the model expects next", steps, labels, values, came)
 
 
 def translation_picture(observation: Observation, options: LookOptions) -> Panels:
@@ -97,7 +97,7 @@ def tokens_picture(observation: Observation, options: LookOptions) -> Panels:
     return Panels(panels, left_out)
 
 
-def _with_deciding_head(observation: Observation, options: LookOptions, panel: Attention) -> Attention:
+def _with_deciding_head(observation: Observation, options: LookOptions, panel: AttentionPanel) -> AttentionPanel:
     """The head shown first is the last layer's that the answer needs most, where there are few enough to try all."""
     if len(panel.layers.options) * len(panel.heads.options) > MOST_TRIED or len(panel.heads.options) < 2:
         return panel
@@ -113,7 +113,7 @@ def image_picture(observation: Observation, options: LookOptions) -> Panels:
     weights = received(observation, "self", layers, heads)[..., observation.first :]
     maps = weights.reshape(*weights.shape[:2], *observation.grid)
     title = f"Where it looks, by {by_whom(observation).replace('tokens', 'patches')}"
-    panels: list[Panel] = [Overlay(title, observation.pixels, maps, (layer, heads)), rolled_out(observation)]
+    panels: list[Panel] = [OverlayPanel(title, observation.pixels, maps, (layer, heads)), rolled_out(observation)]
     if observation.shares:
         panels.append(shares_panel(observation))
     panels.append(filters_panel(observation, options))
@@ -142,7 +142,9 @@ def words_picture(observation: Observation, options: LookOptions) -> Panels:
     first = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
     title = f"Where it looks for each word of: {observation.said}"
     note = f"Its caption: {observation.truth}" if isinstance(observation.truth, str) else ""
-    return Panels([Overlay(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], [])
+    return Panels(
+        [OverlayPanel(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], []
+    )
 
 
 def forecast_picture(observation: Observation, options: LookOptions) -> Panels:
@@ -163,7 +165,7 @@ def forecast_picture(observation: Observation, options: LookOptions) -> Panels:
     title = (
         f"Forecast of {observation.ahead.shape[0]} steps, and where its last patch of {observation.patch} steps looks"
     )
-    panel = Forecast(
+    panel = ForecastPanel(
         title,
         observation.columns,
         observation.history,
@@ -188,10 +190,12 @@ def time_picture(observation: Observation, options: LookOptions) -> Panels:
     title = f"The sequence, and how much each step is looked at, by {by_whom(observation).replace('tokens', 'steps')}"
     if observation.up is not None:
         joints = observation.values.reshape(len(observation.values), -1, 3)
-        drawn: Panel = Motion(title, joints, observation.bones, attention, choices, observation.up, observation.joints)
+        drawn: Panel = MotionPanel(
+            title, joints, observation.bones, attention, choices, observation.up, observation.joints
+        )
     else:
         names = tuple(f"channel {number}" for number in range(observation.values.shape[1]))
-        drawn = Channels(title, observation.values, names, attention, choices)
+        drawn = ChannelsPanel(title, observation.values, names, attention, choices)
     return Panels([drawn, shares_panel(observation)], [])
 
 
