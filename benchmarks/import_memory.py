@@ -53,17 +53,17 @@ def write_folder(folder: Path, spec: DecoderSpec, kind: torch.dtype) -> int:
     """A Hugging Face folder of random weights; gives its size in bytes."""
     folder.mkdir(parents=True)
     ours = state_shapes(spec)
-    slots: dict[str, TensorInfo] = {}
+    infos: dict[str, TensorInfo] = {}
     for row in FAMILY.table(spec):
-        shapes = row.change.shapes(ours[row.ours])
-        slots |= {name: TensorInfo(kind, shape) for name, shape in zip(row.theirs, shapes, strict=True)}
+        shapes = row.transform.shapes(ours[row.ours])
+        infos |= {name: TensorInfo(kind, shape) for name, shape in zip(row.theirs, shapes, strict=True)}
     random = torch.Generator().manual_seed(0)
 
     def make(name: str) -> torch.Tensor:
-        drawn = torch.randn(slots[name].shape, generator=random)
+        drawn = torch.randn(infos[name].shape, generator=random)
         return (drawn * (0.02 if drawn.dim() > 1 else 0.1) + float(drawn.dim() == 1)).to(kind)
 
-    stream_safetensors(folder / "model.safetensors", slots, make)
+    stream_safetensors(folder / "model.safetensors", infos, make)
     (folder / "config.json").write_text(json.dumps(FAMILY.write(spec)))
     train_tokenizer("bytes", []).save(folder / "tokenizer.json")
     return sum(file.stat().st_size for file in folder.iterdir())

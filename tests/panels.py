@@ -105,6 +105,6 @@ def every_panel() -> dict[str, Panel]:
         "motion": MotionPanel(
             "Motion", body, ((0, 1), (1, 2), (2, 3), (3, 4)), shares(L, H + 1, 11), (layers(), heads())
         ),
-        "unfolding": AttentionStepsPanel("Unfolding", steps),
+        "steps": AttentionStepsPanel("Steps", steps),
         "plot": PlotPanel("Plot", np.arange(5.0), numbers(2, 5), ("one", "other"), "layer", "norm"),
     }

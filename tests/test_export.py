@@ -34,7 +34,7 @@ FAMILIES = (
 
 
 def letters(*specials: str) -> Tokenizer:
-    return train_tokenizer("characters", TEXTS, specials=specials)
+    return train_tokenizer("characters", TEXTS, special_tokens=specials)
 
 
 def same_spec(one: Path, other: Path) -> bool:

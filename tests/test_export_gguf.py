@@ -136,7 +136,7 @@ def test_words_are_refused_with_a_remedy(tmp_path):
 
 
 def test_chats_and_ends_are_told(tmp_path):
-    tokenizer = train_tokenizer("bpe", TEXTS, 300, specials=CHAT_TOKENS)
+    tokenizer = train_tokenizer("bpe", TEXTS, 300, special_tokens=CHAT_TOKENS)
     facts = {"before": [tokenizer.start], "stops": [tokenizer.stop, tokenizer.id_of("<Assistant:>")]}
     _, made = export(tmp_path, llama(tokenizer.vocabulary), tokenizer, facts=facts)
     back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False)
@@ -223,7 +223,7 @@ def test_a_letter_that_training_never_saw_is_unknown_to_llama_cpp_too(tmp_path):
 
 def test_three_ends_are_told_by_their_names(tmp_path):
     names = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
-    tokenizer = train_tokenizer("bytes", [], specials=names)
+    tokenizer = train_tokenizer("bytes", [], special_tokens=names)
     stops = [tokenizer.id_of(name) for name in names]
     write_run(tmp_path / "run", llama(tokenizer.vocabulary), tokenizer=tokenizer, facts={"stops": stops})
     made = weft.export(tmp_path / "run", "gguf", tmp_path / "out")

@@ -54,9 +54,7 @@ def test_values_in_the_page_are_those_given():
     np.testing.assert_array_equal(decode_array(found["Overlay"]["pixels"]), PANELS["overlay"].pixels)
     np.testing.assert_array_equal(decode_array(found["Pair"]["query"]), PANELS["pair"].query)
     np.testing.assert_array_equal(decode_array(found["Forecast"]["attention"]), PANELS["forecast"].attention)
-    np.testing.assert_array_equal(
-        decode_array(found["Unfolding"]["steps"][1]["values"]), PANELS["unfolding"].steps[1].values
-    )
+    np.testing.assert_array_equal(decode_array(found["Steps"]["steps"][1]["values"]), PANELS["steps"].steps[1].values)
     np.testing.assert_array_equal(decode_array(found["Motion"]["joints"]), PANELS["motion"].upright())
     whole = data_of(Picture("One", (attention(),)).html())["panels"][0]
     np.testing.assert_array_equal(decode_array(whole["maps"]["whole"]), attention().maps.values)

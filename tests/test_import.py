@@ -100,7 +100,7 @@ def test_tables_read_both_ways(made, name):
     found, ours = open_huggingface(folder), RunFolder(run.folder).read_model()
     stored = load_file(folder / "model.safetensors")
     rows = found.family.table(found.spec)
-    written = {name: x for row in rows for name, x in zip(row.theirs, row.change.write(ours[row.ours]), strict=True)}
+    written = {name: x for row in rows for name, x in zip(row.theirs, row.transform.write(ours[row.ours]), strict=True)}
     known = {found.family.canonical(key): key for key in stored}
     assert written and {found.family.canonical(key) for key in written} <= set(known)
     for key, tensor in written.items():

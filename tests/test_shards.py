@@ -38,7 +38,7 @@ from weft.data.tokenizers.bulk_encoding import adds_dummy_prefix, bulk_encoder
 from weft.data.tokenizers.tokenizer import STOP, TOKENIZER_KINDS, Tokenizer, train_tokenizer
 
 SEED_TEXT = "The cat sat on the mat.\nIt's 1,234 o'counter — l'été déjà !\n\n  indented  twice\tand tabs é😀\n" * 3
-TOKENIZERS = {kind: train_tokenizer(kind, [SEED_TEXT], 400, specials=CHAT_TOKENS) for kind in TOKENIZER_KINDS}
+TOKENIZERS = {kind: train_tokenizer(kind, [SEED_TEXT], 400, special_tokens=CHAT_TOKENS) for kind in TOKENIZER_KINDS}
 WORDS = ["cat", "dog's", "l'été", "1,234", "…", "中文", "é", "x_y", "(the", "the", "<stop>", "<User:>", "<stop"]
 SPACES = [" ", "\n", "  ", "   ", " \n", "\n\n ", "\t", "\x1c", "\u2028", "\x85", "", "\u3000", "\n\n\n"]
 messy = st.lists(st.sampled_from(WORDS + SPACES) | st.text(max_size=5), max_size=31).map("".join)
@@ -169,7 +169,7 @@ def test_bulk_ids_are_the_tokenizers_own(kind, texts):
 
 @pytest.mark.parametrize("kind", ["characters", "bytes"])
 def test_the_longest_special_token_wins(kind):
-    tokenizer = train_tokenizer(kind, [SEED_TEXT], specials=["<stop>>", "<s"])
+    tokenizer = train_tokenizer(kind, [SEED_TEXT], special_tokens=["<stop>>", "<s"])
     text = "a<stop>>b<stop><s<sta<<stop"
     assert bulk_encoder(tokenizer)([text, text]).flat.tolist() == tokenizer.encode(text) * 2
 
@@ -188,7 +188,7 @@ def test_other_tokenizers_go_the_general_way():
     engine.normalizer = normalizers.Lowercase()
     lower = Tokenizer(engine)
     assert bulk_encoder(lower)(["The CAT"]).flat.tolist() == lower.encode("the cat")
-    merged = train_tokenizer("bpe", [SEED_TEXT], 400, specials=["two words"])
+    merged = train_tokenizer("bpe", [SEED_TEXT], 400, special_tokens=["two words"])
     assert not isinstance(bulk_encoder(merged), bulk_encoding._Units)
     assert bulk_encoder(merged)(["a  two words b"]).flat.tolist() == merged.encode("a  two words b")
 
@@ -419,21 +419,21 @@ def start(code, *arguments):
 BUILD = """
     import sys
     from pathlib import Path
-    from weft.data.stores.token_store import token_store
+    from weft.data.stores.token_store import open_token_store
     from weft.data.tokenizers.tokenizer import train_tokenizer
     steps = []
-    store = token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), steps.append)
+    store = open_token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), steps.append)
     print(bool(steps), store.folder, len(store))
 """
 HANG = """
     import sys, time
     from pathlib import Path
-    from weft.data.stores.token_store import token_store
+    from weft.data.stores.token_store import open_token_store
     from weft.data.tokenizers.tokenizer import train_tokenizer
     def wait(done):
         print("begun", flush=True)
         time.sleep(600)
-    token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), wait)
+    open_token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), wait)
 """
 
 
@@ -455,7 +455,7 @@ MEMORY = """
     import sys
     from pathlib import Path
     import numpy as np
-    from weft.data.stores.token_store import sample_texts, token_store
+    from weft.data.stores.token_store import open_token_store, sample_texts
     from weft.data.tokenizers.tokenizer import train_tokenizer
 
     def peak():
@@ -467,9 +467,9 @@ MEMORY = """
     small = path.with_name("small.txt")
     with path.open("rb") as file:
         small.write_bytes(file.read(4_000_000))
-    token_store([small], tokenizer, cache)
+    open_token_store([small], tokenizer, cache)
     before = peak()
-    store = token_store([path], tokenizer, cache)
+    store = open_token_store([path], tokenizer, cache)
     for first in np.random.default_rng(3).integers(0, len(store) - 1025, 5_003):
         store.window(int(first), 1025)
     print(store.bytes, peak() - before)

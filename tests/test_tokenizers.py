@@ -16,7 +16,7 @@ TEXT = "The cat sat on the mat. Don't stop!\n naïve 日本 🙂"
 
 @pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_trained_tokenizers_come_back_from_disk(kind, tmp_path):
-    tokenizer = train_tokenizer(kind, [TEXT] * 3, vocabulary=300, specials=["<User:>"])
+    tokenizer = train_tokenizer(kind, [TEXT] * 3, vocabulary=300, special_tokens=["<User:>"])
     ids = tokenizer.encode("<User:>" + TEXT)
     assert ids[0] == tokenizer.id_of("<User:>")
     if kind != "words":

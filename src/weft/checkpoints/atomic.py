@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,6 +80,34 @@ def lock_folder(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def atomic_folder(out: Path, doing: str) -> Iterator[Path]:
+    """A folder beside `out` that takes its place at the end; on any error, or after a kill, nothing is left in `out`.
+
+    It is called by what is being done there (`.runs.importing`). What a killed process left beside it is removed by the
+    next; a folder that holds something is never replaced.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DiskError(f"{out} is there already: choose another --out, or remove it first")
+    fresh = out.parent / f".{out.name}.{doing}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with lock_folder(fresh):
+            for left in fresh.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left)
+                elif left.name != ".lock":
+                    left.unlink()
+            try:
+                yield fresh
+                (fresh / ".lock").unlink(missing_ok=True)
+                os.replace(fresh, out)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise DiskError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
 
 
 def _flush(path: Path) -> None:

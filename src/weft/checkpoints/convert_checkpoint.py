@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 
-from weft.checkpoints.atomic import write_text
+from weft.checkpoints.atomic import atomic_folder, write_text
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
 from weft.checkpoints.formats.huggingface_folder import open_huggingface
 from weft.checkpoints.formats.safetensors_writer import stream_safetensors
-from weft.checkpoints.fresh_folder import fresh_folder
 from weft.checkpoints.parity_certificate import ParityCertificate, certify_parity
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.readers.files import DataError
@@ -65,7 +64,7 @@ def convert_checkpoint(
     checkpoint is refused.
     """
     found = open_checkpoint(source)
-    with fresh_folder(Path(out), "importing") as folder:
+    with atomic_folder(Path(out), "importing") as folder:
         _write(found, RunFolder(folder), progress)
         certificate, why = certify_parity(found, folder) if certified else (None, "it was not asked for")
         if certificate is not None and not certificate.holds:
@@ -80,7 +79,7 @@ def convert_checkpoint(
             found.architecture,
             found.task,
             found.parameters,
-            found.left,
+            found.left_out,
             certificate,
             why,
         )
@@ -89,18 +88,18 @@ def convert_checkpoint(
 
 
 def _write(found: ForeignCheckpoint, folder: RunFolder, progress: ConversionProgress | None) -> None:
-    slots = found.slots
-    whole = max(1, sum(slot.bytes for slot in slots.values()))
+    infos = found.tensor_infos
+    whole = max(1, sum(info.bytes for info in infos.values()))
     done = 0
 
     def make(name: str) -> torch.Tensor:
         nonlocal done
         if progress is not None:
             progress(done / whole, name)
-        done += slots[name].bytes
+        done += infos[name].bytes
         return found.matched[name].read(found.tensors)
 
-    stream_safetensors(folder.path / "model.safetensors", slots, make)
+    stream_safetensors(folder.path / "model.safetensors", infos, make)
     if found.tokenizer is not None:
         folder.write_tokenizer(found.tokenizer)
     source = str(found.source)

@@ -81,7 +81,7 @@ def certify_parity(found: ForeignCheckpoint, run: Path) -> tuple[ParityCertifica
     except Exception as error:  # another library's own troubles are no fault of the checkpoint
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else ""
         return None, f"transformers cannot run it ({type(error).__name__}: {reason})"
-    half = large and any(slot.type.itemsize < 4 for slot in found.slots.values())
+    half = large and any(info.dtype.itemsize < 4 for info in found.tensor_infos.values())
     within, peer = HALF_TOLERANCE if half else TOLERANCE, f"transformers {transformers.__version__}"
     if ours.shape != theirs.shape:
         return ParityCertificate(float("inf"), 0.0, 0, within, peer), None

@@ -123,7 +123,7 @@ class RunFolder:
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Write tokenizer.json, and target_tokenizer.json where the language that is written has its own."""
         write_atomic(self.path / "tokenizer.json", tokenizer.save)
-        if tokenizer.other is not None:
+        if tokenizer.target_engine is not None:
             write_atomic(self.path / "target_tokenizer.json", tokenizer.target.save)
 
     @property

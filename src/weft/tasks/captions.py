@@ -331,4 +331,4 @@ def _tokenizer(options: CaptionsOptions, texts: Sequence[str]) -> Tokenizer:
     if least is None:
         different = len({word for text in texts for word in text.split()}) if kind == "words" else 0
         least = RARE if different > SMALL else 1
-    return train_tokenizer(kind, texts, options.vocabulary, least=least)
+    return train_tokenizer(kind, texts, options.vocabulary, min_frequency=least)

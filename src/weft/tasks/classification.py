@@ -16,9 +16,8 @@ from torch import nn
 
 from weft.data.readers.classes import number_labels
 from weft.data.readers.files import DataError
-from weft.data.readers.graphs import are_graphs, read_graphs
+from weft.data.readers.graphs import LabeledGraph, are_graphs, read_graphs
 from weft.data.readers.texts import read_labeled
-from weft.data.samples import LabeledGraph
 from weft.data.tokenizers.lexicon import Lexicon
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError

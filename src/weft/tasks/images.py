@@ -23,11 +23,11 @@ from weft.data.readers.images import (
     IMAGE_SUFFIXES,
     LabeledImages,
     PixelFiles,
-    Pixels,
     ResizeCrop,
     read_image,
     read_images,
 )
+from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec

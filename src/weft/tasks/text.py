@@ -170,13 +170,13 @@ class TextTask(Task):
             parts = (("train", found.train), ("validation", found.validation))
             files = [_written(cache, f"{found.name}-{seed}-{part}", text) for part, text in parts]
             task = cls._begin(options, files[:1], known)
-            stores = [open_token_store([file], task.tokenizer, cache, taught=taught) for file in files]
+            stores = [open_token_store([file], task.tokenizer, cache, prompt_format=taught) for file in files]
             train, validation = (task._part(store, most) for store in stores)
             return PreparedData(task, train, validation, found.best)
         task = cls._begin(options, paths, known)
-        store = open_token_store(paths, task.tokenizer, cache, taught=taught)
+        store = open_token_store(paths, task.tokenizer, cache, prompt_format=taught)
         if options.validation:
-            held = open_token_store(options.validation, task.tokenizer, cache, taught=taught)
+            held = open_token_store(options.validation, task.tokenizer, cache, prompt_format=taught)
         else:
             # A window needs a token and the one after it.
             store, held = store.split(max(options.held_out, min(0.5, 2 / max(1, len(store)))))
@@ -212,7 +212,7 @@ class TextTask(Task):
         files: Sequence[str | Path] = paths
         if found is not None:
             files = [_written(cache, f"{found.name}-0-validation", found.validation)]
-        return self._part(open_token_store(files, self.tokenizer, cache, taught=self.prompt_format))
+        return self._part(open_token_store(files, self.tokenizer, cache, prompt_format=self.prompt_format))
 
     def default_model(self, size: Size) -> DecoderSpec:
         """Rotary positions, norms on queries and keys, squared ReLU, zero-initialized output projections.
@@ -349,7 +349,7 @@ def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:
         cast(Literal["characters", "bytes", "words", "bpe"], kind),
         texts,
         options.vocabulary,
-        specials=CHAT_TOKENS if has_chats(paths) else (),
+        special_tokens=CHAT_TOKENS if has_chats(paths) else (),
     )
 
 

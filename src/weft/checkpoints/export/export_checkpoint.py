@@ -12,12 +12,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from weft.checkpoints.atomic import write_tensors
+from weft.checkpoints.atomic import atomic_folder, write_tensors
 from weft.checkpoints.convert_checkpoint import ConversionProgress, open_checkpoint
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.huggingface import write_huggingface
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.fresh_folder import fresh_folder
 from weft.checkpoints.parity_certificate import (
     TOLERANCE,
     UPCAST_WHOLE,
@@ -72,7 +71,7 @@ def export_checkpoint(
         raise WeftError(f"there is no format {to!r}: choose one of {', '.join(EXPORT_FORMATS)}")
     if kind is not None and to != "gguf":
         raise WeftError(f"--type is of GGUF files; in {to} weights stay as they are: leave it out")
-    with fresh_folder(out, "exporting") as fresh:
+    with atomic_folder(out, "exporting") as fresh:
         write = {"huggingface": _huggingface, "gguf": _gguf, "onnx": _onnx}[to]
         return write(run, fresh, out, kind, certified, progress)
 

@@ -108,7 +108,8 @@ class ExportSource:
         marks = json.dumps(dict(zip(CHAT_ROLES, CHAT_TOKENS, strict=True)))
         return (
             f"{{% set marks = {marks} %}}{{% for message in messages %}}{{{{ marks[message['role']] }}}}"
-            f"{{{{ message['content'] }}}}{{% if message['role'] == '{CHAT_ROLES[-1]}' %}}{stop}{{% endif %}}{{% endfor %}}"
+            f"{{{{ message['content'] }}}}"
+            f"{{% if message['role'] == '{CHAT_ROLES[-1]}' %}}{stop}{{% endif %}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{CHAT_TOKENS[-1]}{{% endif %}}"
         )
 

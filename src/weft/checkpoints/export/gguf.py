@@ -123,18 +123,18 @@ def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, k
     """All tensors of the file."""
     for row in rows:
         ours = run.weights[row.ours]
-        shapes = row.change.shapes(tuple(ours.shape))
+        shapes = row.transform.shapes(tuple(ours.shape))
         groups: dict[str, list[int]] = {}
         for place, theirs in enumerate(row.theirs):
             groups.setdefault(_name(name, theirs), []).append(place)
         for own, places in groups.items():
             shape = shapes[places[0]]
-            turned = name == "gpt2" and own.startswith("blk.") and len(shape) == 2
+            transposed = name == "gpt2" and own.startswith("blk.") and len(shape) == 2
             if "_exps" in own:
                 shape = (len(places), *shape)
             make = _maker(row, ours, places, own, name, config)
             yield GGUFTensor(
-                own, shape[::-1] if turned else shape, _kind(own, shape[::-1] if turned else shape, kind), make
+                own, shape[::-1] if transposed else shape, _kind(own, shape[::-1] if transposed else shape, kind), make
             )
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
@@ -159,7 +159,7 @@ def _maker(
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
 
     def make() -> Tensor:
-        theirs = row.change.write(ours)
+        theirs = row.transform.write(ours)
         tensor = torch.stack([theirs[place] for place in places]) if "_exps" in own else theirs[places[0]]
         if architecture == "llama" and heads is not None:
             tensor = interleave_pairs(tensor, int(config[heads]))

@@ -57,23 +57,23 @@ def _write_weights(
     rows: list[WeightRow], weights: dict[str, Tensor], path: Path, progress: ConversionProgress | None
 ) -> None:
     """Their tensors, one at a time, each a view or a small copy of ours."""
-    slots: dict[str, TensorInfo] = {}
+    infos: dict[str, TensorInfo] = {}
     origin: dict[str, tuple[WeightRow, int]] = {}
     for row in rows:
         ours = weights[row.ours]
-        for place, (name, shape) in enumerate(zip(row.theirs, row.change.shapes(tuple(ours.shape)), strict=True)):
-            slots[name], origin[name] = TensorInfo(ours.dtype, shape), (row, place)
-    whole, done = max(1, sum(slot.bytes for slot in slots.values())), 0
+        for place, (name, shape) in enumerate(zip(row.theirs, row.transform.shapes(tuple(ours.shape)), strict=True)):
+            infos[name], origin[name] = TensorInfo(ours.dtype, shape), (row, place)
+    whole, done = max(1, sum(info.bytes for info in infos.values())), 0
 
     def make(name: str) -> Tensor:
         nonlocal done
         if progress is not None:
             progress(done / whole, name)
-        done += slots[name].bytes
+        done += infos[name].bytes
         row, place = origin[name]
-        return row.change.write(weights[row.ours])[place]
+        return row.transform.write(weights[row.ours])[place]
 
-    stream_safetensors(path, slots, make, {"format": "pt"})
+    stream_safetensors(path, infos, make, {"format": "pt"})
 
 
 def _ids(run: ExportSource, kind: str) -> Tree:

@@ -51,13 +51,13 @@ def run_stack(
 ) -> tuple[Tensor, list[Tensor]]:
     """(hidden states, keys and values of all layers) of a stack whose memory is `past`."""
     cache_write = CacheWrite(keys, 0, 0)
-    sights = {
+    contexts = {
         own: AttentionContext(queries, keys, own & Everything(), stack.position, cache_write) for own in stack.masks
     }
     present: list[Tensor] = []
     for layer, (block, own) in enumerate(zip(stack.blocks, stack.masks, strict=True)):
         kept = Past(*past[2 * layer : 2 * layer + 2])
-        x = block(x, sights[own], kept, memory, None)
+        x = block(x, contexts[own], kept, memory, None)
         present += [kept.keys, kept.values]
     return (x if stack.norm is None else stack.norm(x)), present
 

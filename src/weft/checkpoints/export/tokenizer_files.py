@@ -20,7 +20,7 @@ def write_tokenizer(run: ExportSource, out: Path) -> None:
     if run.tokenizer is None:
         return
     write_text(out / "tokenizer.json", frame_engine(run.tokenizer, run.ids.before, run.ids.after).to_str())
-    if run.tokenizer.other is not None:
+    if run.tokenizer.target_engine is not None:
         write_text(out / "target_tokenizer.json", run.tokenizer.target.engine.to_str())
     settings: Tree = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -93,8 +93,8 @@ def table(spec: EncoderDecoderSpec, marian: bool = False) -> list[WeightRow]:
             rows += map_norm(f"{entry}_input.norm", f"{body}.layernorm_embedding")
         for layer in range(layers):
             ours, theirs = f"{side}.blocks.{layer}", f"{body}.layers.{layer}"
-            looks = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
-            rows += map_linear(f"{ours}.mixer.qkv", *looks, sizes=(D,) * 3)
+            projections = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
+            rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(D,) * 3)
             rows += map_linear(f"{ours}.mixer.output", f"{theirs}.self_attn.out_proj")
             rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.self_attn_layer_norm")
             if side == "decoder":

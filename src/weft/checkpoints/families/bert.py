@@ -98,7 +98,7 @@ def table(spec: EncoderSpec, roberta: bool = False) -> list[WeightRow]:
     places = WeightRow("input.position.table", (f"{body}embeddings.position_embeddings.weight",))
     rows = [
         WeightRow("embedding.weight", (f"{body}embeddings.word_embeddings.weight",)),
-        places._replace(change=SkippedRows(UNUSED_POSITIONS)) if roberta else places,
+        places._replace(transform=SkippedRows(UNUSED_POSITIONS)) if roberta else places,
         WeightRow("input.segments.table", (f"{body}embeddings.token_type_embeddings.weight",)),
         *map_norm("input.norm", f"{body}embeddings.LayerNorm"),
     ]
@@ -109,8 +109,8 @@ def table(spec: EncoderSpec, roberta: bool = False) -> list[WeightRow]:
         rows += map_linear("head.linear", "classifier.out_proj" if own_head else "classifier")
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"{body}encoder.layer.{layer}"
-        looks = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
-        rows += map_linear(f"{ours}.mixer.qkv", *looks, sizes=(spec.width,) * 3)
+        projections = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
+        rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(spec.width,) * 3)
         rows += map_linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
         rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
         rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")

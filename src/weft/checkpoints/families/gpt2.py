@@ -61,10 +61,10 @@ def table(spec: DecoderSpec) -> list[WeightRow]:
         rows += map_linear("head.linear", "lm_head", bias=False)
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"transformer.h.{layer}"
-        rows += map_linear(f"{ours}.mixer.qkv", f"{theirs}.attn.c_attn", change=Transposed())
-        rows += map_linear(f"{ours}.mixer.output", f"{theirs}.attn.c_proj", change=Transposed())
-        rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", change=Transposed())
-        rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", change=Transposed())
+        rows += map_linear(f"{ours}.mixer.qkv", f"{theirs}.attn.c_attn", transform=Transposed())
+        rows += map_linear(f"{ours}.mixer.output", f"{theirs}.attn.c_proj", transform=Transposed())
+        rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", transform=Transposed())
+        rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", transform=Transposed())
         rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.ln_1")
         rows += map_norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
     return rows

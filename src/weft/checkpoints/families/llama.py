@@ -214,8 +214,8 @@ def table(spec: DecoderSpec) -> list[WeightRow]:
         rows += map_linear("head.linear", "lm_head", bias=False)
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"model.layers.{layer}"
-        looks = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
-        rows += map_linear(f"{ours}.mixer.qkv", *looks, sizes=sizes, bias=attention.bias)
+        projections = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
+        rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=sizes, bias=attention.bias)
         rows += map_linear(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=output_bias)
         if attention.query_key_norm is not None:
             rows += map_norm(f"{ours}.mixer.query_norm", f"{theirs}.self_attn.q_norm", bias=False)

@@ -100,8 +100,8 @@ def table(spec: EncoderDecoderSpec) -> list[WeightRow]:
         ]
         for layer in range(layers):
             ours, theirs = f"{side}.blocks.{layer}", f"{side}.block.{layer}.layer"
-            looks = [f"{theirs}.0.SelfAttention.{name}" for name in "qkv"]
-            rows += map_linear(f"{ours}.mixer.qkv", *looks, sizes=(size,) * 3, bias=False)
+            projections = [f"{theirs}.0.SelfAttention.{name}" for name in "qkv"]
+            rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(size,) * 3, bias=False)
             rows += map_linear(f"{ours}.mixer.output", f"{theirs}.0.SelfAttention.o", bias=False)
             rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.0.layer_norm", bias=False)
             if side == "decoder":
@@ -111,11 +111,11 @@ def table(spec: EncoderDecoderSpec) -> list[WeightRow]:
 
 
 def _cross(ours: str, theirs: str, size: int) -> list[WeightRow]:
-    looks = f"{theirs}.1.EncDecAttention"
+    projections = f"{theirs}.1.EncDecAttention"
     return [
-        *map_linear(f"{ours}.cross.query", f"{looks}.q", bias=False),
-        *map_linear(f"{ours}.cross.key_value", f"{looks}.k", f"{looks}.v", sizes=(size, size), bias=False),
-        *map_linear(f"{ours}.cross.output", f"{looks}.o", bias=False),
+        *map_linear(f"{ours}.cross.query", f"{projections}.q", bias=False),
+        *map_linear(f"{ours}.cross.key_value", f"{projections}.k", f"{projections}.v", sizes=(size, size), bias=False),
+        *map_linear(f"{ours}.cross.output", f"{projections}.o", bias=False),
         *map_norm(f"{ours}.cross_norm", f"{theirs}.1.layer_norm", bias=False),
     ]
 

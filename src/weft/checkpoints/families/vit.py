@@ -85,7 +85,7 @@ def table(spec: VisionSpec, deit: bool = False) -> list[WeightRow]:
     entry, tokens = f"{body}embeddings", spec.extra + spec.side**2
     kernel = f"{entry}.patch_embeddings.projection"
     rows = [
-        *map_linear("patches.linear", kernel, change=Reshaped((D, C, p, p), (D, C * p * p))),
+        *map_linear("patches.linear", kernel, transform=Reshaped((D, C, p, p), (D, C * p * p))),
         WeightRow("class_token.vector", (f"{entry}.cls_token",), Reshaped((1, 1, D), (D,))),
         WeightRow("grid.table", (f"{entry}.position_embeddings",), Reshaped((1, tokens, D), (tokens, D))),
         *map_norm("stack.norm", f"{body}layernorm"),
@@ -98,8 +98,8 @@ def table(spec: VisionSpec, deit: bool = False) -> list[WeightRow]:
         rows += map_linear("head.linear", "classifier")
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"{body}encoder.layer.{layer}"
-        looks = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
-        rows += map_linear(f"{ours}.mixer.qkv", *looks, sizes=(D,) * 3, bias=spec.attention().bias)
+        projections = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
+        rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(D,) * 3, bias=spec.attention().bias)
         rows += map_linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
         rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
         rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")

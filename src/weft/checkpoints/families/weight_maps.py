@@ -153,15 +153,15 @@ class WeightRow(NamedTuple):
 
     ours: str
     theirs: tuple[str, ...]
-    change: WeightMap = Identity()
+    transform: WeightMap = Identity()
 
 
 def map_linear(
-    ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, change: WeightMap | None = None
+    ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, transform: WeightMap | None = None
 ) -> list[WeightRow]:
     """A linear map from one or several of theirs, whose rows stand under each other; with or without biases."""
     joined: WeightMap = ConcatenatedRows(sizes) if len(theirs) > 1 else Identity()
-    rows = [WeightRow(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), change or joined)]
+    rows = [WeightRow(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transform or joined)]
     return rows + ([WeightRow(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), joined)] if bias else [])
 
 
@@ -182,12 +182,12 @@ class MatchedRow(NamedTuple):
     def read(self, tensors: ForeignTensors) -> Tensor:
         """Our tensor; types that differ become the widest of them."""
         found = [tensors.read(name) for name in self.names]
-        widest = self.type(tensors)
-        return self.row.change.read([tensor.to(widest) for tensor in found])
+        widest = self.dtype(tensors)
+        return self.row.transform.read([tensor.to(widest) for tensor in found])
 
-    def type(self, tensors: ForeignTensors) -> torch.dtype:
+    def dtype(self, tensors: ForeignTensors) -> torch.dtype:
         """The type of our tensor."""
-        kinds = [tensors.type_of(name) for name in self.names]
+        kinds = [tensors.dtype_of(name) for name in self.names]
         widest = kinds[0]
         for kind in kinds[1:]:
             widest = torch.promote_types(widest, kind)
@@ -253,12 +253,12 @@ def _expect_copy(tensors: ForeignTensors, known: Mapping[str, str], name: str, c
 
 
 def _expect_shapes(one: MatchedRow, shape: Shape, tensors: ForeignTensors) -> None:
-    for name, expected in zip(one.names, one.row.change.shapes(shape), strict=True):
+    for name, expected in zip(one.names, one.row.transform.shapes(shape), strict=True):
         found = tensors.shapes[name]
         if found != expected:
             raise DataError(
                 f"{name} is {list(found)}, but config.json makes it {list(expected)}: they do not belong together"
             )
-        if tensors.type_of(name) not in WEIGHT_TYPES:
-            kind = str(tensors.type_of(name)).removeprefix("torch.")
+        if tensors.dtype_of(name) not in WEIGHT_TYPES:
+            kind = str(tensors.dtype_of(name)).removeprefix("torch.")
             raise DataError(f"{name} holds {kind}, but weights are floating-point numbers of 16 bits or more")

@@ -25,7 +25,7 @@ from weft.models.build import AnySpec, build
 class ForeignCheckpoint:
     """All that is needed to make a run of it; nothing was read yet but names, shapes and settings.
 
-    `left` are tensors that no task here asks for, such as the head of masked language models.
+    `left_out` are tensors that no task here asks for, such as the head of masked language models.
     """
 
     source: Path
@@ -34,21 +34,21 @@ class ForeignCheckpoint:
     spec: AnySpec
     tensors: ForeignTensors
     matched: dict[str, MatchedRow]
-    left: tuple[str, ...]
+    left_out: tuple[str, ...]
     task: str
     facts: Tree
     tokenizer: Tokenizer | None
 
     @cached_property
-    def slots(self) -> dict[str, TensorInfo]:
+    def tensor_infos(self) -> dict[str, TensorInfo]:
         """Types and shapes of our tensors."""
         shapes = state_shapes(self.spec)
-        return {name: TensorInfo(one.type(self.tensors), shapes[name]) for name, one in self.matched.items()}
+        return {name: TensorInfo(one.dtype(self.tensors), shapes[name]) for name, one in self.matched.items()}
 
     @property
     def parameters(self) -> int:
         """How many numbers there are."""
-        return sum(slot.bytes // slot.type.itemsize for slot in self.slots.values())
+        return sum(info.bytes // info.dtype.itemsize for info in self.tensor_infos.values())
 
 
 class _Known:
@@ -93,10 +93,12 @@ def inspect_checkpoint(
                 "they do not belong together"
             )
     rows = family.table(spec)
-    found, left = match_tensors(rows, state_shapes(spec), tensors, family.canonical, family.copies, family.unused)
+    found, left_out = match_tensors(rows, state_shapes(spec), tensors, family.canonical, family.copies, family.unused)
     folder = source if source.is_dir() else source.parent
     task, facts = detect_task(folder, spec, config, vocabulary, stops)
     names = config.get("architectures") or [family.architectures[0]]
     tokenizer = None if vocabulary is None else vocabulary.tokenizer
     matched = {one.row.ours: one for one in found}
-    return ForeignCheckpoint(source, family, str(names[0]), spec, tensors, matched, tuple(left), task, facts, tokenizer)
+    return ForeignCheckpoint(
+        source, family, str(names[0]), spec, tensors, matched, tuple(left_out), task, facts, tokenizer
+    )

@@ -46,7 +46,7 @@ class ForeignTensors(ABC):
         """All names with their shapes."""
 
     @abstractmethod
-    def type_of(self, name: str) -> torch.dtype:
+    def dtype_of(self, name: str) -> torch.dtype:
         """The type of one tensor."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class SafetensorsEntry:
     """Where a tensor lies in a safetensors file."""
 
     path: Path
-    type: torch.dtype
+    dtype: torch.dtype
     shape: Shape
     first: int
     size: int
@@ -81,9 +81,9 @@ class SafeTensors(ForeignTensors):
         """All names with their shapes."""
         return {name: entry.shape for name, entry in self.entries.items()}
 
-    def type_of(self, name: str) -> torch.dtype:
+    def dtype_of(self, name: str) -> torch.dtype:
         """The type of one tensor."""
-        return self.entries[name].type
+        return self.entries[name].dtype
 
     def read(self, name: str) -> Tensor:
         """One tensor; no more than it is in memory."""
@@ -93,7 +93,7 @@ class SafeTensors(ForeignTensors):
             file.seek(entry.first)
             if entry.size and file.readinto(buffer.numpy().data) != entry.size:
                 raise DataError(f"{entry.path.name} ends within {name}: it was cut off; fetch it again")
-        return buffer.view(entry.type).reshape(entry.shape)
+        return buffer.view(entry.dtype).reshape(entry.shape)
 
 
 def read_safetensors_header(path: Path) -> dict[str, SafetensorsEntry]:
@@ -159,7 +159,7 @@ class TorchTensors(ForeignTensors):
         """All names with their shapes."""
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
-    def type_of(self, name: str) -> torch.dtype:
+    def dtype_of(self, name: str) -> torch.dtype:
         """The type of one tensor."""
         return self.tensors[name].dtype
 

@@ -1,7 +1,8 @@
 """GGUF checkpoints of Llama and GPT-2 kinds: their names and settings brought to those of the Hugging Face folders.
 
-So the same adapters serve both; names go both ways (`TENSOR_NAMES`, `to_gguf`). llama.cpp stores Llama's queries and keys
-with the coordinates of each rotary pair side by side (`interleave_pairs`, `separate_pairs`), GPT-2's linear maps as [out, in].
+So the same adapters serve both; names go both ways (`TENSOR_NAMES`, `to_gguf`). llama.cpp stores Llama's queries and
+keys with the coordinates of each rotary pair side by side (`interleave_pairs`, `separate_pairs`), and GPT-2's linear
+maps as [out, in].
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class GGUFLocation(NamedTuple):
     name: str
     shape: Shape
     expert: int | None = None
-    turned: bool = False
+    transposed: bool = False
     heads: int | None = None
 
 
@@ -99,9 +100,9 @@ class GGUFTensors(ForeignTensors):
         """All names with their shapes."""
         return {name: place.shape for name, place in self.places.items()}
 
-    def type_of(self, name: str) -> torch.dtype:
+    def dtype_of(self, name: str) -> torch.dtype:
         """The type of one tensor; quantized ones are float32."""
-        return self.file.type_of(self.places[name].name)
+        return self.file.dtype_of(self.places[name].name)
 
     def read(self, name: str) -> Tensor:
         """One tensor as the folder would have it."""
@@ -109,7 +110,7 @@ class GGUFTensors(ForeignTensors):
         tensor = self.file.read(place.name, place.expert)
         if place.heads is not None:
             tensor = separate_pairs(tensor, place.heads)
-        return tensor.T if place.turned else tensor
+        return tensor.T if place.transposed else tensor
 
 
 def open_gguf(path: Path) -> ForeignCheckpoint:
@@ -222,12 +223,12 @@ def _places(kind: str, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, G
                 found[theirs] = GGUFLocation(name, stored.shape[1:], expert)
             continue
         theirs = f"{TENSOR_NAMES[kind].get(plain, plain).replace('{}', number)}.{last}"
-        turned = kind == "gpt2" and layer is not None and len(stored.shape) == 2
+        transposed = kind == "gpt2" and layer is not None and len(stored.shape) == 2
         paired = (
             {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part) if kind == "llama" else None
         )
         heads = None if paired is None else int(config[paired])
         if heads is not None and stored.shape[0] % (2 * heads):
             raise DataError(f"{file.path.name}: {name} has {stored.shape[0]} rows, which {heads} heads cannot share")
-        found[theirs] = GGUFLocation(name, stored.shape[::-1] if turned else stored.shape, None, turned, heads)
+        found[theirs] = GGUFLocation(name, stored.shape[::-1] if transposed else stored.shape, None, transposed, heads)
     return found

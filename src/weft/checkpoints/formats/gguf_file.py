@@ -73,7 +73,7 @@ class GGUFFile:
             ) from None
         return torch.from_numpy(numbers).reshape(shape)
 
-    def type_of(self, name: str) -> torch.dtype:
+    def dtype_of(self, name: str) -> torch.dtype:
         """The type that a tensor is read in; whole numbers are refused by whoever expects weights."""
         if self.tensors[name].kind in INTEGER_TYPES:
             return torch.int64

@@ -21,51 +21,54 @@ HEADER_ALIGNMENT = 8
 class TensorInfo(NamedTuple):
     """What a tensor will be: its type and shape."""
 
-    type: torch.dtype
+    dtype: torch.dtype
     shape: Shape
 
     @property
     def bytes(self) -> int:
         """What it takes in the file."""
-        return prod(self.shape) * self.type.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
 
 def stream_safetensors(
-    path: Path, slots: Mapping[str, TensorInfo], make: Callable[[str], Tensor], notes: Mapping[str, str] | None = None
+    path: Path,
+    infos: Mapping[str, TensorInfo],
+    make: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """A safetensors file, atomically; `make` gives each tensor when its turn comes."""
     # Wide types first, so that every tensor begins at a multiple of its own size.
-    order = sorted(slots, key=lambda name: (-slots[name].type.itemsize, name))
-    write_atomic(path, lambda fresh: _write(fresh, order, slots, make, notes))
+    order = sorted(infos, key=lambda name: (-infos[name].dtype.itemsize, name))
+    write_atomic(path, lambda fresh: _write(fresh, order, infos, make, metadata))
 
 
 def _write(
     path: Path,
     order: list[str],
-    slots: Mapping[str, TensorInfo],
+    infos: Mapping[str, TensorInfo],
     make: Callable[[str], Tensor],
-    notes: Mapping[str, str] | None,
+    metadata: Mapping[str, str] | None,
 ) -> None:
-    header: dict[str, object] = {"__metadata__": dict(notes)} if notes else {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name in order:
-        slot = slots[name]
+        info = infos[name]
         header[name] = {
-            "dtype": TYPE_NAMES[slot.type],
-            "shape": list(slot.shape),
-            "data_offsets": [end, end + slot.bytes],
+            "dtype": TYPE_NAMES[info.dtype],
+            "shape": list(info.shape),
+            "data_offsets": [end, end + info.bytes],
         }
-        end += slot.bytes
+        end += info.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            _append(file, name, slots[name], make(name))
+            _append(file, name, infos[name], make(name))
 
 
-def _append(file: BinaryIO, name: str, slot: TensorInfo, tensor: Tensor) -> None:
-    if tuple(tensor.shape) != slot.shape or tensor.dtype != slot.type:
-        raise AssertionError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {slot}")
-    if slot.bytes:
+def _append(file: BinaryIO, name: str, info: TensorInfo, tensor: Tensor) -> None:
+    if tuple(tensor.shape) != info.shape or tensor.dtype != info.dtype:
+        raise AssertionError(f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {info}")
+    if info.bytes:
         file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_text
-from weft.data.samples.classification import LabeledGraph
 
 GRAPH_SUFFIXES = (".json", ".jsonl")
+
+
+@dataclass(frozen=True)
+class LabeledGraph:
+    """Nodes as tokens, who neighbors whom (N x N, the graph mask), and one label per node."""
+
+    nodes: tuple[str, ...]
+    adjacency: NDArray[np.bool_]
+    labels: tuple[str, ...]
 
 
 def are_graphs(paths: Sequence[str | Path]) -> bool:

@@ -21,8 +21,8 @@ from PIL import Image, ImageOps
 from weft.data.readers.archives import is_archive, read_members
 from weft.data.readers.classes import label_names, number_labels, read_arrays
 from weft.data.readers.files import DataError, find_files, open_bytes
+from weft.foundation.arrays import Pixels
 
-Pixels = NDArray[np.uint8]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 IN_MEMORY_BYTES = 1 << 30  # bytes of pixels from which a folder is read batch by batch
 ORIENTATION = 0x0112
@@ -40,7 +40,7 @@ class ResizeCrop:
     scaled: tuple[int, ...]
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
 
-    def fit(self, picture: Image.Image) -> Image.Image:
+    def apply(self, picture: Image.Image) -> Image.Image:
         """The square; what is smaller is filled up with black."""
         if len(self.scaled) == 2:
             height, width = self.scaled
@@ -65,7 +65,7 @@ class PixelFiles:
     paths: tuple[Path, ...]
     size: tuple[int, int]
     channels: int
-    fitting: ResizeCrop | None = None
+    resize_crop: ResizeCrop | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -79,7 +79,7 @@ class PixelFiles:
         numbers = range(len(self))[indices] if isinstance(indices, slice) else indices
         pixels = np.empty((len(numbers), *self.size, self.channels), dtype=np.uint8)
         for row, number in enumerate(numbers):
-            pixels[row] = read_image(self.paths[int(number)], self.fitting or self.size, self.channels)
+            pixels[row] = read_image(self.paths[int(number)], self.resize_crop or self.size, self.channels)
         return pixels
 
 
@@ -167,7 +167,7 @@ def _decode(file: BinaryIO, name: str, size: TargetSize | None, channels: int | 
 
 def _fitted(picture: Image.Image, size: TargetSize | None) -> Image.Image:
     if isinstance(size, ResizeCrop):
-        return size.fit(picture)
+        return size.apply(picture)
     height, width = (size, size) if isinstance(size, int) else size or (picture.height, picture.width)
     if picture.size == (width, height):
         return picture
@@ -203,12 +203,12 @@ def _from_folders(folders: Sequence[Path], size: SquareSide, learn: bool) -> Lab
     labels, classes = number_labels([path.parent.name for path in files], learn)
     looks = [_glance(path) for path in files]
     channels = 3 if any(color for _, color in looks) else 1
-    fitting = size if isinstance(size, ResizeCrop) else None
+    resize_crop = size if isinstance(size, ResizeCrop) else None
     chosen = choose_side([look for look, _ in looks]) if size == "auto" else size
     side = chosen.side if isinstance(chosen, ResizeCrop) else chosen
     square = None if side is None else (side, side)
     shape = square or _expect_one_size([look for look, _ in looks], [str(path) for path in files])
-    pixels = PixelFiles(tuple(files), shape, channels, fitting)
+    pixels = PixelFiles(tuple(files), shape, channels, resize_crop)
     held = pixels if math.prod(pixels.shape) > IN_MEMORY_BYTES else pixels[:]
     return LabeledImages(held, labels, classes, channels, size == "auto" and side is not None)
 

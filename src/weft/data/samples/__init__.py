@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.data.readers.files import DataError
 from weft.data.samples.captions import SampleCaptions, scenes
-from weft.data.samples.classification import LabeledGraph, nodes, sentiment
+from weft.data.samples.classification import nodes, sentiment
 from weft.data.samples.forecast import SampleSeries, brownian, brownian3d, brownian_best, seasonal
 from weft.data.samples.images import SampleImages, digits, shapes
 from weft.data.samples.sample_definition import ReferenceScore, Sample
@@ -24,7 +24,6 @@ __all__ = [
     "JOINTS",
     "SAMPLE_RATE",
     "AlignedPair",
-    "LabeledGraph",
     "ReferenceScore",
     "Sample",
     "SampleCaptions",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.data.samples.images import PALETTE, background, shape_coverage
 from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
+from weft.foundation.arrays import Array, Pixels
 
 SIZE = 48
 # Shapes that differ even when small.
@@ -22,7 +22,7 @@ ALONE = 0.2
 class SampleCaptions:
     """Pictures (N x 48 x 48 x 3; 0 to 255) and a sentence for each."""
 
-    pixels: NDArray[np.uint8]
+    pixels: Pixels
     texts: tuple[str, ...]
 
 
@@ -41,7 +41,7 @@ def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
     return Sample("scenes", "captions", train, validation, best, shortcut)
 
 
-def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
+def _scene(random: np.random.Generator) -> tuple[Pixels, str]:
     kinds = [(color, form) for color in PALETTE for form in FORMS]
     first, second = (kinds[k] for k in random.choice(len(kinds), 2, replace=False))
     canvas = background(SIZE, random)
@@ -62,12 +62,10 @@ def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
     return _finish(canvas), f"a large {first[0]} {first[1]} {relation} a small {second[0]} {second[1]}"
 
 
-def _paint(
-    canvas: NDArray[np.float64], kind: tuple[str, str], x: float, y: float, radius: float
-) -> NDArray[np.float64]:
+def _paint(canvas: Array, kind: tuple[str, str], x: float, y: float, radius: float) -> Array:
     amount = shape_coverage(kind[1], SIZE, x, y, radius)[..., None]
     return canvas * (1 - amount) + np.array(PALETTE[kind[0]]) * amount
 
 
-def _finish(canvas: NDArray[np.float64]) -> NDArray[np.uint8]:
+def _finish(canvas: Array) -> Pixels:
     return np.clip(canvas, 0, 255).astype(np.uint8)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.readers.graphs import LabeledGraph
 from weft.data.samples.sample_definition import (
     ReferenceScore,
     Sample,
@@ -91,15 +91,6 @@ def _verdict(choose: random.Random, kind: tuple[bool, bool] | None = None) -> tu
     good, negated = kind or (choose.random() < 0.5, choose.random() < 0.5)
     word = choose.choice(GOOD if good else BAD)
     return choose.choice(NEGATIONS if negated else PLAIN).format(word), (good, negated), word
-
-
-@dataclass(frozen=True)
-class LabeledGraph:
-    """Nodes as tokens, who neighbors whom (N x N, the graph mask), and a label a node."""
-
-    nodes: tuple[str, ...]
-    adjacency: NDArray[np.bool_]
-    labels: tuple[str, ...]
 
 
 def nodes(seed: int, size: int) -> Sample[tuple[LabeledGraph, ...]]:

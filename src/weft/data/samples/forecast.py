@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
-
-Array = NDArray[np.float64]
+from weft.foundation.arrays import Array
 
 HORIZON = 24
 NOISE, STEP = 0.3, 1.0  # standard deviations: of the seasons' noise, of one Brownian step

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
+from weft.foundation.arrays import Array, Pixels
 
-Array = NDArray[np.float64]
 Stroke = list[tuple[float, float]]
 
 DIGIT_SIZE, SHAPE_SIZE = 28, 32
@@ -33,7 +33,7 @@ PALETTE: dict[str, tuple[int, int, int]] = {
 class SampleImages:
     """Pictures (N x H x W, or N x H x W x 3; 0 to 255) and the number of each one's class."""
 
-    pixels: NDArray[np.uint8]
+    pixels: Pixels
     labels: NDArray[np.int64]
 
 
@@ -54,7 +54,7 @@ def _split(
     seed: int,
     size: int,
     classes: list[str],
-    draw: Callable[[str, np.random.Generator], NDArray[np.uint8]],
+    draw: Callable[[str, np.random.Generator], Pixels],
     why: str,
 ) -> Sample[SampleImages]:
     random = numpy_generator(seed, name)
@@ -89,7 +89,7 @@ DIGITS: dict[str, list[list[Stroke]]] = {
 }
 
 
-def draw_digit(digit: str, random: np.random.Generator) -> NDArray[np.uint8]:
+def draw_digit(digit: str, random: np.random.Generator) -> Pixels:
     """One digit as one hand wrote it."""
     turn, slant = random.normal(0, 0.1), random.normal(0.12, 0.12)
     height, width = random.uniform(7.5, 10), random.uniform(6, 9)
@@ -190,7 +190,7 @@ def background(size: int, random: np.random.Generator) -> Array:
     return np.asarray(random.uniform(15, 60) + random.normal(0, 4, (size, size, 3)))
 
 
-def _draw_shape(shape: str, random: np.random.Generator) -> NDArray[np.uint8]:
+def _draw_shape(shape: str, random: np.random.Generator) -> Pixels:
     radius = random.uniform(7, 11)
     x, y = random.uniform(radius, SHAPE_SIZE - 1 - radius, 2)
     names = list(PALETTE)

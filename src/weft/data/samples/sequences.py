@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
-
-Array = NDArray[np.float64]
+from weft.foundation.arrays import Array
 
 MOTIONS = ("walking", "running", "jumping", "waving")
 JOINTS = (
@@ -111,7 +110,8 @@ def _pose(motion: str, phase: Array, random: np.random.Generator) -> _Pose:
     if motion == "waving":
         raised = random.uniform(2.2, 2.6)
         beat = 0.5 + random.uniform(0.45, 0.65) * np.sin(phase * 2)
-        sides, elbows = (still + raised, still + 0.08), (beat, still + 0.1)
+        sides: tuple[Array, Array] = (still + raised, still + 0.08)
+        elbows: tuple[Array, Array] = (beat, still + 0.1)
         if random.random() < 0.5:
             sides, elbows = sides[::-1], elbows[::-1]
         return _Pose((still, still), (still, still), (still, still), elbows, sides, still, 0.0, 0.0)

@@ -21,7 +21,7 @@ class RenderedChat(NamedTuple):
 class ChatWriter(Protocol):
     """Writes chats as a model was taught to read them."""
 
-    def written(self, messages: Messages) -> Sequence[RenderedChat]:
+    def training_texts(self, messages: Messages) -> Sequence[RenderedChat]:
         """The texts to learn a chat from."""
 
 

@@ -32,9 +32,12 @@ SMALLEST_CHUNK = (
 StoreProgress = Callable[[int], None]
 
 
-def store_name(paths: Sequence[str | Path], tokenizer: Tokenizer, taught: PromptFormatProtocol | None = None) -> str:
-    """A name that changes with the content of any file, their order and kind, the tokenizer, or what was taught."""
-    known = {} if taught is None else taught.to_tree()
+def store_name(
+    paths: Sequence[str | Path], tokenizer: Tokenizer, prompt_format: PromptFormatProtocol | None = None
+) -> str:
+    """A name that changes with the content of any file, their order and kind, the tokenizer or the prompt
+    format."""
+    known = {} if prompt_format is None else prompt_format.to_tree()
     more = [json.dumps(known, sort_keys=True)] if known else []
     whole = hashlib.sha256(json.dumps([FORMAT, tokenizer.engine.to_str(), *more]).encode())
     for path in find_files(paths, TEXT_SUFFIXES):
@@ -65,7 +68,7 @@ def make_store(
     tokenizer: Tokenizer,
     folder: Path,
     progress: StoreProgress | None = None,
-    taught: PromptFormatProtocol | None = None,
+    prompt_format: PromptFormatProtocol | None = None,
 ) -> dict[str, Any]:
     """The header of the store in `folder`, made now unless it is there; a second process waits for the first."""
     try:
@@ -75,7 +78,7 @@ def make_store(
             if header is None:
                 for left in (folder, *folder.parent.glob(f".{folder.name}.*.new")):
                     shutil.rmtree(left, ignore_errors=True)
-                header = _make(paths, StoreWriter(_new(folder), tokenizer, taught), folder, progress)
+                header = _make(paths, StoreWriter(_new(folder), tokenizer, prompt_format), folder, progress)
             return header
     except OSError as error:
         raise _explain(folder, error) from None
@@ -125,11 +128,11 @@ class StoreWriter:
     Where a model was taught otherwise, each document stands between its start and its stop.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, taught: PromptFormatProtocol | None = None) -> None:
-        self.folder, self.tokenizer, self.taught = folder, tokenizer, taught
-        self.before = () if taught is None else taught.before
-        self.stops = () if taught is None else taught.stops
-        self.chat = None if taught is None else taught.chat
+    def __init__(self, folder: Path, tokenizer: Tokenizer, prompt_format: PromptFormatProtocol | None = None) -> None:
+        self.folder, self.tokenizer, self.prompt_format = folder, tokenizer, prompt_format
+        self.before = () if prompt_format is None else prompt_format.before
+        self.stops = () if prompt_format is None else prompt_format.stops
+        self.chat = None if prompt_format is None else prompt_format.chat
         self.framed = bool(self.before or self.stops)
         self.stop = self.stops[0] if self.stops else tokenizer.stop
         self.encode, self.joins = bulk_encoder(tokenizer), adds_dummy_prefix(tokenizer)
@@ -222,7 +225,7 @@ class StoreWriter:
         role, stop = self.tokenizer.id_of(name), self.stop
         if role is None or stop is None:
             missing = name if role is None else "for stop"
-            if self.taught is not None:
+            if self.prompt_format is not None:
                 raise DataError(
                     "there are chats among the texts, but this model was not taught to chat: give texts, or take a "
                     "model that has a chat template"

@@ -60,7 +60,7 @@ def read_chunks(
 def _written(chat: ChatWriter, document: Chat, path: Path) -> list[RenderedChat]:
     messages = [{"role": role, "content": content} for role, content in document.messages]
     try:
-        return [found for found in chat.written(messages) if found.text]
+        return [found for found in chat.training_texts(messages) if found.text]
     except WeftError as error:
         raise DataError(f"{path.name}, the chat that begins {messages[0]['content']!r:.40}: {error}") from None
 

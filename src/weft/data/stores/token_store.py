@@ -45,14 +45,14 @@ def open_token_store(
     tokenizer: Tokenizer,
     cache: Path,
     progress: StoreProgress | None = None,
-    taught: PromptFormatProtocol | None = None,
+    prompt_format: PromptFormatProtocol | None = None,
 ) -> TokenStore:
     """The texts' tokens, made in `cache` if not there yet; `progress` is told how many bytes of text are done.
 
-    `taught`: what the model that reads them knows of starts, stops and chats.
+    `prompt_format`: the start and stop ids and the chat template of the model that reads them.
     """
-    folder = cache / store_name(paths, tokenizer, taught)
-    header = read_store_header(folder) or make_store(paths, tokenizer, folder, progress, taught)
+    folder = cache / store_name(paths, tokenizer, prompt_format)
+    header = read_store_header(folder) or make_store(paths, tokenizer, folder, progress, prompt_format)
     return TokenStore(folder, header["type"], header["bytes"], "answers.bin" in header["sizes"], 0, header["tokens"])
 
 

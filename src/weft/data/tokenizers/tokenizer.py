@@ -47,11 +47,11 @@ SIDES = ("source", "target")
 class Tokenizer:
     """Text to ids and back. `encode` adds no special tokens; `start`, `stop`, `pad` say which ids they have.
 
-    `other` is the engine of the language that is written, where it is not the one that is read (Marian).
+    `target_engine` is the engine of the language that is written, where it is not the one that is read (Marian).
     """
 
     engine: Engine
-    other: Engine | None = None
+    target_engine: Engine | None = None
 
     @property
     def vocabulary(self) -> int:
@@ -68,16 +68,16 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
         """The text of ids; special tokens are left out unless asked for."""
-        return str((self.other or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
+        return str((self.target_engine or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
 
     @property
     def target(self) -> Tokenizer:
         """The tokenizer of the language that is written."""
-        return self if self.other is None else Tokenizer(self.other)
+        return self if self.target_engine is None else Tokenizer(self.target_engine)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Each token's own text, for pictures; with the space that SentencePiece leaves out at a beginning."""
-        engine = self.other or self.engine
+        engine = self.target_engine or self.engine
         found = []
         for index in ids:
             token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
@@ -114,15 +114,21 @@ class Tokenizer:
 
 
 def train_tokenizer(
-    kind: TokenizerKind, texts: Iterable[str], vocabulary: int = 8192, specials: Sequence[str] = (), least: int = 1
+    kind: TokenizerKind,
+    texts: Iterable[str],
+    vocabulary: int = 8192,
+    special_tokens: Sequence[str] = (),
+    min_frequency: int = 1,
 ) -> Tokenizer:
-    """A tokenizer learned from texts: at most `vocabulary` tokens, each seen at least `least` times."""
+    """A tokenizer learned from texts: at most `vocabulary` tokens, each seen at least `min_frequency` times."""
     if kind not in TOKENIZER_KINDS:
         raise WeftError(f"there is no tokenizer {kind!r}: choose one of {', '.join(TOKENIZER_KINDS)}")
-    names = [*SPECIALS, *specials]
+    names = [*SPECIALS, *special_tokens]
     if kind == "bytes":
         return _bytes(names)
-    engine, trainer = _word_like(kind, vocabulary, names, least) if kind != "bpe" else _bpe(vocabulary, names, least)
+    engine, trainer = (
+        _word_like(kind, vocabulary, names, min_frequency) if kind != "bpe" else _bpe(vocabulary, names, min_frequency)
+    )
     engine.train_from_iterator(_not_empty(texts), trainer=trainer)
     engine.add_special_tokens(names)
     return Tokenizer(engine)
@@ -138,7 +144,7 @@ def _not_empty(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _word_like(
-    kind: TokenizerKind, vocabulary: int, names: list[str], least: int
+    kind: TokenizerKind, vocabulary: int, names: list[str], min_frequency: int
 ) -> tuple[Engine, trainers.WordLevelTrainer]:
     engine = Engine(models.WordLevel(unk_token=UNKNOWN_TOKEN))
     if kind == "characters":
@@ -147,16 +153,16 @@ def _word_like(
     else:
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|[^\w\s]"), "removed", invert=True)
     trainer = trainers.WordLevelTrainer(
-        vocab_size=vocabulary, special_tokens=names, min_frequency=least, show_progress=False
+        vocab_size=vocabulary, special_tokens=names, min_frequency=min_frequency, show_progress=False
     )
     return engine, trainer
 
 
-def _bpe(vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.BpeTrainer]:
+def _bpe(vocabulary: int, names: list[str], min_frequency: int) -> tuple[Engine, trainers.BpeTrainer]:
     trainer = trainers.BpeTrainer(
         vocab_size=max(vocabulary, 256 + len(names)),
         special_tokens=names,
-        min_frequency=max(least, 2),
+        min_frequency=max(min_frequency, 2),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

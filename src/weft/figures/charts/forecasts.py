@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from weft.figures.canvas import COLORS, GRAY, canvas_style, drawable_text
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = NDArray[np.float64]
 MOST_PANELS = 8
 LEAST_PAST = 32
 

@@ -11,8 +11,10 @@ import numpy as np
 from weft.figures.canvas import COLORS, GRAY
 from weft.figures.palette import color_map, to_colors
 from weft.figures.panels.maps import AttentionMaps
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, draw_thumbnail, label_ticks, token_label
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, draw_thumbnail, label_ticks, token_label
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

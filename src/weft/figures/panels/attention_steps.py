@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY, drawable_text
-from weft.figures.panels.panel import Array, Panel, Sheet, Tree, token_label
+from weft.figures.panels.panel import Panel, Sheet, token_label
 from weft.figures.panels.tables import format_number
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 LINE = 0.2  # inches
 MOST_ROWS, MOST_COLUMNS = 12, 8
@@ -48,7 +50,7 @@ class AttentionStepsPanel(Panel):
     steps: tuple[AttentionStep, ...]
     note: str = ""
 
-    kind = "unfolding"
+    kind = "attention_steps"
 
     def payload(self) -> Tree:
         """All numbers of all steps."""

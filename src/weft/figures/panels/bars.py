@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.figures.canvas import COLORS, GRAY
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, token_label
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, expect_shape, token_label
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 BAR = 0.23  # inches
 LETTER = 0.09

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.panels.panel import Array, Tree, as_array, expect_shape
+from weft.figures.panels.panel import as_array, expect_shape
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 # weights [H, last - first, S] of rows first .. last - 1 of one layer
 MapRows = Callable[[int, int, int], Array]

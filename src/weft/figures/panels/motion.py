@@ -9,10 +9,12 @@ import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
 from weft.figures.palette import color_map
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, expect_shape
 from weft.figures.panels.series import MOST_STRIPS, draw_strips
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 Up = Literal["x", "y", "z"]
 POSES = 8

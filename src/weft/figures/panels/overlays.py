@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from weft.figures.canvas import COLORS, GRAY, drawable_text
 from weft.figures.palette import ColorScale, to_colors
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, draw_thumbnail, expect_shape, token_label
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, draw_thumbnail, expect_shape, token_label
 from weft.figures.panels.tables import value_range
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array, Pixels
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Pixels = NDArray[np.uint8]
 LARGE, SMALL = 2.6, 1.08  # inches
 MOST_SMALL = 48
 DIMMED = 0.6  # what is left of an image's light

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, token_label
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, expect_shape, token_label
 from weft.figures.panels.tables import TablePanel, format_number
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
+from weft.foundation.spec import Tree
 
 STRIP = 1.15  # inches
 

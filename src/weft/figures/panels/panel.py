@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.figures.canvas import GRAY, drawable_text
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-Array = NDArray[np.floating[Any]]
-Tree = dict[str, Any]
 WIDTH = 9.6  # inches of a still
 LONGEST_TOKEN = 18
 

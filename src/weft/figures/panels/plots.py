@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY, drawable_text
-from weft.figures.panels.panel import WIDTH, Array, Panel, Sheet, Tree, expect_shape
+from weft.figures.panels.panel import WIDTH, Panel, Sheet, expect_shape
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
+from weft.foundation.spec import Tree
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY, drawable_text
 from weft.figures.palette import color_map, to_colors
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, draw_thumbnail, expect_shape
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, draw_thumbnail, expect_shape
 from weft.figures.panels.tables import value_range
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,8 +9,10 @@ import numpy as np
 
 from weft.figures.canvas import GRAY
 from weft.figures.palette import COLOR_STOPS, ColorScale, color_map
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, label_ticks, token_label
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, expect_shape, label_ticks, token_label
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,9 +10,11 @@ import numpy as np
 
 from weft.figures.canvas import GRAY
 from weft.figures.palette import ColorScale, color_map, to_colors
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, draw_thumbnail, expect_shape, token_label
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, draw_thumbnail, expect_shape, token_label
 from weft.figures.panels.tables import is_dark, value_range
 from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from html import escape
 from importlib.resources import files
 
 from weft.figures.palette import COLOR_STOPS
-from weft.figures.panels.panel import Tree
 from weft.figures.web.array_encoding import script_text
+from weft.foundation.spec import Tree
 
 SCRIPTS = (
     "base.js",

@@ -15,11 +15,12 @@ from weft.figures.panels.bars import BarsPanel
 from weft.figures.panels.motion import MotionPanel
 from weft.figures.panels.overlays import OverlayPanel, TilesPanel, highlight
 from weft.figures.panels.pairs import QueryKeyPanel
-from weft.figures.panels.panel import Array, Axis, Panel, visible_token
+from weft.figures.panels.panel import Axis, Panel, visible_token
 from weft.figures.panels.plots import PlotPanel
 from weft.figures.panels.series import ChannelsPanel, ForecastPanel
 from weft.figures.panels.tables import TablePanel, value_range
 from weft.figures.panels.tokens import TokensPanel
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
 
 MOST_CHOICES = 200  # entries of a menu

@@ -10,9 +10,10 @@ from weft.figures.canvas import COLORS, GRAY
 from weft.figures.palette import plotly_colors
 from weft.figures.panels.attention_steps import AttentionStepsPanel, value_lines
 from weft.figures.panels.motion import MotionPanel
-from weft.figures.panels.panel import Array, Axis
+from weft.figures.panels.panel import Axis
 from weft.figures.panels.plots import PlotPanel
 from weft.figures.panels.series import ChannelsPanel, ForecastPanel, standardize
+from weft.foundation.arrays import Array
 
 
 def plot_forecast(panel: ForecastPanel, go: Any) -> Any:

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from weft.data.readers.graphs import LabeledGraph
 from weft.data.readers.sounds import log_mel
-from weft.data.samples import SAMPLE_RATE, LabeledGraph, Sample, sample, samples
+from weft.data.samples import SAMPLE_RATE, Sample, sample, samples
 from weft.foundation.errors import WeftError
 
 Array = NDArray[np.float64]

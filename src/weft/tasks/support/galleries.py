@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles, Pixels
+from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
+from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.augmentation import Change, change_images
 from weft.tasks.support.pairs import Ends, like_length

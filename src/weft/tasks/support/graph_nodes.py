@@ -14,8 +14,7 @@ from torch import nn
 
 from weft.data.batching import batches_by_length
 from weft.data.readers.files import DataError
-from weft.data.readers.graphs import parse_graph, read_graphs
-from weft.data.samples import LabeledGraph
+from weft.data.readers.graphs import LabeledGraph, parse_graph, read_graphs
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, TokensSpec
 from weft.models.part_specs import AttentionSpec, InitializationSpec

@@ -58,7 +58,7 @@ class ChatTemplate:
             raise WeftError(f"this model's chat template refuses these messages ({str(error)[:120]})") from None
         return text
 
-    def written(self, messages: Messages) -> list[RenderedChat]:
+    def training_texts(self, messages: Messages) -> list[RenderedChat]:
         """The chat as a text to learn from, and where the assistant speaks: all that follows what opens its turn.
 
         Some templates write what came before otherwise when a chat goes on (they drop thoughts, say): then each
