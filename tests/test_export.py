@@ -220,7 +220,7 @@ def test_logits_that_differ_are_refused(tmp_path, monkeypatch):
         family, config = honest(spec, first)
         return family, config | {"layer_norm_epsilon": 0.5}
 
-    monkeypatch.setattr(export_huggingface, "describe", lying)
+    monkeypatch.setattr(export_huggingface, "find_family", lying)
     with pytest.raises(WeftError, match=r"differ by .* nothing was written"):
         weft.export(run, "huggingface", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -302,7 +302,7 @@ def test_nothing_remains_of_an_import_that_fails_midway(folder, tmp_path, monkey
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importing, "certify", stop)
+    monkeypatch.setattr(importing, "certify_parity", stop)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         convert_checkpoint(folder, tmp_path / "run")
