@@ -1,4 +1,4 @@
-"""Atomic files: a file is the old one or the new one, whole, whatever happens in between (kill -9, a full disk)."""
+"""Atomic files and folders: the old one or the new one, complete, whatever happens (kill -9, a full disk)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DiskError(WeftError):
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` to a neighbor, flush it to the disk, then rename it into place; the old file stays until then."""
+    """`write` to a temporary file beside it, flush it to the disk, then rename it into place."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write(fresh)
@@ -50,7 +50,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str] 
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped rather than copied; a broken file is named."""
+    """The tensors of a safetensors file, memory-mapped."""
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder for writing; another process that does so too is refused. The system frees it at any end."""
+    """Lock the folder for writing; a second process is refused. The system releases the lock even after a kill."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,10 +84,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_folder(out: Path, doing: str) -> Iterator[Path]:
-    """A folder beside `out` that takes its place at the end; on any error, or after a kill, nothing is left in `out`.
+    """A temporary folder that becomes `out` at the end; after an error or a kill, nothing is left in `out`.
 
-    It is called by what is being done there (`.runs.importing`). What a killed process left beside it is removed by the
-    next; a folder that holds something is never replaced.
+    It is named after what is being done (`.runs.importing`). What a killed process left there is removed by the next
+    one; a folder that is not empty is never replaced.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DiskError(f"{out} is there already: choose another --out, or remove it first")

@@ -1,4 +1,4 @@
-"""From a foreign checkpoint to a run folder: streamed tensor by tensor, whole or not at all."""
+"""From a foreign checkpoint to a run folder: streamed tensor by tensor, atomically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ConversionProgress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What was made: the run's folder, and what is known of it; `certificate` is None where none could be given."""
+    """What an import made: the run's folder and its facts; `certificate` is None, with a reason, if there is none."""
 
     run: Path
     source: str
@@ -42,7 +42,7 @@ class ImportReport:
 
 
 def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
-    """Look through a Hugging Face folder or a GGUF file; nothing large is read."""
+    """Inspect a Hugging Face folder or a GGUF file; nothing large is read."""
     path = Path(source)
     if path.is_file() and path.suffix.lower() == ".gguf":
         from weft.checkpoints.formats.gguf_checkpoint import open_gguf
@@ -58,10 +58,10 @@ def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
 def convert_checkpoint(
     source: str | Path, out: str | Path, certified: bool = True, progress: ConversionProgress | None = None
 ) -> ImportReport:
-    """Make a run of a foreign checkpoint; on any error nothing remains in `out`.
+    """Convert a foreign checkpoint to a run; on any error nothing remains in `out`.
 
-    Where the library transformers is installed, both models answer the same inputs first; if their logits differ, the
-    checkpoint is refused.
+    If the package transformers is installed, the logits of both models are compared; if they differ, the checkpoint is
+    refused.
     """
     found = open_checkpoint(source)
     with atomic_folder(Path(out), "importing") as folder:

@@ -1,7 +1,7 @@
-"""The logit-parity certificate: transformers and Weft answer the same inputs from the same checkpoint.
+"""The parity certificate: transformers and Weft compute the same logits from the same checkpoint.
 
-Each reads the weights by itself, one after the other, mapped from the disk; half-precision weights of large models are
-widened piece by piece, so that the comparison is one of float32 and needs little more memory than the file.
+Each reads the weights by itself, one after the other, memory-mapped; half-precision weights of large models are upcast
+in parts, so that float32 results are compared with little more memory than the file.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import TiedHead
 
 TOLERANCE = 1e-4  # of the largest logit, in float32
-HALF_TOLERANCE = 2e-2  # where a model itself rounds to half precision on its way
-UPCAST_WHOLE = 1 << 28  # weights up to which a model is widened as a whole
-UPCAST_AT_ONCE = 1 << 22  # weights widened at once in a larger one
+HALF_TOLERANCE = 2e-2  # where a model itself rounds activations to half precision
+UPCAST_WHOLE = 1 << 28  # weights; smaller models are upcast as a whole
+UPCAST_AT_ONCE = 1 << 22  # weights of a larger model that are upcast at once
 ROWS, TOKENS, TARGETS = 2, 24, 7
 TOKENS_PAST_WINDOW, AFFORDABLE_PRODUCTS = (
     8,
     4e10,
-)  # tokens beyond a window; weights times tokens that take about a second
+)  # weights x tokens that take about a second
 AUTO_CLASSES = {
     "text": "AutoModelForCausalLM",
     "translation": "AutoModelForSeq2SeqLM",
@@ -49,7 +49,7 @@ AUTO_CLASSES = {
 
 @dataclass(frozen=True)
 class ParityCertificate:
-    """The largest difference of two logits, the largest logit, and how they were computed."""
+    """The largest difference of two logits, the largest logit, the number of logits, the tolerance and the peer."""
 
     difference: float
     largest: float
@@ -59,14 +59,14 @@ class ParityCertificate:
 
     @property
     def holds(self) -> bool:
-        """Whether both models say the same."""
+        """Whether the logits agree within the tolerance."""
         return self.difference <= self.within * max(self.largest, 1e-6)
 
 
 def certify_parity(found: ForeignCheckpoint, run: Path) -> tuple[ParityCertificate | None, str | None]:
-    """The certificate, or why there is none; a model that differs has one that does not hold.
+    """The certificate, or why there is none; of a model that differs, one that does not hold.
 
-    We answer first: until then the other library need not be in memory.
+    Weft computes first, so that the other library is not yet in memory.
     """
     if importlib.util.find_spec("transformers") is None:
         return None, "the library transformers is not installed"
@@ -78,7 +78,7 @@ def certify_parity(found: ForeignCheckpoint, run: Path) -> tuple[ParityCertifica
             import transformers
 
             theirs = _ask_theirs(transformers, found, inputs, large)
-    except Exception as error:  # another library's own troubles are no fault of the checkpoint
+    except Exception as error:  # the other library's own errors are not the checkpoint's fault
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else ""
         return None, f"transformers cannot run it ({type(error).__name__}: {reason})"
     half = large and any(info.dtype.itemsize < 4 for info in found.tensor_infos.values())
@@ -90,9 +90,9 @@ def certify_parity(found: ForeignCheckpoint, run: Path) -> tuple[ParityCertifica
 
 
 def random_inputs(spec: AnySpec) -> dict[str, Tensor]:
-    """Random tokens or pictures; the first few tokens of vocabularies are special, so they are left out.
+    """Random tokens or pictures; the first few ids, which are often special tokens, are not drawn.
 
-    Where layers see a window, there are more tokens than that, if the model is small enough.
+    If layers have a window, there are more tokens than that, if the model is small enough.
     """
     random = torch.Generator().manual_seed(0)
 
@@ -109,7 +109,7 @@ def random_inputs(spec: AnySpec) -> dict[str, Tensor]:
 
 
 def _enough(spec: AnySpec) -> int:
-    """Tokens that show all that layers do."""
+    """Number of tokens, enough to exceed every window."""
     windows = [getattr(mixer, "window", None) or 0 for mixer in getattr(spec, "mixer", ())]
     wanted = max(windows, default=0) + TOKENS_PAST_WINDOW
     return max(TOKENS, wanted if wanted * estimate(spec).parameters < AFFORDABLE_PRODUCTS else 0)
@@ -123,7 +123,7 @@ def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor
         where = {"pretrained_model_name_or_path": found.source.parent, "gguf_file": found.source.name}
     kind = "auto" if large else torch.float32
     if found.architecture.startswith("Mixtral"):
-        where["experts_implementation"] = "eager"  # its fast one wants sizes that are multiples of 16 bytes
+        where["experts_implementation"] = "eager"  # the fast one requires sizes that are multiples of 16 bytes
     model = (
         getattr(library, name)
         .from_pretrained(**where, dtype=kind, local_files_only=True, trust_remote_code=False)
@@ -151,13 +151,13 @@ def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], la
 
 
 def _bare(found: ForeignCheckpoint) -> bool:
-    """Whether the states themselves are the answer: there are no classes."""
+    """Whether hidden states are compared, because there are no classes."""
     return found.task == "embedding" or (isinstance(found.spec, VisionSpec) and found.spec.classes is None)
 
 
 @contextlib.contextmanager
 def upcast_weights(model: nn.Module) -> Iterator[None]:
-    """Half-precision weights count in float32 while this lasts: each part's are widened when it is called."""
+    """Compute with half-precision weights in float32: each module's weights are upcast when it is called."""
     undo: list[Callable[[], object]] = []
     for part in model.modules():
         own = list(part.parameters(recurse=False))
@@ -211,7 +211,7 @@ def _widen_calls(part: nn.Module, own: list[nn.Parameter]) -> list[Callable[[], 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing is fetched, and the library's warnings and bars do not mix with ours."""
+    """Nothing is downloaded, and the library's warnings and progress bars are hidden."""
     before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY", "TQDM_DISABLE")}
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"})
     try:

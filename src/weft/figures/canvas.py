@@ -1,4 +1,4 @@
-"""What all drawings share: colors, fonts for the world's scripts, labels that can be drawn, writing to a file."""
+"""What all figures share: colors, fonts for the world's scripts, drawable labels, writing to a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VISIBLE_BREAKS = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 
 @contextmanager
 def canvas_style() -> Iterator[None]:
-    """Fonts and lines of figures made inside; the caller's own settings come back afterwards."""
+    """Fonts and lines of figures made inside; the caller's settings are restored afterwards."""
     import matplotlib
 
     settings: Any = {
@@ -46,7 +46,7 @@ def canvas_style() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as .png, .svg or .pdf, by the end of the name; the same figure gives the same .svg."""
+    """Write a figure as .png, .svg or .pdf, by the suffix; the same figure gives the same .svg bytes."""
     path = Path(path)
     if path.suffix.lower() not in IMAGE_FORMATS:
         raise WeftError(f"cannot draw {path.name!r}: end the name in one of {', '.join(IMAGE_FORMATS)}")
@@ -62,7 +62,7 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
 
 
 def drawable_text(text: str, most: int = 0) -> str:
-    """The text as it can be drawn: breaks shown, letters no font has as □, no formulas; cut after `most` letters."""
+    """The text as it can be drawn: breaks visible, missing glyphs as □, no formulas, cut after `most` letters."""
     text = text if not most or len(text) <= most else text[: most - 1] + "…"
     known = _letters()
     shown = "".join(

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 PAGES = (".html", ".htm")
-HEADING, NOTE, GAP = 0.34, 0.17, 0.18  # inches: a panel's title, a line of its note, the space below it
+HEADING, NOTE, GAP = 0.34, 0.17, 0.18  # inches: a panel's title, one line of its note, the space below it
 NOTE_LETTERS = 128
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels, one below the other; `words` says what was looked at, `left_out` what is not in the picture and why."""
+    """Panels, one below the other; `words` says what the input was, `left_out` what is not shown and why."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -34,7 +34,7 @@ class Picture:
             raise WeftError(f"there is nothing to see in {self.title!r}: choose another --kind")
 
     def html(self) -> str:
-        """The page as text: self-contained, no outside reference."""
+        """The page as text: self-contained, no external reference."""
         return page_text(self.title, self.words, [panel.tree() for panel in self.panels], self.left_out)
 
     def figure(self) -> Figure:
@@ -61,7 +61,7 @@ class Picture:
             box.text(0, 1 - 0.27 / height, drawable_text(self.words, 140), fontsize=9, color=GRAY, va="top")
 
     def write(self, path: str | Path) -> Path:
-        """As .html, .png, .svg or .pdf, by the end of the name."""
+        """Write .html, .png, .svg or .pdf, by the suffix."""
         path = Path(path)
         if path.suffix.lower() in IMAGE_FORMATS:
             return save_figure(self.figure(), path)
@@ -81,7 +81,7 @@ class Picture:
 
 
 def _note_lines(panel: Panel) -> list[str]:
-    """What a still shows of the choices, and the panel's note, in lines."""
+    """The choices that a still shows, and the panel's note, wrapped."""
     words = ": ".join(filter(None, (panel.shown(), panel.note)))
     return textwrap.wrap(words, NOTE_LETTERS)
 

@@ -1,4 +1,4 @@
-"""From a run to the formats of other programs: whole or not at all, with a measure of how well they agree."""
+"""From a run to the formats of other programs, atomically, with the largest difference of logits measured."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from weft.models.build import AnySpec, build
 ExportFormat = Literal["huggingface", "gguf", "onnx"]
 EXPORT_FORMATS: tuple[str, ...] = get_args(ExportFormat)
 GGUF_FILE = "model.gguf"
-LLAMA_CPP_TOLERANCE = 0.05  # of the largest logit: llama.cpp rounds activations too where weights are quantized
+LLAMA_CPP_TOLERANCE = 0.05  # of the largest logit: with quantized weights llama.cpp rounds activations too
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written: where, of which architecture; the largest difference of logits from the run's (None: not
-    measured), beside the largest logit."""
+    """What was written: path, format, architecture; `parity` is the largest difference from the run's logits (None: not
+    measured), `largest` the largest logit."""
 
     path: Path
     format: str
@@ -50,7 +50,6 @@ class ExportReport:
     why: str | None = None
 
     def to_tree(self) -> Tree:
-        """Plain JSON."""
         return {**self.__dict__, "path": str(self.path)}
 
 
@@ -64,8 +63,8 @@ def export_checkpoint(
 ) -> ExportReport:
     """Write a run in another format into a new folder; on any error nothing remains in `out`.
 
-    `kind` is the type of a GGUF file's weights. Where the other program is installed it answers the same inputs; if its
-    logits differ, nothing is written.
+    `kind` is the type of a GGUF file's weights. If the other program is installed, its logits are compared; if they
+    differ, nothing is written.
     """
     if to not in EXPORT_FORMATS:
         raise WeftError(f"there is no format {to!r}: choose one of {', '.join(EXPORT_FORMATS)}")
@@ -90,7 +89,7 @@ def _huggingface(
 
 
 def _certify(found: ForeignCheckpoint, run: ExportSource) -> tuple[ParityCertificate | None, str | None]:
-    """The folder as transformers reads it against the run itself, whatever the folder says of the model."""
+    """Compare the folder as transformers reads it with the run's own spec."""
     found = replace(found, spec=run.model)
     if not run.changed:
         return certify_parity(found, run.folder.path)
@@ -123,7 +122,7 @@ def _gguf(
 
 
 def _logits(spec: AnySpec, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    """[T, C] of one row of tokens, in float32."""
+    """Logits [T, C] of one row of tokens, in float32."""
     module = build(spec, device="meta")
     module.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
     with torch.inference_mode():
@@ -131,7 +130,7 @@ def _logits(spec: AnySpec, weights: Mapping[str, Tensor], tokens: Tensor) -> Ten
 
 
 def ask_llama_cpp(path: Path, tokens: Tensor) -> Tensor | None:
-    """llama.cpp's logits [T, C] of a file, where it is installed (llama-cpp-python)."""
+    """llama.cpp's logits [T, C] of a file; None without llama-cpp-python."""
     if importlib.util.find_spec("llama_cpp") is None:
         return None
     from llama_cpp import GGML_TYPE_F32, Llama

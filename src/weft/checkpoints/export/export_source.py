@@ -1,4 +1,4 @@
-"""A run on its way out: its spec, weights and tokenizer, and what its task knows, for any format."""
+"""The source of an export: a run's spec, weights, tokenizer and task facts, for any format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPECIAL_TOKENS = {
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """The ids that frame a text and end an answer; `start` begins what an encoder-decoder writes."""
+    """The ids around a text and at the end of an answer; `start` begins the target of an encoder-decoder."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class ExportSource:
-    """Everything of a run that a format may need; weights are mapped from the disk until they are read."""
+    """Everything of a run that a format may need; weights are memory-mapped until they are read."""
 
     folder: RunFolder
     run: RunSpec
@@ -51,7 +51,6 @@ class ExportSource:
 
     @property
     def parameters(self) -> int:
-        """How many numbers there are."""
         return sum(tensor.numel() for tensor in self.weights.values())
 
     @property
@@ -61,7 +60,7 @@ class ExportSource:
 
     @property
     def ids(self) -> SpecialIds:
-        """Ids around each text, as this run's task puts them."""
+        """The ids that this run's task puts around each text."""
         facts, tokenizer = self.facts, self.tokenizer
         if tokenizer is None:
             return SpecialIds()
@@ -78,7 +77,7 @@ class ExportSource:
         return SpecialIds(before, after, stops, None, pad)
 
     def special_tokens(self) -> dict[str, str]:
-        """Special tokens by the names that other libraries have for them."""
+        """Special tokens by the names that other libraries give them."""
         tokenizer, ids = self.tokenizer, self.ids
         chat = self.facts.get("chat")
         if tokenizer is None:
@@ -98,7 +97,7 @@ class ExportSource:
         return found
 
     def chat_template(self) -> str | None:
-        """The run's own template, or one for the role tokens of a model that was trained here on chats."""
+        """The run's own template, or one made of role tokens for a model trained here on chats."""
         chat, tokenizer = self.facts.get("chat"), self.tokenizer
         if chat is not None:
             return str(chat["template"])
@@ -115,7 +114,7 @@ class ExportSource:
 
 
 def open_export_source(path: Path, module: nn.Module | None = None) -> ExportSource:
-    """The run in a folder; with a `module`, whose weights may have changed since, those count."""
+    """The run in a folder; with a `module`, its current weights are exported."""
     folder = RunFolder(path)
     run = folder.read_spec()
     stored = folder.read_model()
@@ -125,7 +124,7 @@ def open_export_source(path: Path, module: nn.Module | None = None) -> ExportSou
 
 
 def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], bool]:
-    """A module's weights, adapters merged; those that equal the stored ones stay as they are stored."""
+    """A module's weights, adapters merged; those that equal the stored ones keep the stored type."""
     own = {name: tensor.detach().cpu() for name, tensor in merged_state(module).items()}
     if set(own) != set(stored):
         raise WeftError("the weights of this run were rounded or replaced: load it again without quantize")
@@ -137,7 +136,7 @@ def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Ten
 
 
 def _origin(path: Path, base: str | None) -> str | None:
-    """The family that an imported run came from, or the run that it was trained on from."""
+    """The family of the checkpoint that the run, or the run it was trained from, was imported from."""
     for place in (path, *([] if base is None else [Path(base)])):
         try:
             tree = json.loads((place / "import.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""GGUF files from runs of Llama and GPT-2 kinds, for llama.cpp; the tables of the import read backwards."""
+"""GGUF files for llama.cpp from runs of Llama and GPT-2 kinds; the import's weight maps in reverse."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ARCHITECTURES["gpt2"] = "gpt2"
 LLAMA_CPP_ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gpt2": "gelu_new"}
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}
 STORED_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-LLAMA3 = (1.0, 4.0, 8192)  # low, high and original of all models of that kind; the file keeps factors alone
+LLAMA3 = (1.0, 4.0, 8192)  # low, high and original length of all Llama 3 models; a GGUF file stores factors only
 EXPERT_NAMES = {theirs: ours for ours, theirs in EXPERT_STACKS.items()}
 
 
 class GGUFTensor(NamedTuple):
-    """A tensor of the file: its name, shape, type, and how it is made."""
+    """A tensor of the file: its name, shape, type, and the function that makes it."""
 
     name: str
     shape: Shape
@@ -43,7 +43,7 @@ class GGUFTensor(NamedTuple):
 def write_gguf(
     run: ExportSource, path: Path, kind: str | None = None, progress: ConversionProgress | None = None
 ) -> str:
-    """Write one GGUF file with weights of this type (as they are stored if none is given); gives the architecture."""
+    """Write one GGUF file with weights of this type (as stored if none is given); returns the architecture."""
     if kind is not None and kind not in FILE_TYPES:
         raise WeftError(f"there is no type {kind!r}: choose one of {', '.join(FILE_TYPES)}")
     family, config = find_family(run.model, run.family)
@@ -61,7 +61,7 @@ def write_gguf(
 
 
 def _expect_known(name: str, config: Tree) -> None:
-    """Refuse, by the name of the field, what llama.cpp would compute in another way."""
+    """Refuse, by the name of the field, what llama.cpp would compute differently."""
     activation = config.get("activation_function", config.get("hidden_act"))
     if activation != LLAMA_CPP_ACTIVATIONS[name]:
         raise WeftError(
@@ -143,7 +143,7 @@ def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, k
 
 
 def _name(architecture: str, theirs: str) -> str:
-    """The name in the file; the experts of a layer share one."""
+    """The tensor's name in the file; the experts of a layer share one."""
     if ".experts." not in theirs:
         return to_gguf(architecture, theirs)
     layer, matrix = LAYER_NUMBER.search(theirs), theirs.split(".")[-2]
@@ -154,7 +154,7 @@ def _name(architecture: str, theirs: str) -> str:
 def _maker(
     row: WeightRow, ours: Tensor, places: list[int], own: str, architecture: str, config: Tree
 ) -> Callable[[], Tensor]:
-    """How a tensor is made: theirs from ours, then as llama.cpp wants it."""
+    """The function that makes a tensor: theirs from ours, then in llama.cpp's layout."""
     part = own.split(".")[-2]
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
 
@@ -169,14 +169,14 @@ def _maker(
 
 
 def _kind(name: str, shape: Shape, wanted: str) -> str:
-    """Vectors, positions and routers stay in float32; a row that is no whole number of blocks cannot be quantized."""
+    """Vectors, positions and routers stay in float32; rows that do not divide into blocks cannot be quantized."""
     if len(shape) == 1 or name.startswith("position_embd") or "ffn_gate_inp" in name:
         return "F32"
     return "F16" if wanted == "q8_0" and shape[-1] % 32 else wanted.upper()
 
 
 def _stretching(rope: Tree, size: int) -> Tensor:
-    """How many times slower each rotary pair turns."""
+    """The factor by which each rotary frequency is reduced."""
     plain = torch.zeros(1, dtype=torch.float64)
     base, scaling = float(rope["rope_theta"]), Llama3(float(rope["factor"]), *LLAMA3)
     return (rotary_frequencies(base, size, plain) / scaling.frequencies(base, size, plain)).float()
@@ -189,7 +189,7 @@ def _write(
     from gguf.quants import quantize
 
     class Writer(GGUFWriter):
-        """The package's own writer, which leaves empty lists out; a tokenizer of bytes has no merges."""
+        """The package's writer omits empty lists, but a byte tokenizer has no merges."""
 
         def _pack_val(self, val: Any, vtype: Any, add_vtype: bool, sub_type: Any = None) -> bytes:
             if vtype == GGUFValueType.ARRAY and len(val) == 0:

@@ -1,4 +1,4 @@
-"""A run's tokenizer as GGUF files keep it; which of llama.cpp's ways fits is found by trying them on hard texts."""
+"""A run's tokenizer for GGUF files; which of llama.cpp's pre-tokenizers fits is found by trying them on hard texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
 STOP_ROLES = ("eos", "eot", "eom")
 STOP_ROLE_WORDS = ((), ("eot", "end_of_turn"), ("eom",))
 HEX = re.compile(r"<0x[0-9A-F]{2}>")
-# Texts on which the known ways to take a text apart differ.
+# Texts on which the known pre-tokenizers differ.
 PROBES = (
     "Hello world",
     " two  spaces,   three\tand a tab",
@@ -34,7 +34,7 @@ PROBES = (
 
 
 def vocabulary_settings(run: ExportSource, rows: int) -> Tree:
-    """Tokens, their kinds, merges or scores, special ids and the chat template, for an embedding of so many rows."""
+    """Tokens, their kinds, merges or scores, special ids and the chat template, for an embedding of `rows` rows."""
     tokenizer = run.tokenizer
     if tokenizer is None:
         raise WeftError("this run has no tokenizer, but a GGUF file needs one: train or import a text run")
@@ -54,14 +54,14 @@ def vocabulary_settings(run: ExportSource, rows: int) -> Tree:
 
 
 def _agrees(tokenizer: Tokenizer, settings: Tree) -> bool:
-    """Whether what is read back gives the same tokens."""
+    """Whether the vocabulary, read back, gives the same tokens."""
     back = read_gguf_vocabulary("the file", settings).tokenizer
     known = {token for token in tokenizer.engine.get_vocab(with_added_tokens=False) if len(token) == 1}
     letters = json.loads(tokenizer.engine.to_str())["model"]["type"] == "WordLevel"
     texts = ["".join(c for c in text if c in known) for text in PROBES] if letters else list(PROBES)
     texts += ["".join(sorted(known - {METASPACE}))] if letters else []
     alike = all(back.encode(text) == tokenizer.encode(text) for text in texts)
-    # Where the vocabulary is small, other ways to take texts apart may give the same tokens by chance.
+    # With a small vocabulary, a wrong pre-tokenizer may give the same tokens by chance.
     return alike and (settings[f"{PREFIX}model"] != "gpt2" or all(_cut(back, t) == _cut(tokenizer, t) for t in PROBES))
 
 
@@ -73,7 +73,7 @@ def _cut(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def _trials(tree: Tree, tokenizer: Tokenizer, rows: int) -> Iterator[Tree]:
-    """Ways to say this vocabulary in a GGUF file, to be tried one after the other."""
+    """Candidate settings for this vocabulary, to be tried one after the other."""
     model, kind = tree["model"], tree["model"]["type"]
     tokens, kinds = _tokens(tree, tokenizer, rows)
     if kind == "BPE" and _mentions(tree.get("decoder"), "ByteLevel"):
@@ -86,7 +86,7 @@ def _trials(tree: Tree, tokenizer: Tokenizer, rows: int) -> Iterator[Tree]:
         for prefix in (True, False):
             yield spm | {"add_space_prefix": prefix}
     elif kind == "WordLevel" and METASPACE not in tokens:
-        # Letters: a unigram model, which knows what to do with a letter that it lacks; a space has its own sign.
+        # Characters: a unigram model, which can handle unknown characters; a space is written as its mark.
         signs = [METASPACE if token == " " else token for token in tokens]
         unigram = {"model": "t5", "pre": "default", "tokens": signs, "token_type": kinds, "scores": [0.0] * rows}
         yield unigram | {"add_space_prefix": False, "remove_extra_whitespaces": False}
@@ -107,7 +107,7 @@ def _tokens(tree: Tree, tokenizer: Tokenizer, rows: int) -> tuple[list[str], lis
 
 
 def _scores(tokens: list[str], merges: list[Any]) -> list[float]:
-    """SentencePiece joins the pair of the highest score: what is merged earlier scores higher."""
+    """SentencePiece merges the pair of the highest score, so earlier merges score higher."""
     rank: dict[str, int] = {}
     for number, merge in enumerate(merges):
         rank.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), number)
@@ -119,7 +119,7 @@ def _mentions(tree: Any, kind: str) -> bool:
 
 
 def _by_role(stops: tuple[int, ...], tokenizer: Tokenizer) -> list[int]:
-    """The ids at which a text stops: of the whole, of a turn, of a message; by their names where these tell."""
+    """Stop ids in the order of `STOP_ROLES` (text, turn, message), recognized by their names."""
 
     def role(index: int) -> int:
         name = str(tokenizer.engine.id_to_token(index))

@@ -1,4 +1,4 @@
-"""Hugging Face folders from runs: the tables read backwards, so that `from_pretrained` gives the same logits."""
+"""Hugging Face folders from runs: the weight maps in reverse, so that `from_pretrained` gives the same logits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GENERATED = ("text", "translation")
 
 
 def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress | None = None) -> str:
-    """Write config.json, model.safetensors, the tokenizer, and what the task needs beside; gives the architecture."""
+    """Write config.json, model.safetensors, the tokenizer and the task's other files; returns the architecture."""
     family, config = find_family(run.model, run.family)
     rows = family.table(explicit_spec(run.model))
     kinds = {tensor.dtype for tensor in run.weights.values()}
@@ -46,7 +46,7 @@ def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress
 
 
 def _copied_head(rows: list[WeightRow], family: Family) -> list[WeightRow]:
-    """A head that is the embedding but that a config cannot call tied (T5's without a scale) is written as a copy."""
+    """A tied head that the config cannot call tied (T5's without a scale) is written as a copy."""
     original = family.copies.get(HEAD)
     if original is None or any(HEAD in row.theirs for row in rows):
         return []
@@ -56,7 +56,7 @@ def _copied_head(rows: list[WeightRow], family: Family) -> list[WeightRow]:
 def _write_weights(
     rows: list[WeightRow], weights: dict[str, Tensor], path: Path, progress: ConversionProgress | None
 ) -> None:
-    """Their tensors, one at a time, each a view or a small copy of ours."""
+    """Write their tensors one at a time, each a view or a small copy of ours."""
     infos: dict[str, TensorInfo] = {}
     origin: dict[str, tuple[WeightRow, int]] = {}
     for row in rows:
@@ -91,7 +91,7 @@ def _ids(run: ExportSource, kind: str) -> Tree:
 
 
 def _generation(run: ExportSource) -> Tree:
-    """Where texts begin and end when they are written."""
+    """The ids that begin and end generated texts."""
     ids, tokenizer = run.ids, run.tokenizer
     assert tokenizer is not None
     found: Tree = {"eos_token_id": ids.stops[0] if len(ids.stops) == 1 else list(ids.stops) or None}
@@ -113,7 +113,7 @@ def _classes(run: ExportSource) -> Tree:
 
 
 def _preprocessor(run: ExportSource) -> Tree:
-    """How pictures become what the model sees; a run without a way of its own covers the square and cuts its center."""
+    """The image preprocessing; by default pictures are resized to cover the square and center-cropped."""
     facts, side = run.facts, int(run.facts["side"])
     how: Any = facts.get("fitting") or {"scaled": [side], "filter": "bilinear"}
     scaled = how["scaled"]
@@ -134,7 +134,7 @@ def _preprocessor(run: ExportSource) -> Tree:
 
 
 def _write_modules(run: ExportSource, out: Path) -> None:
-    """How tokens become one vector, as the library sentence-transformers keeps it."""
+    """The pooling modules in the files of sentence-transformers."""
     facts = run.facts
     name = next((name for name, pool in POOLS.items() if pool == facts["pool"]), None)
     if name is None:

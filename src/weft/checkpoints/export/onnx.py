@@ -1,4 +1,4 @@
-"""ONNX files from runs: any batch and length; decoders with their memory as inputs and outputs."""
+"""ONNX files from runs, for any batch and length; decoders have their cache as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from weft.models.vision import VisionSpec
 
 MAX_EMBEDDED_WEIGHTS = (
     1 << 30
-)  # bytes of weights in the file itself; more lie beside it, because a file of ONNX ends at 2 GiB
+)  # bytes; larger weights are stored beside the file, because an ONNX file is at most 2 GiB
 INSTALL = "pip install 'weft[onnx]'"
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """One file: a module, an example of its inputs by name with the axes that vary, and names of its outputs."""
+    """One file: a module, example inputs by name with their dynamic axes, and names of its outputs."""
 
     file: str
     module: nn.Module
@@ -51,7 +51,7 @@ class OnnxGraph:
 
 
 def write_onnx(run: ExportSource, out: Path) -> list[str]:
-    """Write one file, or encoder.onnx and decoder.onnx, the tokenizer, and model.json, which tells names and sizes."""
+    """Write one file, or encoder.onnx and decoder.onnx, the tokenizer, and model.json with names and sizes."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -85,7 +85,7 @@ def _tree(run: ExportSource, graphs: list[OnnxGraph]) -> Tree:
 
 
 def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
-    """The graphs of a model, each with example inputs of unlike sizes."""
+    """The graphs of a model, each with example inputs of distinct sizes."""
     spec: Any = run.model
     B, T, S, N = 2, 5, 3, 7
     if isinstance(spec, VisionSpec):
@@ -120,7 +120,7 @@ def _encoder(run: ExportSource, model: Any, B: int, T: int) -> OnnxGraph:
     assert isinstance(spec, EncoderSpec)
     tokens = encoder_inputs(spec, B, T)
     if any(mixer.kind == "convolution" for mixer in spec.mixer):
-        # A convolution over rows with padding is no fixed graph: rows of one call have one length.
+        # A convolution over padded rows has no static graph: all rows of a call have one length.
         return OnnxGraph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": BATCH_AND_LENGTH}, ["logits"])
     facts = run.facts if run.run.task == "embedding" else {}
     graph = EncoderGraph(model, facts.get("pool"), bool(facts.get("normalize")))
@@ -147,7 +147,7 @@ def encoder_inputs(spec: EncoderSpec, B: int, T: int) -> Tensor:
 
 
 def _memory(stack: Any, B: int, S: int) -> tuple[dict[str, Tensor], dict[str, dict[int, str]], list[str]]:
-    """Keys and values of all layers that look: examples, axes, and the names under which they come out."""
+    """Keys and values of all attention layers: example inputs, dynamic axes, and names of the outputs."""
     past: dict[str, Tensor] = {}
     for layer, block in enumerate(stack.blocks):
         mixer = block.mixer
@@ -187,7 +187,7 @@ def _write(graph: OnnxGraph, out: Path, size: int) -> None:
 
 
 def _name_axes(program: Any, axes: dict[str, dict[int, str]]) -> None:
-    """Axes that vary have the names of what they count."""
+    """Name the dynamic axes by what they count."""
     for value in program.model.graph.inputs:
         if value.shape is not None:
             for axis, name in axes.get(str(value.name), {}).items():
@@ -196,7 +196,7 @@ def _name_axes(program: Any, axes: dict[str, dict[int, str]]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's own words are no news for users."""
+    """Hide the exporter's own messages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -213,7 +213,7 @@ OnnxSession = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def open_session(path: Path) -> OnnxSession:
-    """A file ready to run: tensors by name in, tensors by name out."""
+    """An onnxruntime session: tensors by name in, tensors by name out."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -229,8 +229,8 @@ def open_session(path: Path) -> OnnxSession:
 
 
 def compare_onnx(run: ExportSource, out: Path) -> tuple[float, float] | None:
-    """(largest difference, largest number) of onnxruntime's answers and ours to other sizes than the example's; None
-    where it is not installed."""
+    """(largest difference, largest value) of onnxruntime's outputs and ours, for other sizes than the example's; None
+    without onnxruntime."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:

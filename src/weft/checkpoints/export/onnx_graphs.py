@@ -1,6 +1,6 @@
-"""Models as graphs of tensors alone, for ONNX: no state objects, no checks of values, one way to compute attention.
+"""Models as pure tensor graphs, for ONNX: no state objects, no checks of values, one attention kernel.
 
-Keys and values that a decoder remembers go in as `past.L.keys`, `past.L.values` [B, G, S, K] and come out as
+A decoder's cached keys and values go in as `past.L.keys`, `past.L.values` [B, G, S, K] and come out as
 `present.L.*` [B, G, S + T, K]; S may be 0. `mask` is 1 where a token is real, 0 for padding, over past and new tokens.
 """
 
@@ -29,13 +29,13 @@ from weft.parts.word_embedding import WordEmbedding
 
 
 def positions_from_mask(mask: Tensor) -> TokenPositions:
-    """Real tokens count from 0, padding has -1."""
+    """Positions of real tokens count from 0, padding has -1."""
     real = mask > 0
     return TokenPositions.of(torch.where(real, real.long().cumsum(1) - 1, -1))
 
 
 class Past:
-    """What one attention remembers: new keys and values are put behind those that came in."""
+    """The cache of one attention layer: new keys and values are appended to the given ones."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
@@ -49,7 +49,7 @@ class Past:
 def run_stack(
     stack: Stack, x: Tensor, queries: TokenPositions, keys: TokenPositions, past: tuple[Tensor, ...], memory: Any = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """(hidden states, keys and values of all layers) of a stack whose memory is `past`."""
+    """(hidden states, keys and values of all layers) of a stack with the cache `past`."""
     cache_write = CacheWrite(keys, 0, 0)
     contexts = {
         own: AttentionContext(queries, keys, own & Everything(), stack.position, cache_write) for own in stack.masks
@@ -70,7 +70,6 @@ class DecoderGraph(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
         model, keys = self.model, positions_from_mask(mask)
         queries = TokenPositions.of(keys.positions[:, past[0].shape[2] :])
         x = model.input(model.embedding(tokens), queries)
@@ -86,7 +85,6 @@ class SourceGraph(nn.Module):
         self.model = model
 
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
-        """See the class."""
         return self.model.encode(source, positions=positions_from_mask(source_mask).positions).hidden
 
 
@@ -98,7 +96,6 @@ class TargetGraph(nn.Module):
         self.model = model
 
     def forward(self, target: Tensor, memory: Tensor, source_mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
         from weft.parts.block import CrossAttentionSource
 
         model, S = self.model, past[0].shape[2]
@@ -112,14 +109,13 @@ class TargetGraph(nn.Module):
 
 
 class EncoderGraph(nn.Module):
-    """tokens (or words, or vectors) with a mask [B, T] -> logits; or with `pool` the vector of each text."""
+    """tokens (or words, or vectors) and mask [B, T] -> logits, or with `pool` one vector per text."""
 
     def __init__(self, model: Encoder, pool: Pool | None = None, normalize: bool = False) -> None:
         super().__init__()
         self.model, self.pool, self.normalize = model, pool, normalize
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """See the class."""
         token_positions = positions_from_mask(mask)
         output = self.model(tokens, positions=token_positions.positions)
         if self.pool is None:
@@ -136,12 +132,11 @@ class PlainGraph(nn.Module):
         self.model = model
 
     def forward(self, given: Tensor) -> Tensor:
-        """See the class."""
         return self.model(given).logits
 
 
 class UncheckedPositions(nn.Module):
-    """Learned positions that trust their input."""
+    """Learned positions without checks of the input."""
 
     def __init__(self, positions: LearnedPositions) -> None:
         super().__init__()
@@ -153,7 +148,7 @@ class UncheckedPositions(nn.Module):
 
 
 class MaskedWordEmbedding(nn.Module):
-    """Words with their characters by an ordinary convolution over places, empty ones left out of the maximum."""
+    """Word embeddings with a plain convolution over characters, padding masked in the maximum."""
 
     def __init__(self, words: WordEmbedding) -> None:
         super().__init__()
@@ -172,7 +167,7 @@ class MaskedWordEmbedding(nn.Module):
 
 
 class DenseExperts(nn.Module):
-    """Every expert answers every token, and the gates of those that are not active are 0: the same sum."""
+    """Every expert processes every token; the gates of inactive experts are 0, so the sum is the same."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
@@ -191,7 +186,7 @@ class DenseExperts(nn.Module):
 
 
 def make_exportable(model: nn.Module) -> nn.Module:
-    """Replace, in place, what a graph of tensors cannot say; computes the same numbers."""
+    """Replace modules that have no tensor graph, in place; the outputs stay the same."""
     for part in list(model.modules()):
         for name, child in part.named_children():
             if isinstance(child, LearnedPositions):
@@ -200,13 +195,13 @@ def make_exportable(model: nn.Module) -> nn.Module:
                 setattr(part, name, MaskedWordEmbedding(child))
             elif isinstance(child, Experts):
                 setattr(part, name, DenseExperts(child))
-    # Rows that may look nowhere must give zeros: the one kernel that promises it wherever it runs.
+    # Fully masked rows must give zeros: only this kernel guarantees it on every runtime.
     set_backend(model, "explicit")
     return model.eval().requires_grad_(False)
 
 
 def expect_exportable(spec: Any) -> None:
-    """Refuse, by the name of the field, what has no graph."""
+    """Refuse, by the name of the field, what cannot be exported."""
     families = ("decoder", "encoder", "encoder-decoder", "vision", "series")
     if spec.family not in families:
         raise WeftError(f"family is {spec.family!r}, but ONNX is written for {', '.join(families)}")

@@ -1,4 +1,4 @@
-"""A run's tokenizer as Hugging Face folders keep it: tokenizer.json, tokenizer_config.json."""
+"""A run's tokenizer in the files of Hugging Face folders: tokenizer.json, tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_tokenizer(run: ExportSource, out: Path) -> None:
 
 
 def frame_engine(tokenizer: Tokenizer, before: tuple[int, ...], after: tuple[int, ...]) -> Engine:
-    """The tokenizer's engine, which puts these ids around each text by itself; as it is where it does so already."""
+    """The tokenizer's engine with a post-processor that puts these ids around each text."""
     if text_frame(tokenizer) == (before, after):
         return tokenizer.engine
     engine = Engine.from_str(tokenizer.engine.to_str())

@@ -1,4 +1,4 @@
-"""Adapters of other libraries' checkpoints, one file a family; foreign names live only here."""
+"""Adapters of other libraries' checkpoints, one file per family; foreign names live only here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-# What to do where a model does not map, by its family: small presets do.
+# What to do if a model has no counterpart elsewhere, by its family.
 ALTERNATIVES = {
     "decoder": "train with --preset nano-llama or nano-mixtral, or export to onnx",
     "encoder-decoder": "train with --preset nano-t5, or export to onnx",
@@ -35,7 +35,7 @@ ALTERNATIVES = {
 
 
 def family_for_config(config: Config) -> Family:
-    """The adapter for a config; an architecture that has none is refused."""
+    """The adapter for a config; an architecture without one is refused."""
     kind = config.get("model_type")
     names = config.get("architectures") or []
     name = names[0] if isinstance(names, list) and names else None
@@ -56,9 +56,9 @@ def family_for_config(config: Config) -> Family:
 
 
 def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
-    """The family and config that another library knows a spec by; one that maps to none says what stands in the way.
+    """The family and config of another library for a spec; the error for a spec without one names the obstacle.
 
-    A config is right if, read again, it gives the spec back; what counts in training only is left aside. Of several
+    A config is right if reading it gives the spec back, except for fields that matter in training only. Of several
     families the one named `first` is taken: RoBERTa's and BERT's models are the same.
     """
     reasons: list[str] = []
@@ -80,7 +80,7 @@ def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
 
 
 class _Names:
-    """What `read` may ask of weights that are not there yet: their names, and that none is another's copy."""
+    """What `read` may ask about tensors that do not exist yet: their names; none is a copy of another."""
 
     def __init__(self, names: set[str | None]) -> None:
         self.names = names
@@ -96,7 +96,7 @@ TRAINING_FIELDS = ("dropout", "stochastic_depth", "initialization")
 
 
 def explicit_spec(spec: AnySpec) -> Any:
-    """Without what counts in training only, and with numbers that are left out written down."""
+    """The spec without fields that matter in training only, and with all defaults filled in."""
     tree = spec.to_tree()
     for part in (tree, *tree.get("mixer", []), tree.get("feedforward", {})):
         for name in TRAINING_FIELDS:
@@ -122,7 +122,7 @@ def explicit_spec(spec: AnySpec) -> Any:
 
 
 def _obstacle(spec: AnySpec) -> str:
-    """What no family has, where none could even be tried."""
+    """The feature that no family has."""
     mixers = getattr(spec, "mixer", ())
     other = next((mixer.kind for mixer in mixers if mixer.kind != "attention"), None)
     if spec.family in ("decoder", "encoder", "encoder-decoder", "vision") and other is not None:

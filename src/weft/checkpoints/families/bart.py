@@ -115,7 +115,7 @@ def _cross(ours: str, theirs: str, width: int) -> list[WeightRow]:
 
 
 def canonical(name: str, marian: bool = False) -> str | None:
-    """With or without the body's prefix; Marian's positions are a formula, whoever stores them."""
+    """With or without the body's prefix; Marian's positions are a formula, even if a file stores them."""
     name = name.removeprefix("model.")
     if name in ("encoder.version", "decoder.version") or (marian and name.endswith("coder.embed_positions.weight")):
         return None

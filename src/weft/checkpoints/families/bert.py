@@ -46,7 +46,7 @@ def read(config: Config, known: KnownTensors, roberta: bool = False) -> EncoderS
 
 
 def _output(config: Config, known: KnownTensors, width: int) -> PooledSpec | PerTokenSpec:
-    """An answer a text, an answer a token, or the states themselves; the first by a pooler if there is one."""
+    """One output per text (with a pooler if there is one), one per token, or the hidden states."""
     name = str((config.get("architectures") or [""])[0])
     if name.endswith(TAGS):
         return PerTokenSpec(classes=_classes(config))
@@ -120,7 +120,7 @@ def table(spec: EncoderSpec, roberta: bool = False) -> list[WeightRow]:
 
 
 def canonical(name: str) -> str | None:
-    """With or without the prefix of the body; the first files named a norm's weights gamma and beta."""
+    """With or without the prefix of the body; the first files call a norm's weights gamma and beta."""
     if name.endswith("embeddings.position_ids"):
         return None
     name = name.removeprefix("bert.").removeprefix("roberta.")

@@ -71,7 +71,7 @@ def table(spec: DecoderSpec) -> list[WeightRow]:
 
 
 def canonical(name: str) -> str | None:
-    """Older files leave the prefix out, and store the causal mask as a buffer."""
+    """Older files have no prefix, and store the causal mask as a buffer."""
     if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     return name.removeprefix("transformer.")

@@ -1,4 +1,4 @@
-"""Llama and its kin: Mistral (window), Qwen2 (biases), Qwen3 (norms on queries and keys), Mixtral (experts)."""
+"""The Llama family: Mistral (window), Qwen2 (biases), Qwen3 (norms on queries and keys), Mixtral (experts)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read(config: Config, known: KnownTensors) -> DecoderSpec:
 
 
 def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
-    """One attention, or a pattern of them where layers differ in their window."""
+    """One attention, or a repeating pattern if layers differ in their window."""
     heads, width = config.whole("num_attention_heads"), config.whole("hidden_size")
     size = config.whole("head_dim", max(1, width // heads))
     epsilon = config.number("rms_norm_eps", EPSILONS[kind])
@@ -78,9 +78,9 @@ def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
 
 
 def _windows(config: Config, kind: str) -> list[int | None]:
-    """How many keys back each layer sees."""
+    """The attention window of each layer; None: no window."""
     layers = min(config.whole("num_hidden_layers"), 10_000)
-    # Mistral's configs that do not speak of a window mean this one; null means none.
+    # Mistral's configs without the field mean this window; null means none.
     default = MISTRAL_WINDOW if kind == "mistral" and "sliding_window" not in config.tree else None
     if kind == "llama" or config.get("sliding_window", default) is None:
         return [None] * layers
@@ -130,7 +130,7 @@ def _positions(config: Config) -> RotarySpec:
 
 
 def write(spec: DecoderSpec) -> Tree:
-    """The config of a spec: the plainest member of the kin that has what it needs."""
+    """The config of a spec: the simplest architecture of the family that has what it needs."""
     attention, positions = spec.attention(), spec.positions
     assert isinstance(positions, RotarySpec) and isinstance(spec.norm, RMSNormSpec)
     kind = _kind(spec)
@@ -183,7 +183,7 @@ def _width(feedforward: Any) -> Tree:
 
 
 def _rope(positions: RotarySpec) -> Tree:
-    """As transformers 5 reads it, and as all before do: rope_theta and rope_scaling."""
+    """In the fields of transformers 5, and in those of earlier versions: rope_theta and rope_scaling."""
     scaling, theta = positions.scaling, positions.base
     how: Tree = {"rope_type": "default"}
     if isinstance(scaling, LinearScalingSpec):
@@ -201,7 +201,7 @@ def _rope(positions: RotarySpec) -> Tree:
 
 
 def table(spec: DecoderSpec) -> list[WeightRow]:
-    """Names of LlamaForCausalLM and its kin."""
+    """Tensor names of LlamaForCausalLM and its relatives."""
     attention = spec.attention()
     size, heads, keys = attention.size(spec.width), attention.heads, attention.key_heads or attention.heads
     sizes = (heads * size, keys * size, keys * size)
@@ -254,7 +254,7 @@ def _feedforward_rows(spec: DecoderSpec, ours: str, theirs: str) -> list[WeightR
 
 
 def canonical(name: str) -> str | None:
-    """Older files store the rotary frequencies."""
+    """Older files store the rotary frequencies, which are no weights."""
     return None if name.endswith("rotary_emb.inv_freq") else name
 
 

@@ -10,7 +10,7 @@ from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, GatedSpec, LinearHeadSpec, RMSNormSpec, TiedHeadSpec
 from weft.models.position_specs import BucketedSpec
 
-LENGTH = 512  # T5 was trained on so many tokens; its positions know no end
+LENGTH = 512  # tokens that T5 was trained on; its positions have no limit
 
 
 def read(config: Config, known: KnownTensors) -> EncoderDecoderSpec:
@@ -36,7 +36,7 @@ def read(config: Config, known: KnownTensors) -> EncoderDecoderSpec:
 
 def _feedforward(config: Config) -> ClassicSpec | GatedSpec:
     kind, hidden = str(config.get("feed_forward_proj", "relu")), config.whole("d_ff", 2048)
-    # What T5 calls gated-gelu is the approximation by tanh.
+    # T5's gated-gelu is the tanh approximation.
     words = {"act": "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")}
     activation = Config(words, f"{config.name}, feed_forward_proj").activation("act", "relu")
     if kind.startswith("gated-"):
@@ -45,7 +45,7 @@ def _feedforward(config: Config) -> ClassicSpec | GatedSpec:
 
 
 def _head(config: Config, known: KnownTensors, width: int) -> TiedHeadSpec | LinearHeadSpec:
-    """Tied and scaled in the first T5; its successors neither scale nor, mostly, tie: the weights tell."""
+    """Tied and scaled in the first T5; later ones do not scale, and mostly do not tie: the tensors tell."""
     scaled = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
     if known.has("lm_head.weight") and not known.same("lm_head.weight", "shared.weight"):
         if scaled:
@@ -131,7 +131,7 @@ def _feedforward_rows(spec: EncoderDecoderSpec, ours: str, theirs: str) -> list[
 
 
 def canonical(name: str) -> str | None:
-    """The first files hold a table of distances for cross-attention too, which nothing uses."""
+    """The first files also hold an unused table of distances for cross-attention."""
     return None if name.endswith("EncDecAttention.relative_attention_bias.weight") else name
 
 

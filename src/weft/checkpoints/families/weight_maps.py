@@ -1,7 +1,7 @@
-"""Name tables: which tensors of another library make up each of ours, readable in both directions.
+"""Weight maps: which tensors of another library make up each of ours, in both directions.
 
-A row is one of our tensors, theirs that it is made from, and the change between: nothing, a transpose, rows put under
-each other, another shape, experts in a stack. `read` makes ours from theirs, `write` theirs from ours.
+A row of the table is one of our tensors, their tensors that it is made from, and the transform between: identity,
+transpose, concatenation, reshape, a stack of experts. `read` makes ours from theirs, `write` theirs from ours.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class WeightMap(Protocol):
-    """How theirs become ours, and back."""
+    """How their tensors become ours, and back."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
+        """Our tensor from theirs."""
         ...
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
+        """Their tensors from ours."""
         ...
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """The shapes of theirs that make up one of ours of this shape."""
+        """The shapes of their tensors that make up one of ours of this shape."""
         ...
 
 
@@ -40,15 +40,12 @@ class Identity:
     """One tensor, as it is."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0]
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [ours]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """Ours."""
         return [ours]
 
 
@@ -57,34 +54,28 @@ class Transposed:
     """A matrix [in, out] where ours is [out, in]."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0].T
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [ours.T]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """[in, out]."""
         return [ours[::-1]]
 
 
 @dataclass(frozen=True)
 class ConcatenatedRows:
-    """Several tensors whose rows, `sizes` of them, stand under each other in ours: queries, keys and values."""
+    """Several tensors, with `sizes` rows each, concatenated in ours: queries, keys and values."""
 
     sizes: tuple[int, ...]
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return torch.cat(list(theirs))
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return list(ours.split(list(self.sizes)))
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """One for each size."""
         return [(size, *ours[1:]) for size in self.sizes]
 
 
@@ -96,60 +87,51 @@ class Reshaped:
     ours: Shape
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0].reshape(self.ours)
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [ours.reshape(self.theirs)]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """As given."""
         return [self.theirs]
 
 
 @dataclass(frozen=True)
 class SkippedRows:
-    """Theirs has `first` rows more at its beginning, which are never used: positions that begin at 2."""
+    """Theirs has `first` additional rows at its start, which are never used: positions that begin at 2."""
 
     first: int
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0][self.first :]
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours; the rows that are never used are zeros."""
         return [torch.cat((ours.new_zeros(self.first, *ours.shape[1:]), ours))]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """So many rows more."""
         return [(ours[0] + self.first, *ours[1:])]
 
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """One matrix an expert: ours holds all in a stack [E, ...], each made by `inner` from its own tensors."""
+    """One matrix per expert: ours stacks them [E, ...], each made by `inner` from its own tensors."""
 
     experts: int
     inner: WeightMap
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs, expert by expert."""
         each = len(theirs) // self.experts
         return torch.stack([self.inner.read(theirs[n * each : (n + 1) * each]) for n in range(self.experts)])
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [tensor for one in ours for tensor in self.inner.write(one)]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """Those of each expert."""
         return [shape for _ in range(self.experts) for shape in self.inner.shapes(ours[1:])]
 
 
 class WeightRow(NamedTuple):
-    """One of our tensors, and theirs that it is made from."""
+    """One of our tensors, and their tensors that it is made from."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -159,14 +141,14 @@ class WeightRow(NamedTuple):
 def map_linear(
     ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, transform: WeightMap | None = None
 ) -> list[WeightRow]:
-    """A linear map from one or several of theirs, whose rows stand under each other; with or without biases."""
+    """Rows of a linear layer, from one of theirs or several that are concatenated, with or without bias."""
     joined: WeightMap = ConcatenatedRows(sizes) if len(theirs) > 1 else Identity()
     rows = [WeightRow(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transform or joined)]
     return rows + ([WeightRow(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), joined)] if bias else [])
 
 
 def map_norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
-    """gamma and, where there is one, beta."""
+    """Rows of a norm: gamma and, with `bias`, beta."""
     return [
         WeightRow(f"{ours}.gamma", (f"{theirs}.weight",)),
         *([WeightRow(f"{ours}.beta", (f"{theirs}.bias",))] if bias else []),
@@ -174,19 +156,18 @@ def map_norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
 
 
 class MatchedRow(NamedTuple):
-    """A row with the names that theirs have in the file at hand."""
+    """A row with the names of their tensors in the file."""
 
     row: WeightRow
     names: tuple[str, ...]
 
     def read(self, tensors: ForeignTensors) -> Tensor:
-        """Our tensor; types that differ become the widest of them."""
+        """Our tensor; differing types are promoted to the widest."""
         found = [tensors.read(name) for name in self.names]
         widest = self.dtype(tensors)
         return self.row.transform.read([tensor.to(widest) for tensor in found])
 
     def dtype(self, tensors: ForeignTensors) -> torch.dtype:
-        """The type of our tensor."""
         kinds = [tensors.dtype_of(name) for name in self.names]
         widest = kinds[0]
         for kind in kinds[1:]:
@@ -205,11 +186,11 @@ def match_tensors(
     copies: Mapping[str, str],
     unused: Sequence[str],
 ) -> tuple[list[MatchedRow], list[str]]:
-    """Each row with its tensors in the file, and the names of those left out; anything missing, over or of a wrong
-    shape is refused.
+    """Each row with its tensors in the file, and the names of unused ones; missing or unexpected tensors and wrong
+    shapes are refused.
 
-    `canonical` brings the spellings of a name to one (None: no weight), `copies` may be there once more, `unused`
-    are the beginnings of names that this model has no use for.
+    `canonical` maps the spellings of a name to one (None: no weight), `copies` may be stored again, `unused` are
+    prefixes of names that this model does not use.
     """
     known: dict[str, str] = {}
     for name in tensors.shapes:

@@ -1,4 +1,4 @@
-"""A foreign checkpoint that was looked through: what it is, and where each of our tensors comes from."""
+"""A foreign checkpoint, inspected: what it is, and where each of our tensors comes from."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from weft.models.build import AnySpec, build
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """All that is needed to make a run of it; nothing was read yet but names, shapes and settings.
+    """All that is needed to convert it; only names, shapes and settings have been read.
 
-    `left_out` are tensors that no task here asks for, such as the head of masked language models.
+    `left_out` are tensors that no task here uses, such as the head of masked language models.
     """
 
     source: Path
@@ -47,12 +47,11 @@ class ForeignCheckpoint:
 
     @property
     def parameters(self) -> int:
-        """How many numbers there are."""
         return sum(info.bytes // info.dtype.itemsize for info in self.tensor_infos.values())
 
 
 class _Known:
-    """What a config's reader may ask of the weights, by canonical names."""
+    """What the reader of a config may ask about the tensors, by canonical names."""
 
     def __init__(self, tensors: ForeignTensors, canonical: Canonical) -> None:
         self.tensors = tensors
@@ -66,7 +65,7 @@ class _Known:
 
 
 def state_shapes(spec: AnySpec) -> dict[str, Shape]:
-    """Names and shapes of a model's tensors; nothing is built but these."""
+    """Shapes of a model's tensors by name, without allocating them."""
     try:
         module = build(spec, device="meta")
     except (RuntimeError, OverflowError) as error:
@@ -78,7 +77,7 @@ def state_shapes(spec: AnySpec) -> dict[str, Shape]:
 def inspect_checkpoint(
     source: Path, config: Config, tensors: ForeignTensors, vocabulary: Vocabulary | None, stops: Any = None
 ) -> ForeignCheckpoint:
-    """Find the adapter, read the config, and match every tensor; refuse what does not fit in one sentence."""
+    """Find the adapter, read the config, and match every tensor."""
     family = family_for_config(config)
     try:
         spec = family.read(config, _Known(tensors, family.canonical))

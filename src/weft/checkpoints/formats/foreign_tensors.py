@@ -1,4 +1,4 @@
-"""Tensors of foreign checkpoints, read one by one: names and shapes are known, and checked, before any is read."""
+"""Tensors of foreign checkpoints, read one by one: names and shapes are checked before any is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.checkpoints.formats.untrusted_files import file_inside, has_file, read_json
 from weft.data.readers.files import DataError
 
-LARGEST_HEADER = 100_000_000  # bytes, as the format's own library allows
+LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors package
 Shape = tuple[int, ...]
 SAFETENSORS_TYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -36,22 +36,22 @@ SAFETENSORS_TYPES: dict[str, torch.dtype] = {
 
 
 class ForeignTensors(ABC):
-    """A checkpoint's tensors by name. `files` says where they lie, for sentences."""
+    """A checkpoint's tensors by name. `files` names their files, for errors."""
 
     files: str
 
     @property
     @abstractmethod
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
+        """Shapes by name."""
 
     @abstractmethod
     def dtype_of(self, name: str) -> torch.dtype:
-        """The type of one tensor."""
+        """The type that a tensor is read in."""
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
-        """One tensor, read from its file."""
+        """Read one tensor from its file."""
 
     def same(self, name: str, other: str) -> bool:
         """Whether two tensors are equal."""
@@ -78,15 +78,13 @@ class SafeTensors(ForeignTensors):
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
         return {name: entry.shape for name, entry in self.entries.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The type of one tensor."""
         return self.entries[name].dtype
 
     def read(self, name: str) -> Tensor:
-        """One tensor; no more than it is in memory."""
+        """Only this tensor is in memory."""
         entry = self.entries[name]
         buffer = torch.empty(entry.size, dtype=torch.uint8)
         with entry.path.open("rb") as file:
@@ -149,27 +147,25 @@ def _entry(path: Path, name: str, fields: Any, start: int) -> SafetensorsEntry:
 
 
 class TorchTensors(ForeignTensors):
-    """Tensors of torch's own files, opened with weights_only=True: nothing in them is run."""
+    """Tensors of PyTorch files, loaded with weights_only=True: no code in them is run."""
 
     def __init__(self, tensors: dict[str, Tensor], files: str) -> None:
         self.tensors, self.files = tensors, files
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The type of one tensor."""
         return self.tensors[name].dtype
 
     def read(self, name: str) -> Tensor:
-        """One tensor, mapped where the file allows it."""
+        """Memory-mapped where the file allows it."""
         return self.tensors[name].detach()
 
 
 def open_tensors(folder: Path) -> ForeignTensors:
-    """The weights of a folder: model.safetensors, its shards, or torch's files where there is nothing better."""
+    """The weights of a folder: model.safetensors, its shards, or PyTorch files if there is nothing better."""
     if has_file(folder, "model.safetensors"):
         return SafeTensors(read_safetensors_header(file_inside(folder, "model.safetensors")))
     if has_file(folder, "model.safetensors.index.json"):
@@ -184,7 +180,7 @@ def open_tensors(folder: Path) -> ForeignTensors:
 
 
 def _shards(folder: Path, index: str) -> dict[str, list[str]]:
-    """The files that an index names, each with the tensors that it is said to hold."""
+    """The files that an index names, with the tensors of each."""
     table = read_json(file_inside(folder, index)).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise DataError(f"{index} has no weight_map: fetch it again")
@@ -232,7 +228,7 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
     try:
         mapped = _is_zip(path)
         tree = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # a hostile or broken pickle fails in any way
+    except Exception as error:  # a hostile or broken pickle can raise anything
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
         raise DataError(
             f"{path.name} is no file of tensors that can be read safely ({reason}): use safetensors"

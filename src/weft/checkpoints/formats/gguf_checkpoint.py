@@ -1,4 +1,4 @@
-"""GGUF checkpoints of Llama and GPT-2 kinds: their names and settings brought to those of the Hugging Face folders.
+"""GGUF checkpoints of Llama and GPT-2 kinds: their names and settings translated to those of Hugging Face folders.
 
 So the same adapters serve both; names go both ways (`TENSOR_NAMES`, `to_gguf`). llama.cpp stores Llama's queries and
 keys with the coordinates of each rotary pair side by side (`interleave_pairs`, `separate_pairs`), and GPT-2's linear
@@ -80,7 +80,7 @@ def separate_pairs(weight: Tensor, heads: int) -> Tensor:
 
 
 class GGUFLocation(NamedTuple):
-    """Where a tensor of a Hugging Face folder lies in the GGUF file; one expert is a slice."""
+    """Where a tensor of a Hugging Face folder is in the GGUF file; one expert is a slice."""
 
     name: str
     shape: Shape
@@ -97,15 +97,14 @@ class GGUFTensors(ForeignTensors):
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
         return {name: place.shape for name, place in self.places.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The type of one tensor; quantized ones are float32."""
+        """Quantized tensors are read as float32."""
         return self.file.dtype_of(self.places[name].name)
 
     def read(self, name: str) -> Tensor:
-        """One tensor as the folder would have it."""
+        """The tensor as the Hugging Face folder would have it."""
         place = self.places[name]
         tensor = self.file.read(place.name, place.expert)
         if place.heads is not None:
@@ -114,7 +113,7 @@ class GGUFTensors(ForeignTensors):
 
 
 def open_gguf(path: Path) -> ForeignCheckpoint:
-    """Look a GGUF file through."""
+    """Inspect a GGUF file."""
     file = open_gguf_file(path)
     settings = file.settings
     kind = settings.get("general.architecture")
@@ -133,7 +132,7 @@ def open_gguf(path: Path) -> ForeignCheckpoint:
 
 
 def _tied(kind: str, tensors: ForeignTensors) -> bool:
-    """Without a head of its own, or with a copy of the embedding, the model is tied."""
+    """Whether the model is tied: it has no head, or a copy of the embedding."""
     embedding = f"{TENSOR_NAMES[kind]['token_embd']}.weight"
     if "lm_head.weight" not in tensors.shapes:
         return True
@@ -176,7 +175,7 @@ def _config(kind: str, file: GGUFFile) -> dict[str, Any]:
 
 
 def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
-    """Rotary positions; Llama 3 keeps how it stretches them as a tensor of factors."""
+    """Rotary positions; Llama 3's scaling is stored as a tensor of factors."""
     if given.whole("rope.dimension_count", size) != size:
         raise DataError(
             f"{given.name} turns {given.get('rope.dimension_count')} of {size} coordinates: Weft's Llama turns all"
@@ -193,7 +192,7 @@ def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
 
 
 def _stretched(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
-    """The numbers of Llama 3's scaling that give these factors: all of its models share low 1, high 4 and 8192."""
+    """The parameters of Llama 3's scaling that give these factors: all its models share low 1, high 4 and 8192."""
     factors = file.read("rope_freqs.weight").double()
     plain = torch.zeros(1, dtype=torch.float64)
     scaling = Llama3(round(float(factors.max()), 4), 1.0, 4.0, 8192)
@@ -207,7 +206,7 @@ def _stretched(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
 
 
 def _places(kind: str, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, GGUFLocation]:
-    """Each tensor of the file by its name in a Hugging Face folder; unknown ones keep theirs, to be refused by name."""
+    """Each tensor of the file by its name in a Hugging Face folder; unknown ones keep their name, for the error."""
     found: dict[str, GGUFLocation] = {}
     for name, stored in file.tensors.items():
         if name == "rope_freqs.weight":

@@ -1,6 +1,6 @@
-"""GGUF files: settings, then tensors, full or quantized, as llama.cpp keeps them. Every number is checked before use.
+"""GGUF files of llama.cpp: settings, then tensors, full or quantized. Every number is checked before use.
 
-The package gguf knows the quantized types and how to undo them; its own reader trusts the lengths that a file states.
+The package gguf dequantizes; its own reader is not used, because it trusts the lengths that a file states.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 
 
 
 class GGUFEntry(NamedTuple):
-    """Where a tensor lies in the file, and how its numbers are written."""
+    """Where a tensor is in the file, and the type of its numbers."""
 
     kind: str
     shape: Shape
@@ -37,14 +37,14 @@ class GGUFEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The settings of a file and where its tensors lie."""
+    """The settings of a file and the entries of its tensors."""
 
     path: Path
     settings: dict[str, Any]
     tensors: dict[str, GGUFEntry]
 
     def read(self, name: str, place: int | None = None) -> Tensor:
-        """One tensor, or what stands at one place of its first axis; quantized ones become float32."""
+        """One tensor, or one entry of its first axis; quantized ones become float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -74,7 +74,7 @@ class GGUFFile:
         return torch.from_numpy(numbers).reshape(shape)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The type that a tensor is read in; whole numbers are refused by whoever expects weights."""
+        """The type that a tensor is read in; integers are refused by code that expects weights."""
         if self.tensors[name].kind in INTEGER_TYPES:
             return torch.int64
         kinds = {"F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -82,7 +82,7 @@ class GGUFFile:
 
 
 class _Bytes:
-    """A place in the file; reading past the end is an error with a sentence."""
+    """A position in the file; reading past the end is a `DataError`."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at = path, data, 0
@@ -103,7 +103,7 @@ class _Bytes:
         return self.take(self.number("Q")).decode("utf-8", errors="replace")
 
     def count(self, least: int) -> int:
-        """How many things follow, each of `least` bytes or more: no more than fit."""
+        """The number of entries that follow, each of at least `least` bytes: never more than fit."""
         count = int(self.number("Q"))
         if count > (len(self.data) - self.at) // least:
             raise DataError(f"{self.path.name} promises {count:,} entries, which do not fit into it: do not trust it")
@@ -129,7 +129,7 @@ class _Bytes:
 
 
 def open_gguf_file(path: Path) -> GGUFFile:
-    """Read the head of a GGUF file; the tensors stay where they are."""
+    """Read the header of a GGUF file; the tensors are not read."""
     if path.stat().st_size < 24:
         raise DataError(f"{path.name} is no GGUF file: it has {path.stat().st_size} bytes; fetch it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -153,7 +153,7 @@ def open_gguf_file(path: Path) -> GGUFFile:
 
 
 def _info(source: _Bytes) -> tuple[str, Shape, int, int]:
-    """(name, shape, type, offset) of a tensor; the file counts axes from the last."""
+    """(name, shape, type, offset) of a tensor; the file lists axes from the last."""
     name, axes = source.text(), int(source.number("I"))
     if not 1 <= axes <= MOST_AXES:
         raise DataError(f"{source.path.name}: {name!r:.60} has {axes} axes, but 1 to {MOST_AXES} are possible")
@@ -164,7 +164,7 @@ def _info(source: _Bytes) -> tuple[str, Shape, int, int]:
 def _placed(
     path: Path, settings: dict[str, Any], infos: list[tuple[str, Shape, int, int]], end: int, size: int
 ) -> dict[str, GGUFEntry]:
-    """Where each tensor lies: inside the file, aligned, none upon another."""
+    """The entries of all tensors: inside the file, aligned, none overlapping."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     alignment = settings.get("general.alignment", ALIGNMENT)

@@ -1,4 +1,4 @@
-"""The vocabulary inside a GGUF file: tokens with their kinds, merges or scores, and the chat template."""
+"""The vocabulary inside a GGUF file: tokens with their types, merges or scores, and the chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.data.tokenizers.vocabulary_files import (
     set_pre_tokenization,
 )
 
-# How texts are taken apart before pairs are merged, by the names that llama.cpp gives them.
+# How texts are split before pairs are merged, by llama.cpp's names.
 PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     **dict.fromkeys(("", "default", "gpt-2"), "plain"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), "digits"),
@@ -31,7 +31,7 @@ SPECIAL_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
 
 
 def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
-    """The tokenizer of a GGUF file, what it puts before and after each text, and its chat template."""
+    """The tokenizer of a GGUF file, the ids around each text, and its chat template."""
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in settings.items()}
     tokens, kind = given.get("tokens"), given.get("model")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
@@ -87,7 +87,7 @@ def _merging(name: str, tokens: Sequence[str], merges: Any, way: PreTokenization
     pairs = [(a, b) for a, _, b in (merge.partition(" ") for merge in merges)]
     try:
         engine = byte_level(Engine(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=way == "llama3")))
-    except Exception as error:  # the library's own error has no class of its own
+    except Exception as error:  # the package's errors have no class of their own
         raise DataError(
             f"{name} has merges of tokens that it does not have ({str(error)[:80]}): fetch it again"
         ) from None
@@ -95,7 +95,7 @@ def _merging(name: str, tokens: Sequence[str], merges: Any, way: PreTokenization
 
 
 def _unigram(pieces: list[tuple[str, float]], unknown: int) -> Engine:
-    """The pieces of the highest sum of scores, one for what none covers; texts are taken as they are."""
+    """A unigram model without normalization: the pieces of the highest sum of scores, or the unknown token."""
     engine = Engine(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
     engine.normalizer = normalizers.Replace(" ", METASPACE)
     engine.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.Fuse()])
@@ -103,7 +103,7 @@ def _unigram(pieces: list[tuple[str, float]], unknown: int) -> Engine:
 
 
 def _add(engine: Engine, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Tokens that are never split: control tokens are special, those that users defined are not."""
+    """Add tokens that are never split: control tokens are special, user-defined ones are not."""
     engine.add_special_tokens([t for t, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, UNKNOWN)])
     engine.add_tokens([t for t, kind in zip(tokens, kinds, strict=True) if kind == USER])
     if engine.get_vocab_size() != len(set(tokens)) and BYTE not in kinds:

@@ -1,4 +1,4 @@
-"""Folders of the Hugging Face hub: config.json, weights in safetensors, tokenizer.json or the family's vocabulary."""
+"""Hugging Face folders: config.json, weights in safetensors, tokenizer.json or the family's vocabulary files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL_TYPES_WITHOUT_TEXT = ("vit", "deit")
 
 
 def open_huggingface(folder: Path) -> ForeignCheckpoint:
-    """Look a folder through."""
+    """Inspect a Hugging Face folder."""
     home = model_folder(folder)
     if not has_file(home, "config.json"):
         raise DataError(f"{folder} has no config.json: give a folder as the Hugging Face hub has them, or a .gguf file")
@@ -31,7 +31,7 @@ def open_huggingface(folder: Path) -> ForeignCheckpoint:
     family_for_config(config)
     vocabulary = None if config.get("model_type") in MODEL_TYPES_WITHOUT_TEXT else read_vocabulary(home, config)
     generation = read_optional_json(home, "generation_config.json")
-    # What belongs to writing moved from config.json to a file of its own.
+    # Fields of generation were moved from config.json to a file of their own.
     written = ("decoder_start_token_id", "forced_bos_token_id", "eos_token_id", "pad_token_id")
     extra = {key: generation[key] for key in written if generation.get(key) is not None and config.get(key) is None}
     whole = Config({**config.tree, **extra}, config.name)

@@ -1,4 +1,4 @@
-"""Safetensors files written tensor by tensor: no more than one is in memory at a time."""
+"""Safetensors files written tensor by tensor, with only one in memory at a time."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ HEADER_ALIGNMENT = 8
 
 
 class TensorInfo(NamedTuple):
-    """What a tensor will be: its type and shape."""
+    """Type and shape of a tensor."""
 
     dtype: torch.dtype
     shape: Shape
 
     @property
     def bytes(self) -> int:
-        """What it takes in the file."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -36,8 +35,8 @@ def stream_safetensors(
     make: Callable[[str], Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """A safetensors file, atomically; `make` gives each tensor when its turn comes."""
-    # Wide types first, so that every tensor begins at a multiple of its own size.
+    """Write a safetensors file atomically; `make` is called for each tensor when it is written."""
+    # Wide types first, so that every tensor is aligned to its own item size.
     order = sorted(infos, key=lambda name: (-infos[name].dtype.itemsize, name))
     write_atomic(path, lambda fresh: _write(fresh, order, infos, make, metadata))
 

@@ -1,4 +1,4 @@
-"""Files of strangers: names that stay inside their folder, JSON of a bounded size, one clear sentence for any fault."""
+"""Untrusted files: names that stay inside their folder, JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from weft.data.readers.files import DataError
 
-LARGEST_JSON = 64 << 20  # bytes; the largest index and vocabulary in use have some 10 million
+LARGEST_JSON = 64 << 20  # bytes; the largest indices and vocabularies in use have about 10 million
 SMALL_JSON = 4 << 20
 
 
 def file_inside(folder: Path, name: Any) -> Path:
-    """The file of this name in the folder itself; a path, or a link that leads out of the folder, is refused.
+    """The file of this name in the folder itself; paths, and links that lead out of the folder, are refused.
 
-    The cache of the Hugging Face hub is known: snapshots there are links into the blobs of the same model.
+    The exception is the cache of the Hugging Face hub, whose snapshots are links into the blobs of the same model.
     """
     plain = isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0:") & set(name)
     if not plain:
@@ -32,12 +32,12 @@ def file_inside(folder: Path, name: Any) -> Path:
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """Whether the folder holds this file; a link that leads out is refused."""
+    """Whether the folder holds this file; a link that leads out of it is refused."""
     return file_inside(folder, name).is_file()
 
 
 def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
-    """A table from a JSON file."""
+    """An object from a JSON file."""
     tree = _read(path, most)
     if not isinstance(tree, dict):
         raise DataError(f"{path.name} is a {type(tree).__name__}, but a table is needed: fetch it again")
@@ -73,6 +73,6 @@ def _read(path: Path, most: int) -> Any:
 
 
 def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
-    """The table in a file of the folder; an empty one where there is no such file."""
+    """The object in a JSON file of the folder; empty if there is no such file."""
     path = file_inside(folder, name)
     return read_json(path) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""The vocabulary of a foreign folder: its tokenizer, what it puts around each text, its chat template."""
+"""The vocabulary of a foreign folder: its tokenizer, the ids around each text, its chat template."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from weft.data.tokenizers.vocabulary_files import from_wordpiece, set_pre_tokeni
 
 LARGEST_TEMPLATE = 1 << 20  # characters
 SPECIAL_TOKEN_FIELDS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-COMPANION_FILES = ("merges.txt", "target.spm")  # that belong to one of the files of vocabularies
-SENTINELS = 100  # T5's marks for what was left out
+COMPANION_FILES = ("merges.txt", "target.spm")  # files that accompany a vocabulary file
+SENTINELS = 100  # T5's <extra_id_*> tokens
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer, the ids that it puts before and after each text, its special tokens by name, its chat template."""
+    """A tokenizer, the ids before and after each text, special tokens by name, and the chat template."""
 
     tokenizer: Tokenizer
     before: tuple[int, ...] = ()
@@ -98,7 +98,7 @@ def _add_tokens(tokenizer: Tokenizer, table: Any) -> None:
 
 
 def _token(value: Any) -> str | None:
-    """A special token, written as a text or as a table with its content."""
+    """A special token, given as a text or as an object with its content."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None
 
@@ -114,7 +114,7 @@ def text_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _with_ends(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
-    """tokenizer_config.json may say itself whether a text begins with the start token and ends with the stop token."""
+    """tokenizer_config.json may say whether texts begin with the start token and end with the stop token."""
     start, stop = found.id_of("bos_token"), found.id_of("eos_token")
     for key, side, index in (("add_bos_token", "before", start), ("add_eos_token", "after", stop)):
         wanted = settings.get(key)
@@ -124,7 +124,7 @@ def _with_ends(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, or the template within tokenizer_config.json; of several the one named default."""
+    """chat_template.jinja, or the template in tokenizer_config.json; of several the one named default."""
     file = file_inside(folder, "chat_template.jinja")
     given: Any = settings.get("chat_template")
     if file.is_file():

@@ -1,8 +1,8 @@
-"""Graphs in files: nodes with a name each, edges as pairs of node numbers from 0, and a label a node to learn from.
+"""Graphs in files: named nodes, edges as pairs of node numbers from 0, and one label per node to learn from.
 
     {"nodes": ["red", "blue", "red"], "edges": [[0, 1], [1, 2]], "labels": ["blue", "red", "blue"]}
 
-A .json file holds one graph or a list of them, a .jsonl file one a line. Edges go both ways.
+A .json file holds one graph or a list of them, a .jsonl file one graph per line. Edges are undirected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRAPH_SUFFIXES = (".json", ".jsonl")
 
 @dataclass(frozen=True)
 class LabeledGraph:
-    """Nodes as tokens, who neighbors whom (N x N, the graph mask), and one label per node."""
+    """Nodes as tokens, the adjacency matrix [N, N] (the attention mask), and one label per node."""
 
     nodes: tuple[str, ...]
     adjacency: NDArray[np.bool_]
@@ -40,7 +40,7 @@ def are_graphs(paths: Sequence[str | Path]) -> bool:
 
 
 def read_graphs(paths: Sequence[str | Path], labeled: bool = True) -> list[LabeledGraph]:
-    """All graphs of some files; without `labeled` labels may be left out."""
+    """All graphs of files; unless `labeled`, labels may be missing."""
     found = [
         parse_graph(tree, where, labeled) for path in find_files(paths, GRAPH_SUFFIXES) for where, tree in _trees(path)
     ]
@@ -62,10 +62,10 @@ def _trees(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def parse_graph(tree: Any, where: str, labeled: bool = True) -> LabeledGraph:
-    """A graph from plain JSON; `where` says in errors where it stands."""
+    """A graph from plain JSON; `where` is its place in the file, for errors."""
     nodes = tree.get("nodes") if isinstance(tree, dict) else None
     if not isinstance(nodes, list) or not nodes or not all(isinstance(name, str | int) for name in nodes):
-        raise DataError(f'{where}: a graph has "nodes", a list of a name each, and "edges", a list of pairs')
+        raise DataError(f'{where}: a graph has "nodes", a list of names, and "edges", a list of pairs')
     adjacency = np.zeros((len(nodes), len(nodes)), dtype=np.bool_)
     edges = tree.get("edges", [])
     for edge in edges if isinstance(edges, list) else [edges]:
@@ -78,5 +78,5 @@ def parse_graph(tree: Any, where: str, labeled: bool = True) -> LabeledGraph:
         labels = []
     elif not isinstance(labels, list) or len(labels) != len(nodes):
         have = len(labels) if isinstance(labels, list) else "no"
-        raise DataError(f'{where}: {len(nodes)} nodes and {have} labels: give "labels", one a node')
+        raise DataError(f'{where}: {len(nodes)} nodes and {have} labels: give "labels", one per node')
     return LabeledGraph(tuple(map(str, nodes)), adjacency, tuple(map(str, labels)))

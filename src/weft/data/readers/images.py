@@ -24,16 +24,16 @@ from weft.data.readers.files import DataError, find_files, open_bytes
 from weft.foundation.arrays import Pixels
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-IN_MEMORY_BYTES = 1 << 30  # bytes of pixels from which a folder is read batch by batch
+IN_MEMORY_BYTES = 1 << 30  # bytes of pixels; larger folders are read batch by batch
 ORIENTATION = 0x0112
 IDX_LABELS, IDX_GRAY, IDX_COLOR = 0x801, 0x803, 0x804  # unsigned bytes with 1, 3 and 4 axes
 
 
 @dataclass(frozen=True)
 class ResizeCrop:
-    """How a picture becomes a square of `side`: scaled to `scaled` (height and width, or its shorter edge), then cut.
+    """How a picture becomes a square of `side`: resized to `scaled` (height and width, or shorter edge), then cropped.
 
-    Without one it is scaled to cover the square and its center is cut; models from elsewhere may want another way.
+    By default pictures are resized to cover the square and center-cropped; imported models may need another way.
     """
 
     side: int
@@ -41,7 +41,7 @@ class ResizeCrop:
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
 
     def apply(self, picture: Image.Image) -> Image.Image:
-        """The square; what is smaller is filled up with black."""
+        """The square; what the picture does not cover is black."""
         if len(self.scaled) == 2:
             height, width = self.scaled
         else:
@@ -55,12 +55,12 @@ class ResizeCrop:
 
 TargetSize = int | tuple[int, int] | ResizeCrop
 SquareSide = int | ResizeCrop | Literal["auto"] | None
-LARGEST_SIDE, LEAST_STEP = 64, 8  # of squares where none is asked for: what two CPU cores learn from in minutes
+LARGEST_SIDE, LEAST_STEP = 64, 8  # of automatic squares: what two CPU cores learn from in minutes
 
 
 @dataclass(frozen=True)
 class PixelFiles:
-    """Pixels that stay in their files: `files[indices]` decodes just those, as [n, H, W, C]."""
+    """Pixels that stay in their files: `files[indices]` decodes only those, as [n, H, W, C]."""
 
     paths: tuple[Path, ...]
     size: tuple[int, int]
@@ -69,7 +69,7 @@ class PixelFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, H, W, C), as of an array."""
+        """(N, H, W, C), like an array's."""
         return (len(self.paths), *self.size, self.channels)
 
     def __len__(self) -> int:
@@ -97,9 +97,9 @@ class LabeledImages:
 def read_images(paths: Sequence[str | Path], size: SquareSide = None, learn: bool = True) -> LabeledImages:
     """Images of a folder per class, an .npz, a tar of a folder per class, or an IDX pair in either order.
 
-    `size` scales each to cover a square of that side and cuts its center, or says otherwise; "auto" takes a side that
-    suits most where they are not squares of one size, and says so by `scaled`. `learn=False`, for data to evaluate on,
-    allows a class with one example.
+    `size` is the side of the squares that images are resized and center-cropped to, or another way to do so; "auto"
+    chooses a side unless all are squares of one size, and sets `scaled`. `learn=False`, for evaluation, allows classes
+    with one example.
     """
     given = [Path(path) for path in paths]
     if given and all(path.is_dir() for path in given):
@@ -126,7 +126,7 @@ def read_images(paths: Sequence[str | Path], size: SquareSide = None, learn: boo
 
 
 def choose_side(sizes: Sequence[tuple[int, int]]) -> int | None:
-    """The side of squares that pictures of these heights and widths suit; None where they are squares of one size."""
+    """A side for pictures of these heights and widths; None if they are squares of one size."""
     if len(set(sizes)) == 1 and sizes[0][0] == sizes[0][1]:
         return None
     shorter = int(np.median([min(size) for size in sizes]))
@@ -134,9 +134,9 @@ def choose_side(sizes: Sequence[tuple[int, int]]) -> int | None:
 
 
 def read_image(path: str | Path, size: TargetSize | None = None, channels: int = 3) -> Pixels:
-    """One image [H, W, C] as a viewer shows it: turned upright, on white where transparent, the first frame of many.
+    """One image [H, W, C] as a viewer shows it: upright, on white where transparent, the first frame of several.
 
-    `size` (a side, or height and width) scales it to cover that size and cuts its center, or says otherwise.
+    `size` (a side, height and width, or a `ResizeCrop`) is what it is resized and center-cropped to.
     """
     path = Path(path)
     if not path.exists():
@@ -193,7 +193,7 @@ def _expect_one_size(sizes: Sequence[tuple[int, int]], names: Sequence[str]) -> 
 
 
 def _from_folders(folders: Sequence[Path], size: SquareSide, learn: bool) -> LabeledImages:
-    """The folder that a file lies in names its class."""
+    """A file's parent folder names its class."""
     idx = next((path for folder in folders for path in sorted(folder.glob("*idx?-ubyte*"))), None)
     if idx is not None:
         raise DataError(f"{idx.parent} holds IDX files: give the file of images and the file of labels themselves")
@@ -218,7 +218,7 @@ def _wanted(name: str) -> bool:
 
 
 def _glance(path: Path) -> tuple[tuple[int, int], bool]:
-    """((height, width), whether colored) from the head of a file, without decoding it."""
+    """((height, width), whether colored) from the header of a file, without decoding it."""
     try:
         with Image.open(path) as picture:
             width, height = picture.size
@@ -236,7 +236,7 @@ def _is_gray(picture: Image.Image) -> bool:
 
 
 def _from_tar(path: Path, size: SquareSide) -> tuple[Pixels, list[str], bool]:
-    """(pixels, classes, whether a side was chosen for them); the folder that a member lies in names its class."""
+    """(pixels, classes, whether a side was chosen); a member's parent folder names its class."""
     asked = None if size == "auto" else size
     names: list[str] = []
     pictures: list[Pixels] = []
@@ -294,7 +294,7 @@ def _expect_counts(images: Path, pictures: int, labels: Path, names: int) -> Non
 
 
 def _from_idx(paths: Sequence[Path]) -> list[tuple[Pixels, list[str]]]:
-    """Image and label files, told apart by their magic numbers, paired in the order given."""
+    """Image and label files, distinguished by their magic numbers, paired in the order given."""
     arrays = [(path, _read_idx(path)) for path in paths]
     pictures = [(path, array) for path, array in arrays if array.ndim > 1]
     labels = [(path, array) for path, array in arrays if array.ndim == 1]

@@ -29,7 +29,7 @@ LABEL_NAMES = ("label", "class", "target", "y")
 
 @dataclass(frozen=True)
 class LabeledSequences:
-    """Vectors in time: values, a list of N arrays [T, C]; the number of each label; a name each (file, id or row)."""
+    """Values, a list of N arrays [T, C], with one class number and one name (file, id or row) per sequence."""
 
     values: list[Values]
     labels: NDArray[np.int64]
@@ -38,15 +38,14 @@ class LabeledSequences:
 
     @property
     def channels(self) -> int:
-        """How many numbers a step has."""
         return int(self.values[0].shape[1])
 
 
 def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: bool = True) -> LabeledSequences:
     """Sequences of .ts, .npz and .csv files, of a folder per class of .wav, or of a folder or tar of skeletons.
 
-    `learn=False`, for data to evaluate on, allows a class with one example; `labeled=False`, for data to predict,
-    allows files without labels, which then are "".
+    `learn=False`, for evaluation, allows classes with one example; `labeled=False`, for prediction, allows files
+    without labels, which then are "".
     """
     examples: list[NamedSequence] = []
     for given in map(Path, paths):
@@ -96,18 +95,18 @@ def _read_path(given: Path, labeled: bool) -> list[NamedSequence]:
 
 
 def _from_sounds(paths: Sequence[Path]) -> Iterator[NamedSequence]:
-    """Log-mel frames; the folder that a file lies in names its class."""
+    """Log-mel frames; a file's parent folder names its class."""
     first = 0
     for path in paths:
         rate, samples = read_sound(path)
         first = first or rate
         if rate != first:
-            raise DataError(f"{path} has {rate} samples a second, but {paths[0]} has {first}: resample to one rate")
+            raise DataError(f"{path} has {rate} samples per second, but {paths[0]} has {first}: resample to one rate")
         yield str(path), path.parent.name, log_mel(samples, rate)
 
 
 def _from_ts(path: Path, labeled: bool) -> Iterator[NamedSequence]:
-    """UEA's format: @ lines tell about the data; a case a line, its channels and last its class between colons."""
+    """UEA's format: @ lines describe the data; one case per line, its channels and last its class between colons."""
     classes: list[str] | None = None
     head: dict[str, str] = {}
     started, named = False, True
@@ -138,7 +137,7 @@ def _from_ts(path: Path, labeled: bool) -> Iterator[NamedSequence]:
 def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
     has, *classes = head.get("classlabel", "false").split() or ["false"]
     if has.lower() != "true":
-        raise DataError(f"{path.name} has no @classLabel true: sequences need a label each")
+        raise DataError(f"{path.name} has no @classLabel true: sequences need one label each")
     if not head.get("dimensions", "0").isdecimal():
         raise DataError(f"{path.name}: @dimensions {head['dimensions']} is no number of channels")
     if head.get("timestamps", "false").lower() == "true":
@@ -147,7 +146,7 @@ def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
 
 
 def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str, str]) -> Values:
-    """[T, C]; missing values (?) are filled in a line between neighbors; steps all missing at the end are cut."""
+    """[T, C]; missing values (?) are interpolated linearly; steps that are all missing at the end are cut."""
     wanted = 1 if head.get("univariate", "").lower() == "true" else int(head.get("dimensions", "0"))
     if not channels or (wanted and len(channels) != wanted):
         raise DataError(
@@ -176,7 +175,7 @@ def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str,
 
 
 def _from_npz(path: Path, labeled: bool) -> Iterator[NamedSequence]:
-    """x [N, T, C] or [N, T], with `lengths` where padded; or all steps one after the other [sum of lengths, C]."""
+    """x [N, T, C] or [N, T], with `lengths` if padded; or all steps concatenated [sum of lengths, C]."""
     arrays = read_arrays(
         path,
         ("lengths",) if labeled else ("lengths", "y"),
@@ -214,7 +213,7 @@ def _from_npz(path: Path, labeled: bool) -> Iterator[NamedSequence]:
 
 
 def _from_table(path: Path, labeled: bool) -> Iterator[NamedSequence]:
-    """Rows of sequence id, time, values and label; with a header the columns may come in any order, time left out."""
+    """Rows of sequence id, time, values and label; with a header, columns in any order, and time is optional."""
     rows = list(read_table(path))
     place_id, place_time, place_label, has_header = _table_places(path, rows, labeled)
     places = [p for p in range(len(rows[0][1])) if p not in (place_id, place_time, place_label)]
@@ -240,7 +239,7 @@ def _from_table(path: Path, labeled: bool) -> Iterator[NamedSequence]:
 def _table_places(
     path: Path, rows: Sequence[tuple[int, list[str]]], labeled: bool
 ) -> tuple[int, int | None, int | None, bool]:
-    """Where id, time and label are, and whether the first row is a header: by name, else first, second and last."""
+    """Columns of id, time and label, and whether the first row is a header: by name, else first, second and last."""
     names = [cell.strip().lower() for cell in rows[0][1]] if rows else []
     named = [next((names.index(n) for n in known if n in names), None) for known in (ID_NAMES, TIME_NAMES, LABEL_NAMES)]
     if named[0] is not None and named[2] is not None and len(names) > 3 - (named[1] is None):

@@ -1,4 +1,4 @@
-"""Readers of series: numbers in the order of time, for forecasting."""
+"""Readers of time series, for forecasting."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MISSING = ("", "nan", "na", "n/a", "null", "none", "?", "-")
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """Values [N, C] over N times and C named columns; `times` as written, or None where no column tells them.
+    """Values [N, C] at N times in C named columns; `times` as written, or None without a time column.
 
-    `left_out`: columns that hold no numbers.
+    `left_out`: columns without numbers.
     """
 
     names: tuple[str, ...]
@@ -31,8 +31,8 @@ class TimeSeries:
 def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = None, least: int = 2) -> TimeSeries:
     """A .csv (plain or .gz) of numeric columns, with or without a header and a time column; several files follow on.
 
-    The time column is the first that holds no numbers, or is named so. `columns` chooses by name, else all are taken
-    that hold as many numbers as texts or more; `least` rows must be there.
+    The time column is the first without numbers, or one with such a name. `columns` chooses by name; by default all
+    columns with at least as many numbers as texts are read. At least `least` rows are required.
     """
     files = find_files(paths, (".csv", ".tsv"))
     parts = [_read_one(path, columns) for path in files]
@@ -57,7 +57,7 @@ def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = Non
 def _read_one(path: Path, columns: Sequence[str] | None) -> TimeSeries:
     rows = list(read_table(path))
     if name_suffix(path) != ".tsv" and csv_delimiter(path) == ";":
-        # Where semicolons part the cells, a comma may part the digits.
+        # Where semicolons separate the cells, a comma may be the decimal point.
         rows = [(number, [_with_point(cell) for cell in cells]) for number, cells in rows]
     header = _header(rows)
     names = [name.strip() for name in header] if header else [str(place + 1) for place in range(len(rows[0][1]))]
@@ -80,7 +80,7 @@ def _read_one(path: Path, columns: Sequence[str] | None) -> TimeSeries:
 
 
 def _header(rows: Sequence[tuple[int, list[str]]]) -> list[str] | None:
-    """The first row if it names columns: a word above a number, or a first cell without any digit."""
+    """The first row if it names columns: a word above a number, or a first cell without digits."""
     first = rows[0][1] if rows else []
     second = rows[1][1] if len(rows) > 1 else first
     worded = any(_is_number(below) and not _is_number(cell) for cell, below in zip(first, second, strict=True))
@@ -102,7 +102,7 @@ def _chosen(path: Path, names: Sequence[str], columns: Sequence[str]) -> list[in
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    """Whether no more cells are texts than numbers: a few texts among numbers are mistakes, to be named."""
+    """Whether at most half of the filled cells are texts: a few texts among numbers are mistakes, to be reported."""
     filled, numbers = (sum(map(of, cells)) for of in (lambda cell: not _is_missing(cell), _is_number))
     return 0 < numbers >= filled - numbers
 

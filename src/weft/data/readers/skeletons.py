@@ -17,10 +17,10 @@ JOINT_COUNT = 20
 
 
 def read_skeletons(path: Path) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
-    """(name, action, [T, 60]) of files aAA_sSS_eEE_skeleton.txt: x, y and depth of 20 joints a frame.
+    """(name, action, [T, 60]) of files aAA_sSS_eEE_skeleton.txt: x, y and depth of 20 joints per frame.
 
-    The name tells action, subject and try (`a01_s03_e02_skeleton.txt`); the fourth column, how sure the camera was,
-    is left out.
+    The name gives action, subject and trial (`a01_s03_e02_skeleton.txt`); the fourth column, the confidence, is left
+    out.
     """
     count = 0
     for name, text in _texts(path):

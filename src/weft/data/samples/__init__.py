@@ -1,6 +1,6 @@
-"""Built-in samples: generated, no download, a function of the seed, each with a best score known beforehand.
+"""Built-in samples: generated from a seed, no download, each with a known best score.
 
-A model that scores better than `best` allows has seen what it should not: `sample("markov").best.beaten_by(loss)`.
+A model that scores better than `best` allows has seen data that it should not: `sample("markov").best.beaten_by(loss)`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 SampleMaker = Callable[[int, int], Sample[Any]]
 
-# By task, the one meant by `sample:` first; the number is the size of the training part when none is given:
+# By task, its default (`sample:`) first; the number is the default size of the training part:
 # characters of text, time steps of a series, examples of all else.
 SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     "text": {"stdlib": (stdlib, 1_000_000), "markov": (markov, 200_000)},

@@ -1,4 +1,4 @@
-"""Captions: scenes of one or two colored shapes, and the one sentence that says what is where."""
+"""Captions: scenes of one or two colored shapes, and the sentence that describes each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from weft.foundation.arrays import Array, Pixels
 SIZE = 48
 # Shapes that differ even when small.
 FORMS = ("circle", "square", "triangle", "cross")
-# Where the second one is, seen from the first: direction in x and y, and the words for where the first one is.
+# Where the first shape is relative to the second, in words, and the direction from the first to the second in x and y.
 RELATIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
 ALONE = 0.2
 
 
 @dataclass(frozen=True)
 class SampleCaptions:
-    """Pictures (N x 48 x 48 x 3; 0 to 255) and a sentence for each."""
+    """Pictures [N, 48, 48, 3] from 0 to 255, and one sentence per picture."""
 
     pixels: Pixels
     texts: tuple[str, ...]
@@ -53,7 +53,7 @@ def _scene(random: np.random.Generator) -> tuple[Pixels, str]:
     relation = names[random.integers(len(names))]
     across, down = RELATIONS[relation]
     large, small = random.uniform(9, 10.5), random.uniform(4.5, 6)
-    # Along the relation they stand well apart; across it they differ by little.
+    # Far apart along the relation, close across it.
     apart, aside = random.uniform(18, 24), random.uniform(-5, 5)
     step = np.array([across * apart + down * aside, down * apart + across * aside])
     center = middle + random.uniform(-3, 3, 2)

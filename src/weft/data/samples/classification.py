@@ -1,4 +1,4 @@
-"""Classification: opinions in which *not* turns a word around, and the nodes of graphs by their neighbors."""
+"""Classification: opinions with negated words, and nodes of graphs by their neighbors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BAD = word_list(
 NEGATIONS = ("not {}", "not {} at all", "never {}", "anything but {}", "far from {}", "hardly {}")
 PLAIN = ("{}", "really {}", "so {}", "quite {}", "truly {}", "{} from start to end")
 THINGS = word_list("film book play concert novel show series album opera story")
-# Whose opinion does not count, and whose does; both end alike, so that the next word does not tell.
+# Whose opinion does not count, and whose does; both end alike, so that the next word gives nothing away.
 OTHERS = (
     "the critics wrote that {} was",
     "my brother said that {} was",
@@ -50,7 +50,7 @@ MINE = (
     "in my opinion {} was",
     "i felt that {} was",
 )
-# None of them says whether the two agree.
+# None of them tells whether the two opinions agree.
 CONJUNCTIONS = (", while", ";", ", and")
 NODE_COUNT, NEIGHBOR_COUNT = 12, 3
 NODE_COLORS = ("blue", "red")
@@ -76,7 +76,7 @@ def sentiment(seed: int, size: int) -> Sample[tuple[tuple[str, str], ...]]:
 
 def _opinion(choose: random.Random) -> tuple[str, str]:
     theirs, mine = _verdict(choose), _verdict(choose)
-    while theirs[2] == mine[2]:  # two different words, or a text could not be told from its mirror
+    while theirs[2] == mine[2]:  # two different words, or a text would equal its mirror image
         theirs = _verdict(choose, theirs[1])
     clauses = [(choose.choice(OTHERS), theirs[0]), (choose.choice(MINE), mine[0])]
     choose.shuffle(clauses)
@@ -87,7 +87,7 @@ def _opinion(choose: random.Random) -> tuple[str, str]:
 
 
 def _verdict(choose: random.Random, kind: tuple[bool, bool] | None = None) -> tuple[str, tuple[bool, bool], str]:
-    """(phrase, (is the word good, is it negated), word), both even chances unless given."""
+    """(phrase, (is the word good, is it negated), word); both are drawn with probability 1/2 unless given."""
     good, negated = kind or (choose.random() < 0.5, choose.random() < 0.5)
     word = choose.choice(GOOD if good else BAD)
     return choose.choice(NEGATIONS if negated else PLAIN).format(word), (good, negated), word
@@ -115,7 +115,7 @@ def _colored(random: np.random.Generator) -> tuple[bytes, bytes]:
 
 
 def _regular(random: np.random.Generator) -> NDArray[np.bool_]:
-    """A random graph in which all have the same number of neighbors: pair up loose ends until none collide."""
+    """A random regular graph: edge ends are paired at random until none collide."""
     while True:
         ends = random.permutation(np.repeat(np.arange(NODE_COUNT), NEIGHBOR_COUNT)).reshape(-1, 2)
         adjacency = np.zeros((NODE_COUNT, NODE_COUNT), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Forecast: seasons under noise of known size, and Brownian motion, where the last value is the best forecast."""
+"""Forecast: seasons with noise of known size, and Brownian motion, whose best forecast is the last value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = ("harbour", "station", "market")
 
 @dataclass(frozen=True)
 class SampleSeries:
-    """Values (T x C) of named columns, how far ahead to forecast, and the values without noise where that exists."""
+    """Values [T, C] of named columns, the forecast horizon, and the values without noise where they exist."""
 
     values: Array
     columns: tuple[str, ...]
@@ -27,7 +27,7 @@ class SampleSeries:
 
 
 def seasonal(seed: int, size: int) -> Sample[SampleSeries]:
-    """Hourly counts at three places: a day's, half a day's and a week's wave, and noise that nobody can forecast."""
+    """Hourly counts at three places: daily, half-daily and weekly waves, and noise that cannot be forecast."""
     random = numpy_generator(seed, "seasonal")
     count = validation_size(size, 10 * HORIZON)
     time = np.arange(size + count)[:, None]
@@ -50,7 +50,7 @@ def seasonal(seed: int, size: int) -> Sample[SampleSeries]:
 
 
 def brownian(seed: int, size: int) -> Sample[SampleSeries]:
-    """Brownian motion of one number: independent normal steps."""
+    """One-dimensional Brownian motion: independent normal steps."""
     return _motion("brownian", seed, size, ("x",))
 
 
@@ -70,13 +70,13 @@ def _motion(name: str, seed: int, size: int, columns: tuple[str, ...]) -> Sample
 def brownian_best(horizon: int, length: int, columns: int = 1) -> ReferenceScore:
     """The least mean squared error over steps 1..H of Brownian motion: step variance x (H + 1) / 2.
 
-    Its spread over all windows of a series of `length` steps is exact but for the ends: the error is a quadratic form
-    of the steps, sum_ij A_ij e_i e_j, with variance 2 sum_ij A_ij^2.
+    Its spread over all windows of a series of `length` steps is exact except at the ends: the error is a quadratic
+    form of the steps, sum_ij A_ij e_i e_j, with variance 2 sum_ij A_ij^2.
     """
     value = STEP**2 * (horizon + 1) / 2
     windows = max(length - horizon, 1)
     shared = np.arange(1, horizon + 1)
-    # How many (window, step ahead) errors hold both step i and step i + gap.
+    # Number of (window, step ahead) errors that contain both step i and step i + gap.
     together = np.array([np.maximum(shared - gap, 0).sum() for gap in range(horizon)]) / (windows * horizon)
     squares = windows * (together[0] ** 2 + 2 * (together[1:] ** 2).sum())
     spread = STEP**2 * math.sqrt(2 * squares / columns)

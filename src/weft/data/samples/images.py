@@ -1,7 +1,7 @@
-"""Images: digits drawn with a shaky pen, and colored shapes; painted from distances, so no font and no library.
+"""Images: hand-drawn digits and colored shapes, rendered from signed distances, without fonts.
 
-A stroke or a shape is the set of points whose signed distance to it is below zero; the distance in pixels, clipped
-to one pixel, gives smooth edges.
+A stroke or shape is the set of points with negative signed distance; the distance in pixels, clipped to one pixel,
+gives smooth edges.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ PALETTE: dict[str, tuple[int, int, int]] = {
 
 @dataclass(frozen=True)
 class SampleImages:
-    """Pictures (N x H x W, or N x H x W x 3; 0 to 255) and the number of each one's class."""
+    """Pictures [N, H, W] or [N, H, W, 3] from 0 to 255, and the class number of each."""
 
     pixels: Pixels
     labels: NDArray[np.int64]
 
 
 def digits(seed: int, size: int) -> Sample[SampleImages]:
-    """Digits of 28 x 28 gray pixels, white on black, their strokes shaken, slanted, turned and stretched."""
+    """Digits of 28 x 28 gray pixels, white on black, with wobbling, slanted, rotated and stretched strokes."""
     why = "by construction: strokes are shaken by less than what tells one digit from another"
     return _split("digits", seed, size, [str(digit) for digit in range(10)], draw_digit, why)
 
 
 def shapes(seed: int, size: int) -> Sample[SampleImages]:
-    """Colored shapes of 32 x 32 pixels at any place, size, angle and color; the class is the shape."""
+    """Colored shapes in 32 x 32 pixels at random places, sizes, angles and colors; the class is the shape."""
     why = "by construction: the outline alone tells the shape; color, place, size and angle are drawn apart from it"
     return _split("shapes", seed, size, list(SHAPES), _draw_shape, why)
 
@@ -71,7 +71,7 @@ def _arc(x: float, y: float, across: float, down: float, start: float, end: floa
     return [(x + across * math.cos(angle), y + down * math.sin(angle)) for angle in angles]
 
 
-# Strokes in a box from (-1, -1), top left, to (1, 1), bottom right. Some digits are written in two ways.
+# Strokes in a box from (-1, -1), top left, to (1, 1), bottom right. Some digits have two forms.
 DIGITS: dict[str, list[list[Stroke]]] = {
     "0": [[_arc(0, 0, 0.62, 0.95, -90, 270, 24)]],
     "1": [[[(-0.35, -0.6), (0.1, -0.95), (0.1, 0.95)]], [[(0.0, -0.95), (0.0, 0.95)]]],
@@ -90,7 +90,7 @@ DIGITS: dict[str, list[list[Stroke]]] = {
 
 
 def draw_digit(digit: str, random: np.random.Generator) -> Pixels:
-    """One digit as one hand wrote it."""
+    """One digit with random slant, size, place, pen and wobble."""
     turn, slant = random.normal(0, 0.1), random.normal(0.12, 0.12)
     height, width = random.uniform(7.5, 10), random.uniform(6, 9)
     place = np.array([0.0, 0.0]) + DIGIT_SIZE / 2 - 0.5 + random.uniform(-2, 2, 2)
@@ -173,7 +173,7 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def shape_coverage(shape: str, size: int, x: float, y: float, radius: float, angle: float = 0.0) -> Array:
-    """How much of each pixel of a square canvas a shape covers, 0 to 1."""
+    """The fraction of each pixel of a square canvas that a shape covers."""
     canvas = np.zeros((size, size))
     reach = 1.2 * radius + 1  # only near the shape, for speed
     top, left = max(0, int(y - reach)), max(0, int(x - reach))
@@ -186,7 +186,7 @@ def shape_coverage(shape: str, size: int, x: float, y: float, radius: float, ang
 
 
 def background(size: int, random: np.random.Generator) -> Array:
-    """A dim gray canvas with a little grain."""
+    """A dark gray canvas with noise."""
     return np.asarray(random.uniform(15, 60) + random.normal(0, 4, (size, size, 3)))
 
 

@@ -1,4 +1,4 @@
-"""What a built-in sample is: two parts, and the best score that any honest model can have on the second."""
+"""What a built-in sample is: a training and a validation part, and the best score possible on the latter."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _Split = TypeVar("_Split")
 _Example = TypeVar("_Example", bound=Hashable)
 
 LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity")
-# Draws allowed for each distinct example wanted, before we say that there are not so many.
+# Draws per distinct example before the sample is declared exhausted.
 DRAWS_PER_EXAMPLE = 50
 
 
 @dataclass(frozen=True)
 class ReferenceScore:
-    """A score known beforehand, with the reason; `spread` is its standard deviation on this validation part."""
+    """A score known in advance, and why; `spread` is its standard deviation on this validation part."""
 
     metric: str
     value: float
@@ -31,18 +31,17 @@ class ReferenceScore:
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether a smaller score is a better one."""
         return self.metric in LOWER_IS_BETTER
 
     def beaten_by(self, score: float, spreads: float = 4.0) -> bool:
-        """Whether a score is better than luck allows: then something leaks."""
+        """Whether a score is better than chance allows, which means that something leaks."""
         ahead = self.value - score if self.lower_is_better else score - self.value
         return ahead > spreads * self.spread + 1e-9
 
 
 @dataclass(frozen=True)
 class Sample(Generic[_Split]):
-    """A built-in sample. `best` bounds every model; `shortcut` is the most that one gets which looks too little."""
+    """A built-in sample. `best` bounds every model; `shortcut` bounds models that use too little of the input."""
 
     name: str
     task: str
@@ -54,27 +53,27 @@ class Sample(Generic[_Split]):
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
-    """Random numbers for one purpose of one sample."""
+    """A numpy generator for one purpose of one sample."""
     return np.random.default_rng(derive(seed, "sample", *names))
 
 
 def python_generator(seed: int, *names: str | int) -> random.Random:
-    """Random choices for one purpose of one sample."""
+    """A generator of the module `random` for one purpose of one sample."""
     return random.Random(derive(seed, "sample", *names))
 
 
 def word_list(text: str) -> tuple[str, ...]:
-    """The words of a text: a list that reads well in a source file."""
+    """The words of a text, as a tuple."""
     return tuple(text.split())
 
 
 def validation_size(size: int, least: int = 1) -> int:
-    """How many examples the validation part has: a tenth of all, but never fewer than `least`."""
+    """Number of validation examples: a tenth of all, but at least `least`."""
     return max(size // 9, least)
 
 
 def draw_distinct(name: str, count: int, draw: Callable[[], _Example]) -> list[_Example]:
-    """`count` examples, no two alike, in the order drawn: so the two parts share none."""
+    """`count` distinct examples in the order drawn, so that the two parts share none."""
     found: dict[_Example, None] = {}
     for _ in range(DRAWS_PER_EXAMPLE * count + 1000):
         found[draw()] = None

@@ -1,4 +1,4 @@
-"""Sequences: skeletons in motion, and little melodies as sound."""
+"""Sequences: skeletons in motion, and short melodies as sound."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ CHORDS = {"major": (0, 4, 7), "minor": (0, 3, 7)}
 
 @dataclass(frozen=True)
 class SampleSequences:
-    """Sequences of vectors (each T x features, lengths differ) and the number of each one's class."""
+    """Sequences of vectors, each [T, features] with its own T, and the class number of each."""
 
     values: tuple[NDArray[np.float32], ...]
     labels: NDArray[np.int64]
 
 
 def skeletons(seed: int, size: int) -> Sample[SampleSequences]:
-    """Skeletons of 18 joints (meters, x y z in turn: T x 54) that walk, run, jump or wave before a turned camera."""
+    """Skeletons of 18 joints (meters, x y z in turn: [T, 54]) that walk, run, jump or wave, seen from any side."""
     why = "by construction: legs in turn (walk), wide with bent arms (run), together (jump), still under an arm (wave)"
     return _split("skeletons", seed, size, MOTIONS, why)
 
 
 def tones(seed: int, size: int) -> Sample[SampleSequences]:
-    """Melodies of four notes that rise, fall, arch or dip, and major and minor chords: waveforms at 8000 Hz (T x 1)."""
+    """Melodies of four notes that rise, fall, arch or dip, and major and minor chords: waveforms at 8000 Hz [T, 1]."""
     why = "by construction: the notes' order or interval tells the class, and the noise is far below the notes"
     return _split("tones", seed, size, (*CONTOURS, *CHORDS), why)
 
@@ -68,7 +68,7 @@ def _split(name: str, seed: int, size: int, classes: tuple[str, ...], why: str) 
 
 @dataclass(frozen=True)
 class _Pose:
-    """Angles in time (radians; positive is forward), left and right; lift of the pelvis; forward speed."""
+    """Angles over time (radians; positive is forward), left and right; lift of the pelvis; forward speed."""
 
     thigh: tuple[Array, Array]
     knee: tuple[Array, Array]
@@ -185,7 +185,7 @@ def _note(frequency: float, seconds: float, brightness: float) -> Array:
 
 
 def write_wavs(part: SampleSequences, classes: tuple[str, ...], folder: str | Path) -> list[Path]:
-    """Write waveforms as folder/class/0000.wav (16 bit, 8000 Hz), as the task reads them; the paths written."""
+    """Write waveforms as folder/class/0000.wav (16 bit, 8000 Hz), as the task reads them; returns the paths."""
     paths = []
     for number, (values, label) in enumerate(zip(part.values, part.labels, strict=True)):
         path = Path(folder) / classes[int(label)] / f"{number:04d}.wav"

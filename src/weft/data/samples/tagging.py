@@ -1,4 +1,4 @@
-"""Tagging: a small grammar full of words with two faces, and what *it* stands for."""
+"""Tagging: a small grammar with many ambiguous words, and what *it* refers to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.data.samples.sample_definition import (
 
 TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
 
-# Many words stand in two rows (watch, light, can, ...): only the sentence tells which it is.
+# Many words are in two rows (watch, light, can, ...): only the sentence tells which is meant.
 LEXICON: dict[str, tuple[str, ...]] = {
     "PRON": ("we", "they", "you", "i"),
     "DET": ("the", "this", "every", "my", "your"),
@@ -35,7 +35,7 @@ LEXICON: dict[str, tuple[str, ...]] = {
     "ADV": ("slowly", "often", "together", "tomorrow", "again"),
     "PUNCT": (".",),
 }
-# The grammar: each symbol's ways with their chances; a symbol without ways is a tag of the lexicon.
+# The grammar: expansions of each symbol with their probabilities; a symbol without expansions is a tag of the lexicon.
 GRAMMAR: dict[str, tuple[tuple[float, tuple[str, ...]], ...]] = {
     "Sentence": ((0.45, ("PRON", "Deed", "PUNCT")), (0.55, ("Thing", "AUX", "Deed", "PUNCT"))),
     "Deed": (
@@ -75,7 +75,7 @@ EITHER_FIRST = (
 
 
 def grammar(seed: int, size: int) -> Sample[tuple[TaggedSentence, ...]]:
-    """Sentences of a small probabilistic grammar: (words, tags); of two-faced words only those the grammar decides."""
+    """Sentences of a small probabilistic grammar: (words, tags); only sentences that the grammar disambiguates."""
     choose = python_generator(seed, "grammar")
 
     def draw() -> TaggedSentence:
@@ -119,7 +119,7 @@ def readings(sentence: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _word_alone(rows: tuple[TaggedSentence, ...]) -> ReferenceScore:
-    """What the best table from word to tag gets on these very sentences."""
+    """The accuracy of the best table from word to tag on these sentences."""
     counts: dict[str, dict[str, int]] = {}
     for sentence, tags in rows:
         for word, tag in zip(sentence, tags, strict=True):
@@ -133,7 +133,7 @@ def _word_alone(rows: tuple[TaggedSentence, ...]) -> ReferenceScore:
 
 
 def pronouns(seed: int, size: int) -> Sample[tuple[TaggedSentence, ...]]:
-    """What *it* is: the word "it" is tagged with the thing it stands for, all others O; so attention must fetch it.
+    """What *it* refers to: the word "it" is tagged with its referent, all others with O, so attention must find it.
 
     "the animal didn't cross the street because it was too tired": animal; "... too wide": street.
     """

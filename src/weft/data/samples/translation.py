@@ -1,7 +1,7 @@
 """Translation: dates as people write them, in English and Italian, to the ISO form, with the gold alignment.
 
-Days come before months in figures (as in Britain and Italy), and years of two figures lie in 1950-2049: so every
-source has exactly one right target.
+In numeric dates the day comes before the month (as in Britain and Italy), and two-digit years are in 1950-2049, so
+every source has exactly one right target.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ITALIAN_DAYS = word_list(
     "ventotto ventinove trenta trentuno"
 )
 
-# A name in braces is a way of writing a part of the date (see `_written`); the rest stands as it is.
+# A name in braces is a way to write a part of the date (see `_written`); the rest is literal.
 ENGLISH = (
     "{day} {month} {year}",
     "{ordinal} {month} {year}",
@@ -87,13 +87,13 @@ FIGURES = (
     "{day} {number} {year}",
 )
 MONTH, DAY = (5, 6), (8, 9)
-# A link: one character of the target, and the characters of the written part that it comes from.
+# A link: one character of the target, and the characters of the written part that determine it.
 Link = tuple[int, range]
 
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A source, its target, and for each target character the source characters it comes from (a dash: none)."""
+    """A source, its target, and per target character the source characters that determine it (a dash: none)."""
 
     source: str
     target: str
@@ -101,7 +101,7 @@ class AlignedPair:
 
 
 def dates(seed: int, size: int) -> Sample[tuple[AlignedPair, ...]]:
-    """Dates written by hand in English and Italian -> ISO form, each character aligned."""
+    """Dates in English and Italian -> ISO form, with an alignment of characters."""
     choose = python_generator(seed, "dates")
     pairs: dict[str, AlignedPair] = {}
 
@@ -120,7 +120,7 @@ def _some_day(choose: random.Random) -> datetime.date:
 
 
 def write_date(date: datetime.date, choose: random.Random) -> AlignedPair:
-    """One date in one of the many ways, with its alignment."""
+    """One date in a random way of writing, with its alignment."""
     template = choose.choice(choose.choices((ENGLISH, ITALIAN, FIGURES), weights=(4, 4, 2))[0])
     source = ""
     comes_from: list[set[int]] = [set() for _ in range(10)]
@@ -134,10 +134,10 @@ def write_date(date: datetime.date, choose: random.Random) -> AlignedPair:
 
 
 def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:
-    """A part of the date in one way of writing, with its links."""
+    """A part of the date in one way of writing, with its links to the target."""
     day, month, year = date.day, date.month, str(date.year)
     if way == "year":
-        # All years lie in 1950-2049, so each of the first three figures says the century.
+        # All years are in 1950-2049, so each of the first three digits tells the century.
         return year, [(0, range(3)), (1, range(3)), (2, range(2, 3)), (3, range(3, 4))]
     if way == "years":
         return year[2:], _century(year)
@@ -161,19 +161,19 @@ def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:
 
 
 def _century(year: str) -> list[Link]:
-    """Years of two figures: the first of them also says which century."""
+    """Two-digit years: the first digit also tells the century."""
     tens, ones = range(1), range(1, 2)
     return [(0, tens), (1, tens), (2, tens), (3, ones)]
 
 
 def _figures(text: str, targets: tuple[int, int]) -> tuple[str, list[Link]]:
-    """Figure by figure; a single figure also says that the one before it is 0."""
+    """Digit by digit; a single digit also tells that the one before it is 0."""
     ones = range(len(text) - 1, len(text))
     return text, [(targets[0], range(1)), (targets[1], ones)]
 
 
 def _spelled(word: str) -> tuple[str, list[Link]]:
-    """A whole word says both figures, but in twenty-first each half says its own."""
+    """A whole word tells both digits, but in twenty-first each half tells its own."""
     dash = word.find("-")
     halves = (range(dash), range(dash + 1, len(word))) if dash > 0 else (range(len(word)),) * 2
     return word, list(zip(DAY, halves, strict=True))

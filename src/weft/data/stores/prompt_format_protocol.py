@@ -1,4 +1,4 @@
-"""What a model was taught on texts, as far as a store of tokens must know it."""
+"""What a token store must know of a model's prompt format; `weft.tasks` implements it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ AnswerSpans = tuple[tuple[int, int], ...]
 
 
 class RenderedChat(NamedTuple):
-    """A chat as one text, and from which character to which the assistant speaks."""
+    """A chat rendered as one text, and the character spans in which the assistant speaks."""
 
     text: str
     answers: AnswerSpans
 
 
 class ChatWriter(Protocol):
-    """Writes chats as a model was taught to read them."""
+    """Renders chats as a model was trained to read them."""
 
     def training_texts(self, messages: Messages) -> Sequence[RenderedChat]:
-        """The texts to learn a chat from."""
+        """The texts that teach a chat."""
 
 
 class PromptFormatProtocol(Protocol):
-    """Ids before each text, ids at which it stops (the first one ends a text), and how chats are written."""
+    """Ids before each text, ids at which a text stops (the first one ends it), and how chats are rendered."""
 
     @property
     def before(self) -> tuple[int, ...]:
-        """What stands before each text."""
+        """Ids before each text."""
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Where texts stop; none where the tokenizer's own will do."""
+        """Ids at which a text stops; empty where the tokenizer's own stop token is used."""
 
     @property
     def chat(self) -> ChatWriter | None:
-        """The writer of chats; None where each role has a token of its own."""
+        """Renders chats; None where each role has a token of its own."""
 
     def to_tree(self) -> Tree:
-        """All of it as plain JSON; empty where nothing was taught."""
+        """All of it as plain JSON; empty for the default format."""

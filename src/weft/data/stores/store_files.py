@@ -1,4 +1,4 @@
-"""Files of a token store: written once, whole or not at all, and found again by the content they were made from."""
+"""Files of a token store: written once, atomically, and found again by the content they were made from."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ from weft.data.tokenizers.tokenizer import Tokenizer
 
 FORMAT = 1
 HEADER_FILE = "store.json"
-BATCH_CHARACTERS = 1 << 20  # characters encoded at once: the library needs some hundred bytes for each token
-SMALLEST_CHUNK = (
-    100  # characters in a piece of a small text; larger texts have about a thousand pieces, up to PIECE each
-)
+BATCH_CHARACTERS = 1 << 20  # encoded at once: the tokenizers package needs some hundred bytes per token
+SMALLEST_CHUNK = 100  # characters, in small texts; larger ones have about a thousand chunks of up to CHUNK_SIZE
 StoreProgress = Callable[[int], None]
 
 
@@ -52,7 +50,7 @@ def store_name(
 
 
 def read_store_header(folder: Path) -> dict[str, Any] | None:
-    """What the store holds; None if it is not there, not whole or of another format."""
+    """The header of a store; None if it is missing, incomplete or of another format."""
     try:
         header = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
         whole = header["format"] == FORMAT and all(
@@ -70,7 +68,7 @@ def make_store(
     progress: StoreProgress | None = None,
     prompt_format: PromptFormatProtocol | None = None,
 ) -> dict[str, Any]:
-    """The header of the store in `folder`, made now unless it is there; a second process waits for the first."""
+    """The header of the store in `folder`, which is made unless it exists; a second process waits for the first."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
@@ -109,12 +107,12 @@ def _make(
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _batches(pieces: Iterator[TextChunk]) -> Iterator[list[TextChunk]]:
+def _batches(chunks: Iterator[TextChunk]) -> Iterator[list[TextChunk]]:
     batch: list[TextChunk] = []
     size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text) + 10
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk.text) + 10
         if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
@@ -123,9 +121,9 @@ def _batches(pieces: Iterator[TextChunk]) -> Iterator[list[TextChunk]]:
 
 
 class StoreWriter:
-    """Writes pieces as tokens; documents are parted by stop (or start), turns of a chat opened by their role.
+    """Writes chunks as tokens: a stop (or start) token between documents, a role token before each turn of a chat.
 
-    Where a model was taught otherwise, each document stands between its start and its stop.
+    With a prompt format of its own, each document stands between its start and its stop ids.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, prompt_format: PromptFormatProtocol | None = None) -> None:
@@ -140,7 +138,7 @@ class StoreWriter:
         self.between = self.stop if self.stop is not None or self.before else tokenizer.start
         self.files: dict[str, BinaryIO] = {}
         self.tokens = self.documents = self.bytes = self.read = 0
-        self.counted, self.closed = True, False  # of the piece before: in the loss; already ended by a stop
+        self.counted, self.closed = True, False  # the previous chunk: counted in the loss; already ended by a stop
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -151,7 +149,6 @@ class StoreWriter:
                 file.close()
 
     def add(self, batch: Sequence[TextChunk]) -> None:
-        """Encode and write some pieces."""
         flat, counts = self._ids(batch)
         ids = flat.astype(self.kind)
         tokens: list[Any] = []
@@ -160,11 +157,11 @@ class StoreWriter:
         chats = "answers" in self.files or bool(self.before) or any(p.role or p.answers is not None for p in batch)
         if chats:
             self._open_answers()
-        written = self._written([piece for piece in batch if piece.answers is not None])
+        written = self._written([chunk for chunk in batch if chunk.answers is not None])
         end = 0
-        for piece, count in zip(batch, counts.tolist(), strict=True):
+        for chunk, count in zip(batch, counts.tolist(), strict=True):
             first, end = end, end + count
-            if piece.document == self.documents:
+            if chunk.document == self.documents:
                 if self.documents and self.between is not None and not self.closed:
                     tokens.append(np.array([self.between], self.kind))
                     answers.append((self.counted, 1))
@@ -173,17 +170,17 @@ class StoreWriter:
                 self.documents += 1
             rows["places"].append(self.tokens)
             rows["bytes"].append(self.bytes)
-            before, after = self._frame(piece)
-            own, runs = ids[first:end], [(piece.role in (None, CHAT_ROLES[-1]), count)]
-            if piece.answers is not None:
+            before, after = self._frame(chunk)
+            own, runs = ids[first:end], [(chunk.role in (None, CHAT_ROLES[-1]), count)]
+            if chunk.answers is not None:
                 own, runs = next(written)
                 after = self._end(own)
-            self.counted, self.closed = runs[-1][0], bool(after) or piece.answers is not None
+            self.counted, self.closed = runs[-1][0], bool(after) or chunk.answers is not None
             tokens += [np.array(before, self.kind), own, np.array(after, self.kind)]
             answers += [(False, len(before)), *runs, (self.counted, len(after))]
             self.tokens += len(before) + len(own) + len(after)
-            self.read += count_bytes(piece.text)
-            self.bytes += _counted_bytes(piece)
+            self.read += count_bytes(chunk.text)
+            self.bytes += _counted_bytes(chunk)
         self._write("tokens", np.concatenate(tokens))
         if chats:
             self._write("answers", np.repeat([flag for flag, _ in answers], [count for _, count in answers]))
@@ -197,31 +194,31 @@ class StoreWriter:
         except (UnicodeEncodeError, TypeError):
             raise _half_pair(batch[0]) from None
 
-    def _written(self, pieces: Sequence[TextChunk]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
-        """Ids of chats that are one text each, and how many in a row count or not; a token is where it ends."""
+    def _written(self, chunks: Sequence[TextChunk]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
+        """Ids of rendered chats, and runs of tokens that count or not; a token belongs where it ends."""
         try:
-            found = self.tokenizer.engine.encode_batch([piece.text for piece in pieces], add_special_tokens=False)
+            found = self.tokenizer.engine.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
-            raise _half_pair(pieces[0]) from None
-        for piece, one in zip(pieces, found, strict=True):
-            flags = (any(first < end <= last for first, last in piece.answers or ()) for _, end in one.offsets)
+            raise _half_pair(chunks[0]) from None
+        for chunk, one in zip(chunks, found, strict=True):
+            flags = (any(first < end <= last for first, last in chunk.answers or ()) for _, end in one.offsets)
             runs = [(flag, len(list(run))) for flag, run in groupby(flags)]
             yield np.array(one.ids, self.kind), runs or [(False, 0)]
 
     def _end(self, own: Any) -> list[int]:
-        """The stop after a chat that is one text; most templates write one, and maybe a line end after it."""
+        """The stop token after a rendered chat; most templates write one, sometimes with a line end after it."""
         if self.stop is None or np.isin(own[-3:], [self.stop, *self.stops]).any():
             return []
         return [self.stop]
 
-    def _frame(self, piece: TextChunk) -> tuple[list[int], list[int]]:
-        """Ids before and after the piece's own: a turn's role at its start, stop at the end of an answer."""
-        if piece.answers is not None:
+    def _frame(self, chunk: TextChunk) -> tuple[list[int], list[int]]:
+        """Ids before and after the chunk's own: a turn's role at its start, stop at the end of an answer."""
+        if chunk.answers is not None:
             return [], []
-        if piece.role is None:
-            after = [self.stop] if self.framed and piece.last and self.stop is not None else []
-            return [*self.before] if piece.first else [], after
-        name = CHAT_TOKENS[CHAT_ROLES.index(piece.role)]
+        if chunk.role is None:
+            after = [self.stop] if self.framed and chunk.last and self.stop is not None else []
+            return [*self.before] if chunk.first else [], after
+        name = CHAT_TOKENS[CHAT_ROLES.index(chunk.role)]
         role, stop = self.tokenizer.id_of(name), self.stop
         if role is None or stop is None:
             missing = name if role is None else "for stop"
@@ -233,10 +230,10 @@ class StoreWriter:
             raise DataError(
                 f"the tokenizer has no token {missing}, which chats need: train one with {', '.join(CHAT_TOKENS)}"
             )
-        return [role] if piece.first else [], [stop] if piece.last and piece.role == CHAT_ROLES[-1] else []
+        return [role] if chunk.first else [], [stop] if chunk.last and chunk.role == CHAT_ROLES[-1] else []
 
     def _open_answers(self) -> None:
-        """Before the first chat every token counts; without chats there is no such file."""
+        """Before the first chat every token counts; without chats there is no answers file."""
         if "answers" not in self.files:
             for first in range(0, self.tokens, BATCH_CHARACTERS):
                 self._write("answers", np.ones(min(BATCH_CHARACTERS, self.tokens - first), np.bool_))
@@ -247,7 +244,7 @@ class StoreWriter:
         self.files[name].write(values.data)
 
     def finish(self) -> dict[str, Any]:
-        """Write the header, all on the disk."""
+        """Flush all files to the disk and write the header."""
         if not self.tokens:
             raise DataError("the texts hold no token: give files with text, or a tokenizer that knows its words")
         for file in self.files.values():
@@ -267,23 +264,23 @@ class StoreWriter:
         return header
 
 
-def _counted_bytes(piece: TextChunk) -> int:
+def _counted_bytes(chunk: TextChunk) -> int:
     """UTF-8 bytes of what counts in the loss."""
-    if piece.answers is not None:
-        return sum(count_bytes(piece.text[first:last]) for first, last in piece.answers)
-    return count_bytes(piece.text) if piece.role in (None, CHAT_ROLES[-1]) else 0
+    if chunk.answers is not None:
+        return sum(count_bytes(chunk.text[first:last]) for first, last in chunk.answers)
+    return count_bytes(chunk.text) if chunk.role in (None, CHAT_ROLES[-1]) else 0
 
 
-def _half_pair(piece: TextChunk) -> DataError:
+def _half_pair(chunk: TextChunk) -> DataError:
     return DataError(
-        f"a text near document {piece.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
+        f"a text near document {chunk.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
         "remove escapes from \\ud800 to \\udfff that stand alone"
     )
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes this store; the system frees the lock at any end, a kill too."""
+    """Wait until no other process makes this store; the system releases the lock even after a kill."""
     with folder.with_name(f".{folder.name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

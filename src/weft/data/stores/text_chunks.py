@@ -1,4 +1,4 @@
-"""Texts of any size in pieces: cut where words meet, so that each piece has the tokens it has within the whole."""
+"""Texts of any size in chunks, cut between words, so that a chunk has the tokens that it has within the whole text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CUT_PATTERNS = (r"(?<=[^\W_]) (?=[^\W_])", r"(?<=[^\W_])\s", r"(?<=\S)\s", r"(?<
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """A part of a document, or of a turn of a chat if it has a role; `first` and `last` of that document or turn.
+    """A part of a document, or of a chat turn if it has a role; `first` and `last` of that document or turn.
 
-    `answers`: where the assistant speaks, in a chat that a writer made one text of.
+    `answers`: the spans in which the assistant speaks, in a chat rendered as one text.
     """
 
     document: int
@@ -37,9 +37,9 @@ class TextChunk:
 def read_chunks(
     paths: Sequence[str | Path], size: int = CHUNK_SIZE, chat: ChatWriter | None = None
 ) -> Iterator[TextChunk]:
-    """All texts in order, in pieces of at most `size` characters; empty documents are left out.
+    """All texts in order, in chunks of at most `size` characters; empty documents are skipped.
 
-    Chats come turn by turn, or as texts that `chat` writes, each in one piece.
+    Chats come turn by turn, or as the texts that `chat` renders, one chunk per text.
     """
     number = 0
     for path in find_files(paths, TEXT_SUFFIXES):
@@ -50,10 +50,10 @@ def read_chunks(
                     number += 1
             elif isinstance(document, Chat):
                 for role, content in document.messages:
-                    yield from _pieces(number, [content], size, role)
+                    yield from _chunks(number, [content], size, role)
                 number += 1
             elif document:
-                yield from _pieces(number, [document] if isinstance(document, str) else document, size, None)
+                yield from _chunks(number, [document] if isinstance(document, str) else document, size, None)
                 number += 1
 
 
@@ -65,7 +65,7 @@ def _written(chat: ChatWriter, document: Chat, path: Path) -> list[RenderedChat]
         raise DataError(f"{path.name}, the chat that begins {messages[0]['content']!r:.40}: {error}") from None
 
 
-def _pieces(document: int, blocks: Iterable[str], size: int, role: str | None) -> Iterator[TextChunk]:
+def _chunks(document: int, blocks: Iterable[str], size: int, role: str | None) -> Iterator[TextChunk]:
     parts = chunk_text(blocks, size)
     text, first = next(parts, ""), True
     for following in parts:
@@ -75,7 +75,7 @@ def _pieces(document: int, blocks: Iterable[str], size: int, role: str | None) -
 
 
 def chunk_text(blocks: Iterable[str], size: int) -> Iterator[str]:
-    """The text that the blocks make up, in parts of at most `size` characters."""
+    """The text that the blocks make up, in chunks of at most `size` characters."""
     rest = ""
     for block in blocks:
         rest += block
@@ -90,7 +90,7 @@ def chunk_text(blocks: Iterable[str], size: int) -> Iterator[str]:
 
 
 def _cut(text: str, first: int, last: int) -> int:
-    """The last good place to cut after `first`, up to `last`; `last` itself where there is none."""
+    """The last good position to cut after `first`, up to `last`; `last` itself if there is none."""
     for pattern in CUT_PATTERNS:
         search = re.compile(pattern)
         for start in (max(first + 1, last - 200), first + 1):
@@ -102,7 +102,7 @@ def _cut(text: str, first: int, last: int) -> int:
 
 
 def has_chats(paths: Sequence[str | Path]) -> bool:
-    """Whether a .jsonl file speaks of messages; a look at the bytes, much faster than reading the rows."""
+    """Whether a .jsonl file mentions messages; searches the bytes, which is much faster than reading rows."""
     sign = b'"messages"'
     for path in find_files(paths, TEXT_SUFFIXES):
         if name_suffix(path) == ".jsonl":
@@ -118,7 +118,7 @@ def has_chats(paths: Sequence[str | Path]) -> bool:
 def sample_texts(
     paths: Sequence[str | Path], most: int | None = 50_000_000, size: int = 4 * CHUNK_SIZE
 ) -> Iterator[str]:
-    """An even sample of the texts, the same each time, of at most `most` characters; all of them where that is None."""
+    """An even, deterministic sample of the texts of at most `most` characters; all of them if that is None."""
     share = 1.0
     if most is not None:
         files = find_files(paths, TEXT_SUFFIXES)
@@ -127,16 +127,16 @@ def sample_texts(
         total = sum(len(p.text) for p in read_chunks(files, size)) if packed else sum(p.stat().st_size for p in files)
         share = min(1.0, most / max(total, 1))
     due = 0.0
-    for piece in read_chunks(paths, size):
-        due += share * len(piece.text)
-        if due >= len(piece.text):
-            due -= len(piece.text)
-            yield piece.text
+    for chunk in read_chunks(paths, size):
+        due += share * len(chunk.text)
+        if due >= len(chunk.text):
+            due -= len(chunk.text)
+            yield chunk.text
 
 
 def distinct_characters(paths: Sequence[str | Path], size: int = 4 * CHUNK_SIZE) -> Iterator[str]:
-    """Each piece's different characters once: a tokenizer of characters learns all there are, fast, from any text."""
-    return ("".join(sorted(set(piece.text))) for piece in read_chunks(paths, size))
+    """The distinct characters of each chunk: enough to train a tokenizer of characters, and fast for any text."""
+    return ("".join(sorted(set(chunk.text))) for chunk in read_chunks(paths, size))
 
 
 def count_bytes(text: str) -> int:

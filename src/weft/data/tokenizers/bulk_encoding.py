@@ -1,8 +1,8 @@
-"""Encoding in bulk: the ids that a tokenizer gives, as arrays, and by look-up where its kind allows it.
+"""Bulk encoding: the ids that a tokenizer gives, as arrays, by table look-up where the tokenizer allows it.
 
-Characters and bytes are looked up in a table. Byte-level BPE and words always part before the last space or line end in
-front of a word, so each unit between is encoded once and then looked up. All others are encoded by the library, in
-parallel.
+Characters and bytes are looked up in a table. Byte-level BPE and words always split before the last space or line end
+in front of a word, so each unit between is encoded once and then looked up. All others are encoded by the tokenizers
+package, in parallel.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ UNIT_BOUNDARY = re.compile(r"(?=[ \n][^\W_])")
 MAX_UNITS, MAX_UNIT_CHARACTERS = (
     300_000,
     20_000_000,
-)  # what the look-up of units may hold: how many, how many characters
+)  # how much the look-up of units may hold
 
 
 class EncodedTexts(NamedTuple):
-    """Ids of many texts one after another, and how many each has."""
+    """Ids of many texts, concatenated, and the number of ids per text."""
 
     flat: NDArray[np.uint32]
     counts: NDArray[np.int64]
@@ -39,7 +39,7 @@ BulkEncoder = Callable[[Sequence[str]], EncodedTexts]
 
 
 def bulk_encoder(tokenizer: Tokenizer) -> BulkEncoder:
-    """The fastest way to the ids that `tokenizer.encode` gives."""
+    """The fastest function that gives the ids of `tokenizer.encode`."""
     layout = json.loads(tokenizer.engine.to_str())
     model, added = layout["model"], layout["added_tokens"]
     plain = layout["normalizer"] is None and not any(
@@ -59,7 +59,7 @@ def bulk_encoder(tokenizer: Tokenizer) -> BulkEncoder:
 
 
 def adds_dummy_prefix(tokenizer: Tokenizer) -> bool:
-    """Whether the start of a text counts as a space (SentencePiece), so that a piece must not begin with one more."""
+    """Whether the tokenizer puts a space before each text (SentencePiece): a chunk must not begin with another."""
     whole, parts = tokenizer.encode("a b"), tokenizer.encode_many(["a", " b", "b"])
     return whole != parts[0] + parts[1] and whole == parts[0] + parts[2]
 
@@ -72,7 +72,7 @@ def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedTexts:
 
 @cache
 def _steps(kind: Any) -> Any:
-    """How a tokenizer of that kind takes a text apart."""
+    """The pre-tokenizer of that kind of tokenizer."""
     return json.loads(train_tokenizer(kind, ["a"]).engine.to_str())["pre_tokenizer"]
 
 
@@ -86,7 +86,7 @@ def _settings(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _letters() -> list[str]:
-    """GPT-2's letter for each byte: itself where it prints, else the next one from 256 on."""
+    """GPT-2's letter for each byte: the byte itself if printable, else the next code point from 256 on."""
     prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = iter(range(256, 512))
     return [chr(byte if byte in prints else next(hidden)) for byte in range(256)]
@@ -101,7 +101,7 @@ def _character_table(vocabulary: dict[str, int], unknown: str, specials: dict[st
 
 
 class _Table:
-    """An id for each code unit; special tokens are found first, the longest at each place."""
+    """An id per code unit; special tokens are found first, the longest at each position."""
 
     def __init__(self, table: Any, codec: str, unit: type, specials: dict[str, int]) -> None:
         self.table = np.asarray(table, np.uint32)
@@ -130,7 +130,7 @@ class _Table:
 
 
 class _Numbers(dict[str, int]):
-    """Units numbered as they come; the new ones are listed."""
+    """Units numbered in order of appearance; new ones are listed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _Numbers(dict[str, int]):
 
 @dataclass
 class _Units:
-    """Each unit (a word with the space before it and the marks after it) is encoded when it first comes."""
+    """Each unit (a word with the space before and the punctuation after it) is encoded when it first appears."""
 
     tokenizer: Tokenizer
 

@@ -1,7 +1,7 @@
 """Tokenizers: characters, bytes, words, byte-level BPE trained on the user's text; GPT-2's, BERT's, Llama's loaded.
 
-All are one kind underneath (the library `tokenizers`), saved as one tokenizer.json. Special tokens have roles: padding,
-start, stop, unknown; more can be given (`<User:>`, `<Assistant:>`) and are never split.
+All wrap the package `tokenizers` and are saved as one tokenizer.json. Special tokens have roles: padding, start, stop,
+unknown; others can be added (`<User:>`, `<Assistant:>`). They are never split.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TokenizerKind = Literal["characters", "bytes", "words", "bpe"]
 TOKENIZER_KINDS: tuple[TokenizerKind, ...] = ("characters", "bytes", "words", "bpe")
 PAD, START, STOP, UNKNOWN_TOKEN = "<pad>", "<start>", "<stop>", "<unknown>"
 SPECIALS = (PAD, START, STOP, UNKNOWN_TOKEN)
-# Names under which other libraries keep the same roles, best first.
+# Tokens that play each role in Weft and in other libraries, best first.
 ROLE_TOKENS: dict[str, tuple[str, ...]] = {
     "pad": (PAD, "[PAD]", "<|padding|>", "<unk>"),
     "start": (START, "<s>", "[CLS]", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>"),
@@ -45,9 +45,9 @@ SIDES = ("source", "target")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to ids and back. `encode` adds no special tokens; `start`, `stop`, `pad` say which ids they have.
+    """Text to ids and back. `encode` adds no special tokens; `start`, `stop` and `pad` are their ids.
 
-    `target_engine` is the engine of the language that is written, where it is not the one that is read (Marian).
+    `target_engine` is the engine of the target language, if it differs from the source language's (Marian).
     """
 
     engine: Engine
@@ -55,28 +55,27 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """How many different tokens there are."""
+        """Number of tokens, added ones included."""
         return int(self.engine.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text."""
         return list(self.engine.encode(text, add_special_tokens=False).ids)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts, in parallel."""
+        """Ids of many texts, encoded in parallel."""
         return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
-        """The text of ids; special tokens are left out unless asked for."""
+        """The text of ids; special tokens are left out unless `keep_special`."""
         return str((self.target_engine or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
 
     @property
     def target(self) -> Tokenizer:
-        """The tokenizer of the language that is written."""
+        """The tokenizer of the target language."""
         return self if self.target_engine is None else Tokenizer(self.target_engine)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Each token's own text, for pictures; with the space that SentencePiece leaves out at a beginning."""
+        """Each token's own text, for pictures; with the space that SentencePiece drops at the start of a text."""
         engine = self.target_engine or self.engine
         found = []
         for index in ids:
@@ -95,21 +94,19 @@ class Tokenizer:
 
     @property
     def pad(self) -> int:
-        """The id that fills rows up; 0 where none is named, because masks hide it anyway."""
+        """The id of padding; 0 where there is none, because masks hide it anyway."""
         return self.role("pad") or 0
 
     @property
     def start(self) -> int | None:
-        """The id before a text."""
         return self.role("start")
 
     @property
     def stop(self) -> int | None:
-        """The id after a text."""
         return self.role("stop")
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json, of the language that is read."""
+        """Write tokenizer.json, of the source language where there are two."""
         path.write_text(self.engine.to_str(), encoding="utf-8")
 
 
@@ -120,7 +117,7 @@ def train_tokenizer(
     special_tokens: Sequence[str] = (),
     min_frequency: int = 1,
 ) -> Tokenizer:
-    """A tokenizer learned from texts: at most `vocabulary` tokens, each seen at least `min_frequency` times."""
+    """A tokenizer trained on texts: at most `vocabulary` tokens, each seen at least `min_frequency` times."""
     if kind not in TOKENIZER_KINDS:
         raise WeftError(f"there is no tokenizer {kind!r}: choose one of {', '.join(TOKENIZER_KINDS)}")
     names = [*SPECIALS, *special_tokens]
@@ -216,7 +213,7 @@ def _load_file(file: Path) -> Tokenizer:
 
 def _read_engine(file: Path) -> Engine:
     engine = Engine.from_file(str(file))
-    # Some files carry the settings of one use: padding and cutting are the batch's business here.
+    # Some files store padding and truncation, which are done by batches here.
     engine.no_padding()
     engine.no_truncation()
     return engine

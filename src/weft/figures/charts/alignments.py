@@ -1,4 +1,4 @@
-"""Alignments: which source tokens each target token looks at, as a heat map."""
+"""Alignments: the attention of target tokens over source tokens, as a heat map."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alignment_figure(
 ) -> Figure:
     """Weights [target tokens, source tokens]: source on top, target at the left; darker is more.
 
-    Cells and letters shrink with the number of tokens and stay readable up to some 60.
+    Cells and letters shrink with the number of tokens and stay readable up to about 60.
     """
     from matplotlib.figure import Figure
 
@@ -36,7 +36,7 @@ def alignment_figure(
         shape = "x".join(map(str, values.shape))
         raise WeftError(
             f"weights of shape {shape} for {len(target)} target and {len(source)} source tokens: "
-            "give a row a target token and a column a source token"
+            "give one row per target token and one column per source token"
         )
     cell = max(SMALLEST_CELL, min(CELL, LARGEST / max(values.shape)))
     letters = min(10.0, 72 * cell * 0.7)

@@ -1,4 +1,4 @@
-"""Curves of training: loss or a score over steps, with the best mark and the best score known."""
+"""Training curves: loss or score by step, with the best value marked and a known best as a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 Better = Literal["lower", "higher"]
 Points = NDArray[np.float64]
-NOISY = 100  # a curve of more points is one of single batches: drawn pale under its running mean, its best unmarked
+NOISY = 100  # curves with more points show single batches: drawn pale under their running mean, the best not marked
 
 
 def curve_figure(
@@ -79,7 +79,7 @@ def draw_curves(
 
 
 def running_mean(values: Points, width: int) -> Points:
-    """The mean over the last `width` values up to each one, fewer at the start; those not finite are skipped."""
+    """The mean of the last `width` values up to each one, fewer at the start; non-finite values are skipped."""
     here = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(here, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(here)])

@@ -1,4 +1,4 @@
-"""Forecasts: history, forecast with its band, and the truth where it is known, a panel a column."""
+"""Forecasts: history, forecast with its band, and the truth where it is known, one panel per column."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def forecast_figure(
 ) -> Figure:
     """History [T, C] and forecast [H, C] with the band from low to high [H, C] and the truth [H, C], time 0 being now.
 
-    At most 8 columns are drawn, and of the history the last 3 H steps (or 32); one column may come as [T] and [H].
+    At most 8 columns and the last 3 H steps (or 32) of the history are drawn; a single column may be [T] and [H].
     """
     from matplotlib.figure import Figure
 
@@ -46,7 +46,7 @@ def forecast_figure(
         raise WeftError("a band has two ends, but only one was given: give both low and high")
     labels = [f"column {number}" for number in range(1, past.shape[1] + 1)] if names is None else list(names)
     if len(labels) != past.shape[1]:
-        raise WeftError(f"{len(labels)} names for {past.shape[1]} columns: give one a column")
+        raise WeftError(f"{len(labels)} names for {past.shape[1]} columns: give one per column")
     past = past[-max(3 * len(ahead), LEAST_PAST) :]
     panels = min(len(labels), MOST_PANELS)
     across = 1 if panels < 4 else 2
@@ -87,7 +87,7 @@ def _draw_panel(axes: Axes, past: Array, ahead: Array, others: Sequence[Array | 
 
 
 def _column_wise(name: str, values: ArrayLike, wanted: tuple[int | None, int] | None) -> Array:
-    """[steps, columns] of at least one each, as many as wanted where that is said."""
+    """[steps, columns], at least one of each, and as many as `wanted` says."""
     array = np.asarray(values, dtype=np.float64)
     array = array[:, None] if array.ndim == 1 else array
     steps, columns = wanted or (None, None)

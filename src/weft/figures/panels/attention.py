@@ -1,4 +1,4 @@
-"""Attention: tokens with lines to what they look at, the matrix, and all heads in small, by layer and head."""
+"""Attention: lines between tokens, the matrix, and small maps of all heads, by layer and head."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from weft.foundation.spec import Tree
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_LINES = 48  # tokens of a still's lines
+MOST_LINES = 48  # tokens whose lines a still draws
 LEAST_LINE = 0.02  # weights below are not drawn as lines
-FAINT = 0.35  # the strength of the focus's largest line, at least
+FAINT = 0.35  # least strength of the largest line of the row in focus
 MATRIX = 4.6  # inches
 SMALL = 0.72  # inches of a small map
-MOST_SMALL = 12  # lines of them
+MOST_SMALL = 12  # rows of small maps
 ROOT_FROM = 48  # tokens
-LETTER = 0.085  # inches, about, of a letter at 9 points
+LETTER = 0.085  # inches, about, per letter at 9 points
 
 
 @dataclass(frozen=True)
 class AttentionPanel(Panel):
-    """Who looks at whom: `maps` of tokens `rows` (looking) x `columns` (looked at); `focus` is the row shown first."""
+    """Attention `maps` of tokens `rows` (queries) x `columns` (keys); `focus` is the row shown first."""
 
     title: str
     rows: tuple[str, ...]
@@ -50,32 +50,30 @@ class AttentionPanel(Panel):
             raise WeftError(f"maps of {T} x {S} for {len(self.rows)} x {len(self.columns)} tokens: give a label each")
 
     def axes(self) -> tuple[Axis, ...]:
-        """Layer and head."""
         return self.layers, self.heads
 
     @property
     def itself(self) -> bool:
-        """Whether tokens look at each other, not at others."""
+        """Whether this is self-attention: rows and columns are the same tokens."""
         return self.rows == self.columns
 
     def choose(self, layer: int | None, head: int | None) -> AttentionPanel:
-        """The same with another map shown first."""
+        """A copy that shows another map first."""
         layers = self.layers if layer is None else replace(self.layers, chosen=layer)
         return replace(self, layers=layers, heads=self.heads if head is None else replace(self.heads, chosen=head))
 
     def weights(self, row: int) -> Array:
-        """What one token looks at in the chosen map, [S]."""
+        """The attention weights of one row of the chosen map, [S]."""
         return self.maps.row(self.layers.chosen, self.heads.chosen, row)
 
     def payload(self) -> Tree:
-        """Tokens, maps and the row shown first; what is left out of long inputs is said."""
+        """Tokens, maps and the row shown first."""
         tokens = {"rows": list(self.rows)} if self.itself else {"rows": list(self.rows), "columns": list(self.columns)}
         return {**tokens, "maps": self.maps.payload(), "focus": self.focus}
 
     # --- the still ---------------------------------------------------------------------------------------------------
 
     def height(self) -> float:
-        """Lines and matrix side by side, small maps below."""
         return max(self._lines_height(), self._matrix_height()) + self._small_height() + 0.25
 
     def draw(self, sheet: Sheet) -> None:
@@ -129,7 +127,7 @@ class AttentionPanel(Panel):
     def _draw_row(self, axes: Axes, place: int, row: int, columns: range, lit: bool) -> None:
         weights = self.weights(row)
         if row == self.focus and (most := float(weights.max())) > 0:
-            # Where a row in focus looks at many alike, its largest still shows.
+            # A row in focus whose attention is spread evenly still shows its largest weight.
             weights = weights * max(most, FAINT) / most
         color = COLORS[0] if self.focus is None else (COLORS[1] if lit else "0.6")
         for other, column in enumerate(columns):
@@ -178,14 +176,14 @@ class AttentionPanel(Panel):
         return -(-len(self.heads.options) // self._across())
 
     def _small_layers(self) -> range:
-        """The layers whose maps a still draws in small: all, or as many as fit around the chosen one."""
+        """The layers whose maps a still draws small: all, or as many as fit around the chosen one."""
         count = len(self.layers.options)
         most = min(count, max(1, MOST_SMALL // self._lines_of_layer()))
         first = max(0, min(count - most, self.layers.chosen - most // 2))
         return range(first, first + most)
 
     def _not_small(self) -> str:
-        """Which layers these are not, in words."""
+        """Which layers are left out of the small maps, in words."""
         names, drawn = self.layers.options, self._small_layers()
         parts = [part for part in (names[: drawn.start], names[drawn.stop :]) if part]
         words = " and ".join(part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
@@ -199,7 +197,7 @@ class AttentionPanel(Panel):
                 line = number * self._lines_of_layer() + head // across
                 x, y = 0.8 + head % across * (SMALL + 0.12), 0.2 + line * (SMALL + 0.22)
                 values = self.maps.picture(layer, head)
-                # A root makes the small weights of large maps visible.
+                # A square root makes the small weights of large maps visible.
                 values = np.sqrt(values) if max(values.shape) > ROOT_FROM else values
                 chosen = (layer, head) == (self.layers.chosen, self.heads.chosen)
                 color = COLORS[1] if chosen else GRAY

@@ -1,4 +1,4 @@
-"""One attention output unfolded: each step with its formula, the actual numbers and the part that computed them."""
+"""One attention output step by step: each with its formula, the actual numbers and the part that computed them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,6 @@ class AttentionStepsPanel(Panel):
     kind = "attention_steps"
 
     def payload(self) -> Tree:
-        """All numbers of all steps."""
         return {
             "steps": [
                 {
@@ -70,7 +69,7 @@ class AttentionStepsPanel(Panel):
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """(style, text) of each line of the still, or of a terminal."""
+        """(style, text) per line of the still, or of a terminal."""
         found: list[tuple[str, str]] = []
         for place, step in enumerate(self.steps, 1):
             found.append(("name", f"{place}. {step.name}"))
@@ -83,11 +82,9 @@ class AttentionStepsPanel(Panel):
         return found
 
     def height(self) -> float:
-        """So many lines."""
         return LINE * len(self.lines()) + 0.1
 
     def draw(self, sheet: Sheet) -> None:
-        """Text: formulas in blue, numbers in a fixed width."""
         styles: dict[str, Any] = {
             "name": {"fontsize": 10, "weight": "bold"},
             "formula": {"fontsize": 9.5, "color": COLORS[0]},
@@ -102,7 +99,7 @@ class AttentionStepsPanel(Panel):
 
 
 def value_lines(step: AttentionStep) -> list[str]:
-    """A small table of the step's numbers; of long ones the first, and how many more there are."""
+    """A small table of the step's values; of long ones the first, and the number of those left out."""
     values = np.asarray(step.values)
     R, C = min(values.shape[0], MOST_ROWS), min(values.shape[1], MOST_COLUMNS)
     rows = [token_label(label, 14) for label in step.rows[:R]]

@@ -1,4 +1,4 @@
-"""Bars: shares of labels, such as the next token's distribution, step by step."""
+"""Bars: values by label, such as the next token's distribution, step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTER = 0.09
 
 @dataclass(frozen=True)
 class BarsPanel(Panel):
-    """`values` [steps, n] with `labels` for each; `steps` names what they follow; `marks` the one that truly came."""
+    """`values` [steps, n] with `labels`; `steps` names what each step follows; `marks` the label that is true."""
 
     title: str
     steps: Axis
@@ -32,16 +32,14 @@ class BarsPanel(Panel):
     def __post_init__(self) -> None:
         expect_shape("bars", self.values, len(self.steps.options), None)
         if any(len(row) != self.values.shape[1] for row in self.labels) or len(self.labels) != len(self.values):
-            raise WeftError(f"bars of {self.values.shape[0]} x {self.values.shape[1]} values need a label each")
+            raise WeftError(f"bars of {self.values.shape[0]} x {self.values.shape[1]} values need one label each")
         if self.marks and len(self.marks) != len(self.values):
-            raise WeftError(f"{len(self.marks)} marks for {len(self.values)} steps: give one a step, or none")
+            raise WeftError(f"{len(self.marks)} marks for {len(self.values)} steps: give one per step, or none")
 
     def axes(self) -> tuple[Axis, ...]:
-        """The step."""
         return (self.steps,)
 
     def payload(self) -> Tree:
-        """Labels and values of all steps."""
         return {
             "labels": [list(row) for row in self.labels],
             "values": encode_array(self.values),
@@ -50,11 +48,9 @@ class BarsPanel(Panel):
         }
 
     def height(self) -> float:
-        """A bar a label."""
         return BAR * self.values.shape[1] + 0.5
 
     def draw(self, sheet: Sheet) -> None:
-        """The bars of the chosen step."""
         step = self.steps.chosen
         labels, values = self.labels[step], self.values[step]
         mark = self.marks[step] if self.marks else None

@@ -1,6 +1,6 @@
-"""Attention maps by layer and head, kept small: whole where they fit into a page, else the largest weights of each row.
+"""Attention maps by layer and head, kept small: dense where they fit into a page, else the top weights of each row.
 
-A map of N x N numbers is never built for long inputs: rows come a block at a time.
+A map of N x N numbers is never built for long inputs: rows are computed in blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weft.foundation.spec import Tree
 # weights [H, last - first, S] of rows first .. last - 1 of one layer
 MapRows = Callable[[int, int, int], Array]
 
-DENSE_LIMIT = 6_000_000  # numbers of all maps together that a page holds whole (12 MB)
-TOP_LIMIT = 3_000_000  # weights of all maps together that it holds otherwise (12 MB with their places)
-FEWEST_PER_ROW, MOST_PER_ROW = 8, 64  # weights a row
-ROWS_AT_ONCE = 128  # rows at a time
-PICTURE_SIDE = 160  # a side of the picture of a whole map
+DENSE_LIMIT = 6_000_000  # numbers of all dense maps in a page (12 MB)
+TOP_LIMIT = 3_000_000  # top weights of all maps in a page (12 MB with their columns)
+FEWEST_PER_ROW, MOST_PER_ROW = 8, 64  # top weights per row
+ROWS_AT_ONCE = 128  # rows computed at once
+PICTURE_SIDE = 160  # side of the picture of a map
 MEAN = "mean"
 
 
@@ -36,7 +36,6 @@ class DenseMaps:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(T, S)."""
         return self.values.shape[2], self.values.shape[3]
 
     def row(self, layer: int, head: int, row: int) -> Array:
@@ -44,19 +43,18 @@ class DenseMaps:
         return self.values[layer, head, row]
 
     def picture(self, layer: int, head: int) -> Array:
-        """[T, S], or means over blocks of it."""
+        """[T, S], or block means of it."""
         return block_means(self.values[layer, head], PICTURE_SIDE * 4)
 
     def payload(self) -> Tree:
-        """For a page."""
         return {"whole": encode_array(self.values)}
 
 
 @dataclass(frozen=True)
 class TopWeightMaps:
-    """The largest weights of each row [layers, heads, T, k] with their places, and small pictures of the whole maps.
+    """The top weights of each row [layers, heads, T, k] with their columns, and small pictures of the whole maps.
 
-    `kept` is the share of all attention that these weights hold.
+    `kept` is the share of all attention in these weights.
     """
 
     places: NDArray[np.uint16]
@@ -67,7 +65,6 @@ class TopWeightMaps:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(T, S)."""
         return self.weights.shape[2], self.columns
 
     def row(self, layer: int, head: int, row: int) -> Array:
@@ -77,11 +74,11 @@ class TopWeightMaps:
         return found
 
     def picture(self, layer: int, head: int) -> Array:
-        """Means over blocks of the whole map."""
+        """Block means of the whole map."""
         return self.pictures[layer, head]
 
     def payload(self) -> Tree:
-        """For a page; the pictures as shares of their largest value, in 8 bits."""
+        """Pictures are stored as shares of their largest value, in 8 bits."""
         top = self.pictures.max(axis=(2, 3), keepdims=True)
         levels = np.rint(255 * self.pictures / np.where(top > 0, top, 1))
         return {
@@ -101,7 +98,7 @@ def collect_maps(
 ) -> AttentionMaps:
     """Maps of all layers; `heads` may begin with "mean", which is computed from the others.
 
-    `room` is how many such sets of maps share one page.
+    `room` is the number of such sets of maps that share one page.
     """
     T, S = size
     count = layers * len(heads)
@@ -120,12 +117,12 @@ def collect_maps(
 
 
 def all_heads_fit(layers: int, heads: int, tokens: int, room: int = 1) -> bool:
-    """Whether a page holds the fewest weights of every head of a model; else the means of layers must do."""
+    """Whether a page can hold the maps of every head of a model; else show the mean of each layer."""
     return layers * (heads + 1) * tokens * FEWEST_PER_ROW <= 2 * TOP_LIMIT // room
 
 
 def block_means(values: Array, most: int) -> Array:
-    """Means over blocks, at most `most` a side."""
+    """Means over blocks, at most `most` per side."""
     for axis, length in enumerate(values.shape):
         if length > most:
             edges = np.linspace(0, length, most + 1).astype(int)

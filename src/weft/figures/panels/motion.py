@@ -1,4 +1,4 @@
-"""A skeleton in motion, with how much is looked at each moment."""
+"""A skeleton in motion, with the attention over time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from weft.foundation.spec import Tree
 
 Up = Literal["x", "y", "z"]
 POSES = 8
-TALL = 1.9  # inches of a pose
+TALL = 1.9  # inches per pose
 
 
 @dataclass(frozen=True)
 class MotionPanel(Panel):
-    """Joints [T, J, 3], bones as pairs of joints, and how much is looked at each step, [choices ..., T'].
+    """Joints [T, J, 3], bones as pairs of joints, and the attention over time, [choices ..., T'].
 
-    `up` is the coordinate that points up. T' may be T in strides.
+    `up` is the coordinate that points up. T' may be shorter than T (strides).
     """
 
     title: str
@@ -47,11 +47,10 @@ class MotionPanel(Panel):
             raise WeftError(f"a bone ends at joint {most}, but there are {self.joints.shape[1]} joints")
 
     def axes(self) -> tuple[Axis, ...]:
-        """Layer and head."""
         return self.choices
 
     def payload(self) -> Tree:
-        """Joints turned so that z points up, bones and attention."""
+        """Joints with z up, bones and attention."""
         return {
             "joints": encode_array(self.upright()),
             "bones": [list(bone) for bone in self.bones],
@@ -65,11 +64,10 @@ class MotionPanel(Panel):
         return np.asarray(self.joints[..., order])
 
     def height(self) -> float:
-        """A row of poses, the heads' strips below."""
         return TALL + 0.45 + 0.2 * min(MOST_STRIPS, int(np.prod(self.attention.shape[:-1])))
 
     def draw(self, sheet: Sheet) -> None:
-        """Poses evenly spread over the time, colored by how much is looked at them."""
+        """Poses evenly spread over time, darker where attention is larger."""
         joints = self.upright()
         weights = self.attention[tuple(axis.chosen for axis in self.choices)]
         steps = np.unique(np.linspace(0, len(joints) - 1, POSES).round().astype(int))
@@ -97,14 +95,14 @@ class MotionPanel(Panel):
 
 
 def project_sideways(joints: Array) -> Array:
-    """[T, J, 3] -> [T, J, 2]: seen from the side on which the body is widest, z up; the view follows the body."""
+    """[T, J, 3] -> [T, J, 2]: the side view in which the body is widest, z up; the view follows the body."""
     level = joints[..., :2] - joints[..., :2].mean(1, keepdims=True)
     spread = np.linalg.svd(level.reshape(-1, 2), full_matrices=False)[2][0]
     return np.stack([level @ spread, joints[..., 2]], -1)
 
 
 def guess_bones(joints: Array) -> tuple[tuple[int, int], ...]:
-    """Bones for a skeleton whose own are not known: the tree of joints whose distances vary least and are short."""
+    """Bones of an unknown skeleton: the spanning tree of joints whose distances are short and vary least."""
     J = joints.shape[1]
     apart = np.linalg.norm(joints[:, :, None] - joints[:, None], axis=-1)
     cost = apart.mean(0) + 3 * apart.std(0)

@@ -1,4 +1,4 @@
-"""Where in an image is looked, as a light over it; and small pictures in a grid (filters, similarities)."""
+"""Attention over an image as an overlay, and small pictures in a grid (filters, similarities)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 LARGE, SMALL = 2.6, 1.08  # inches
 MOST_SMALL = 48
-DIMMED = 0.6  # what is left of an image's light
-GLOW, GLOW_COLOR = 0.62, (255, 158, 27)  # how strongly it glows where most is looked, and in which color
+DIMMED = 0.6  # brightness of the image under an overlay
+GLOW, GLOW_COLOR = 0.62, (255, 158, 27)  # strength of the glow at the largest weight, and its color
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,15 @@ class OverlayPanel(Panel):
         expect_shape("maps over the image", self.maps, *(len(axis.options) for axis in self.choices), None, None)
 
     def axes(self) -> tuple[Axis, ...]:
-        """What there is to choose."""
         return self.choices
 
     def payload(self) -> Tree:
-        """Pixels and maps."""
         return {"pixels": encode_array(self.pixels, "u1"), "maps": encode_array(self.maps)}
 
     # --- the still ---------------------------------------------------------------------------------------------------
 
     def _others(self) -> list[tuple[int, ...]]:
-        """All choices; of more than two axes only the first's, such as words, with the others as they are chosen."""
+        """All choices; with more than two axes those of the first one (words, say), the others as chosen."""
         varied = [range(len(axis.options)) for axis in self.choices]
         if len(varied) > 2:
             varied[1:] = [range(axis.chosen, axis.chosen + 1) for axis in self.choices[1:]]
@@ -65,12 +63,11 @@ class OverlayPanel(Panel):
         return min(len(self.choices[1].options), most) if len(self.choices) == 2 else most
 
     def height(self) -> float:
-        """The image and the chosen overlay, all others below in small."""
         lines = -(-len(self._others()) // self._across()) if self._others() else 0
         return LARGE + 0.35 + lines * (SMALL + 0.28)
 
     def draw(self, sheet: Sheet) -> None:
-        """The image, the chosen overlay, the map itself, and all overlays in small."""
+        """The image, the chosen overlay, the map itself, and all overlays small."""
         chosen = tuple(axis.chosen for axis in self.choices)
         ratio = self.pixels.shape[1] / self.pixels.shape[0]
         wide = LARGE * min(1.15, ratio)
@@ -97,7 +94,7 @@ class OverlayPanel(Panel):
             board.text(x + SMALL / 2, y - 0.03, words, ha="center", va="bottom", fontsize=size, color=ink)
 
     def _name(self, choice: tuple[int, ...]) -> str:
-        """The one option that varies, else all of them."""
+        """The option that varies, else all of them."""
         if len(self.choices) != 2:
             return token_label(self.choices[0].options[choice[0]], 15)
         short = (axis.named(place) for axis, place in zip(self.choices, choice, strict=True))
@@ -106,7 +103,7 @@ class OverlayPanel(Panel):
 
 @dataclass(frozen=True)
 class TilesPanel(Panel):
-    """Small pictures: colors [n, h, w, 3] from 0 to 1, or values [n, h, w]; so many `across`, with a name each."""
+    """Small pictures: colors [n, h, w, 3] from 0 to 1, or values [n, h, w]; `across` per row, each with a name."""
 
     title: str
     values: Array
@@ -140,12 +137,10 @@ class TilesPanel(Panel):
         return 0.24 if self._side() >= 0.55 and any(self.names) else 0.06
 
     def height(self) -> float:
-        """So many lines of tiles."""
         lines = -(-len(self.names) // self.across)
         return lines * (self._side() + self._gap()) + 0.2
 
     def draw(self, sheet: Sheet) -> None:
-        """All tiles; values share one scale."""
         side, gap, board = self._side(), self._gap(), sheet.board()
         limits = value_range(self.values, self.scale)
         for number, name in enumerate(self.names):
@@ -159,7 +154,7 @@ class TilesPanel(Panel):
 
 
 def highlight(pixels: Pixels, values: Array) -> Pixels:
-    """The image dimmed, with a glow where `values` [rows, columns] are large; none where they are lowest."""
+    """The image dimmed, with a glow where `values` [rows, columns] are large, and none where they are lowest."""
     height, width = pixels.shape[:2]
     low, high = float(values.min()), float(values.max())
     shares = (values - low) / (high - low) if high > low else np.zeros_like(values)
@@ -170,7 +165,7 @@ def highlight(pixels: Pixels, values: Array) -> Pixels:
 
 
 def stretch_colors(values: NDArray[Any]) -> Array:
-    """Any tiles [n, h, w, 3] or [n, h, w, 1] as colors from 0 to 1, each stretched about its own middle gray."""
+    """Tiles [n, h, w, 3] or [n, h, w, 1] as colors from 0 to 1, each scaled to its own range around middle gray."""
     array = np.asarray(values, dtype=np.float64)
     array = np.repeat(array, 3, axis=-1) if array.shape[-1] == 1 else array
     top = np.abs(array).max(axis=(1, 2, 3), keepdims=True)

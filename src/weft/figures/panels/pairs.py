@@ -1,4 +1,4 @@
-"""The pair view: how well one word's query fits another's key, q.k = sum_i q_i k_i, number by number."""
+"""One query and one key, number by number: q.k = sum_i q_i k_i."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRIP = 1.15  # inches
 class QueryKeyPanel(Panel):
     """`query` and `key` [ways, layers, heads, K], `scores` and `weights` [ways, layers, heads].
 
-    A way is who looks at whom: "not looks at terrible" and back. `scores` are those that go into the softmax.
+    A way is a direction: "not looks at terrible" and back. `scores` are the inputs of the softmax.
     """
 
     title: str
@@ -43,17 +43,15 @@ class QueryKeyPanel(Panel):
         expect_shape("weights of the pair", self.weights, *sizes)
 
     def strongest(self) -> QueryKeyPanel:
-        """The same with the largest weight shown first."""
+        """A copy that shows the largest weight first."""
         places = np.unravel_index(int(self.weights.argmax()), self.weights.shape)
         ways, layers, heads = (replace(axis, chosen=int(n)) for axis, n in zip(self.axes(), places, strict=True))
         return replace(self, ways=ways, layers=layers, heads=heads)
 
     def axes(self) -> tuple[Axis, ...]:
-        """Way, layer and head."""
         return self.ways, self.layers, self.heads
 
     def payload(self) -> Tree:
-        """All vectors, scores and weights."""
         return {
             "query": encode_array(self.query),
             "key": encode_array(self.key),
@@ -62,7 +60,6 @@ class QueryKeyPanel(Panel):
         }
 
     def height(self) -> float:
-        """Three strips and a table."""
         return 3 * STRIP + 0.75 + self._table_height()
 
     def _table_height(self) -> float:

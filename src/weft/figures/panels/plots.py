@@ -1,4 +1,4 @@
-"""Curves by name over one axis: norms of the residual stream by layer, loss by position, gradients by distance."""
+"""Named curves over one axis: norms of the residual stream by layer, loss by position, gradients by distance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class PlotPanel(Panel):
         expect_shape("curves", self.values, len(self.names), len(self.places))
 
     def payload(self) -> Tree:
-        """All points."""
         return {
             "places": encode_array(self.places),
             "values": encode_array(self.values),
@@ -42,11 +41,9 @@ class PlotPanel(Panel):
         }
 
     def height(self) -> float:
-        """One plot."""
         return 3.3
 
     def draw(self, sheet: Sheet) -> None:
-        """All curves in one plot."""
         axes = sheet.axes(0.8, 0.1, WIDTH - 1.0, 2.6)
         many = len(self.names) > len(COLORS)
         for number, (name, values) in enumerate(zip(self.names, self.values, strict=True)):

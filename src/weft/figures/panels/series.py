@@ -1,4 +1,4 @@
-"""Numbers in time with where attention looked: forecasts, channels of a sequence."""
+"""Numbers over time with the attention on them: forecasts, channels of a sequence."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MOST_STRIPS = 14
 class ForecastPanel(Panel):
     """History [T, C], forecast [H, C] with its band, and attention over the history, [columns, choices ..., patches].
 
-    The attention of a column that shares its model's tokens with the others is the same for all: [1, ...]. Each patch
-    is `patch` steps, the last one ends now.
+    Columns that share their tokens share their attention: [1, ...]. Each patch has `patch` steps; the last one ends
+    now.
     """
 
     title: str
@@ -59,7 +59,6 @@ class ForecastPanel(Panel):
         expect_shape("attention over history", self.attention, None, *(len(a.options) for a in self.choices), None)
 
     def axes(self) -> tuple[Axis, ...]:
-        """The column, layer and head."""
         return (Axis("column", self.columns), *self.choices)
 
     def shown(self) -> str:
@@ -67,7 +66,6 @@ class ForecastPanel(Panel):
         return ", ".join(axis.named(axis.chosen) for axis in self.choices if len(axis.options) > 1)
 
     def payload(self) -> Tree:
-        """All numbers."""
         ends = {name: None if x is None else encode_array(x) for name, x in (("low", self.low), ("high", self.high))}
         return {
             "history": encode_array(self.history),
@@ -79,11 +77,10 @@ class ForecastPanel(Panel):
         }
 
     def height(self) -> float:
-        """A plot and a strip of attention a column."""
         return min(len(self.columns), MOST_COLUMNS) * (PLOT + GAP) + 0.35
 
     def draw(self, sheet: Sheet) -> None:
-        """For each column its numbers, and under them where the last patch looks."""
+        """Per column its numbers, and below them the attention of the last patch."""
         place = tuple(axis.chosen for axis in self.choices)
         for number, name in enumerate(self.columns[:MOST_COLUMNS]):
             top = number * (PLOT + GAP)
@@ -124,7 +121,7 @@ class ForecastPanel(Panel):
 
 @dataclass(frozen=True)
 class ChannelsPanel(Panel):
-    """A sequence [T, C] in time and how much is looked at each step, [choices ..., T']: T' may be T in strides."""
+    """A sequence [T, C] and the attention over time, [choices ..., T']; T' may be shorter than T (strides)."""
 
     title: str
     values: Array
@@ -140,11 +137,9 @@ class ChannelsPanel(Panel):
         expect_shape("attention in time", self.attention, *(len(axis.options) for axis in self.choices), None)
 
     def axes(self) -> tuple[Axis, ...]:
-        """Layer and head."""
         return self.choices
 
     def payload(self) -> Tree:
-        """All numbers."""
         return {
             "values": encode_array(self.values),
             "names": list(self.names),
@@ -152,21 +147,20 @@ class ChannelsPanel(Panel):
         }
 
     def height(self) -> float:
-        """The channels, and strips of attention."""
         return 2.8 + 0.2 * self._strips() + 0.3
 
     def _strips(self) -> int:
         return min(MOST_STRIPS, int(np.prod(self.attention.shape[:-1])))
 
     def draw(self, sheet: Sheet) -> None:
-        """Channels as a heat map (few of them as curves), a strip a head below."""
+        """Channels as a heat map (or curves, if few), and one strip per head below."""
         axes = sheet.axes(1.6, 0.1, WIDTH - 1.7, 2.4)
         draw_channels(axes, self.values, self.names)
         draw_strips(sheet, 2.8, self.attention, self.choices)
 
 
 def draw_channels(axes: Axes, values: Array, names: tuple[str, ...]) -> None:
-    """Up to eight channels as curves, more as a heat map in units of each channel's deviation."""
+    """Up to eight channels as curves, more as a heat map in units of each channel's standard deviation."""
     if len(names) <= 8:
         for number, name in enumerate(names):
             axes.plot(
@@ -181,13 +175,13 @@ def draw_channels(axes: Axes, values: Array, names: tuple[str, ...]) -> None:
 
 
 def standardize(values: Array) -> Array:
-    """Each channel with mean 0 and deviation 1."""
+    """Each channel with mean 0 and standard deviation 1."""
     spread = values.std(0)
     return (values - values.mean(0)) / np.where(spread > 0, spread, 1)
 
 
 def draw_strips(sheet: Sheet, top: float, attention: Array, choices: tuple[Axis, ...]) -> None:
-    """One strip in time a choice, as many as fit."""
+    """One strip over time per choice, as many as fit."""
     every = list(np.ndindex(*attention.shape[:-1]))[:MOST_STRIPS]
     board = sheet.lower(top).board()
     for line, choice in enumerate(every):

@@ -1,4 +1,4 @@
-"""Tables of numbers as heat maps, with numbers or words in their cells: alignments, logit lens, routing, statistics."""
+"""Tables of values as heat maps, with numbers or words in the cells: alignments, logit lens, routing, statistics."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LETTER = 0.085
 
 @dataclass(frozen=True)
 class TablePanel(Panel):
-    """Values [choices ..., rows, columns]; `words` fill the cells, or by `cells` their numbers, or colors alone.
+    """Values [choices ..., rows, columns]; cells show `words`, or by `cells` their numbers or colors only.
 
-    `gold` marks the cells that are right, where that is known. `row_name` and `column_name` say what they are.
+    `gold` marks the right cells, where known. `row_name` and `column_name` say what rows and columns are.
     """
 
     title: str
@@ -55,7 +55,6 @@ class TablePanel(Panel):
             expect_shape("the table's gold", self.gold, len(self.rows), len(self.columns))
 
     def axes(self) -> tuple[Axis, ...]:
-        """What there is to choose."""
         return self.choices
 
     def chosen(self) -> Array:
@@ -63,7 +62,6 @@ class TablePanel(Panel):
         return self.values[tuple(axis.chosen for axis in self.choices)]
 
     def payload(self) -> Tree:
-        """Labels, values and words."""
         return {
             "rows": list(self.rows),
             "columns": list(self.columns),
@@ -95,21 +93,19 @@ class TablePanel(Panel):
         return (0.28 if short else 0.15 + LETTER * letters) + (0.22 if self.column_name else 0)
 
     def _flat(self) -> bool:
-        """Whether the columns' labels fit above them without being turned."""
+        """Whether the column labels fit without being rotated."""
         return max(len(token_label(column)) for column in self.columns) * LETTER * 1.15 <= self._cells()[0]
 
     def _written(self) -> bool:
-        """Whether cells are wide enough for what is in them."""
+        """Whether cells are wide enough for their text."""
         if self.words is None and self.cells == "colors":
             return False
         return (WIDTH - self._left()) / len(self.columns) >= 0.45
 
     def height(self) -> float:
-        """So many rows, and the labels above."""
         return self._top() + self._cells()[1] * len(self.rows) + 0.25
 
     def draw(self, sheet: Sheet) -> None:
-        """The chosen table."""
         values = self.chosen()
         width, height = self._cells()
         R, C = values.shape
@@ -156,7 +152,7 @@ def value_range(values: Array, scale: ColorScale) -> tuple[float, float]:
 
 
 def is_dark(share: float, scale: ColorScale) -> bool:
-    """Whether the color at this place of the scale, from 0 to 1, needs white letters."""
+    """Whether text on the color at this position of the scale, from 0 to 1, must be white."""
     stops = COLOR_STOPS[scale]["light"]
     if not np.isfinite(share):
         return False
@@ -166,7 +162,7 @@ def is_dark(share: float, scale: ColorScale) -> bool:
 
 
 def format_number(value: float) -> str:
-    """As few figures as tell it: 0.85, 12.3, 1.2e+05."""
+    """A number in few digits: 0.85, 12.3, 1.2e+05."""
     if value == 0 or 0.01 <= abs(value) < 10:
         return f"{value:.2f}"
     return f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Tokens colored by how much is looked at them, as text that can be read, with what the model says of each below."""
+"""Tokens colored by the attention they receive, as running text, with what the model says of each below."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from weft.foundation.spec import Tree
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTER = 0.098  # inches of a letter at 11 points, about
+LETTER = 0.098  # inches, about, per letter at 11 points
 LINE = 0.34
 BELOW = 0.2
 MOST_LINES = 40
-SMALL_LINES = 12  # choices whose shading a still shows besides the chosen one
+SMALL_LINES = 12  # choices that a still shows besides the chosen one
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,9 @@ class TokensPanel(Panel):
             expect_shape("words below tokens", np.array(self.below, dtype=object), len(self.tokens))
 
     def axes(self) -> tuple[Axis, ...]:
-        """What there is to choose."""
         return self.choices
 
     def payload(self) -> Tree:
-        """Tokens, their weights and what stands below."""
         return {
             "tokens": list(self.tokens),
             "weights": encode_array(self.weights),
@@ -88,12 +86,11 @@ class TokensPanel(Panel):
         return every[:SMALL_LINES] if len(every) > 1 else []
 
     def height(self) -> float:
-        """So many lines, and a strip for each other choice."""
         strips = 0.19 * len(self._others())
         return self._pitch() * len(self._lines()) + (strips + 0.3 if strips else 0) + 0.1
 
     def draw(self, sheet: Sheet) -> None:
-        """Tokens in boxes of their color; strips with all other choices' colors below."""
+        """Tokens in boxes of their color; one strip per other choice below."""
         axes = sheet.board()
         chosen = self.weights[tuple(axis.chosen for axis in self.choices)]
         lines = self._lines()

@@ -1,4 +1,4 @@
-"""One self-contained interactive page: data, style and script in one file that opens from disk, without a network."""
+"""One self-contained interactive page: data, style and script in one file that opens from disk, without network."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def page_text(title: str, words: str, panels: Sequence[Tree], left_out: Sequence
 
 
 def _drawable(text: str) -> str:
-    """Without halves of letters that no file can hold."""
+    """Without lone surrogates, which no file can hold."""
     return text.encode("utf-8", "replace").decode("utf-8")

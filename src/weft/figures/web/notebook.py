@@ -1,4 +1,4 @@
-"""Panels as plotly figures, for notebooks; plotly is loaded only here, and only when asked for."""
+"""Panels as plotly figures, for notebooks; plotly is imported only here, on first use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
 
 MOST_CHOICES = 200  # entries of a menu
-LINES, LEAST = 40, 0.02  # tokens whose lines are drawn, and the weights that get one
+LINES, LEAST = 40, 0.02  # tokens whose lines are drawn, and the least weight that gets one
 STRENGTHS = (0.02, 0.1, 0.25, 0.5, 0.75)
 
 
 def plotly_figure(panel: Panel) -> Any:
-    """The panel as one plotly figure, with a menu for what there is to choose."""
+    """The panel as one plotly figure, with a menu of its choices."""
     try:
         import plotly.graph_objects as go
     except ImportError:
@@ -58,7 +58,7 @@ def plotly_figure(panel: Panel) -> Any:
 
 
 def unique_labels(tokens: tuple[str, ...]) -> list[str]:
-    """Tokens as labels of their own each: plotly takes equal ones for the same place, and < for the start of a tag."""
+    """Tokens as distinct labels: plotly merges equal labels, and reads < as the start of a tag."""
     return [f"{number} {escape(visible_token(token), quote=False)}" for number, token in enumerate(tokens)]
 
 
@@ -131,7 +131,7 @@ def _attention(panel: AttentionPanel, go: Any) -> Any:
 
 
 def _bundles(panel: AttentionPanel, choice: tuple[int, ...]) -> list[tuple[list[float | None], list[float | None]]]:
-    """For each strength the lines of about this weight, with gaps between them."""
+    """Per strength the lines of about this weight, with gaps between them."""
     found: list[tuple[list[float | None], list[float | None]]] = [([], []) for _ in STRENGTHS]
     for row in range(min(LINES, len(panel.rows))):
         weights = panel.maps.row(choice[0], choice[1], row)[:LINES]
@@ -182,7 +182,7 @@ def _bars(panel: BarsPanel, go: Any) -> Any:
 
 
 def _tokens(panel: TokensPanel, go: Any) -> Any:
-    """Every choice as a row of colors above the tokens."""
+    """One row of colors per choice, above the tokens."""
     every = list_choices(panel.axes())
     below = panel.below or ("",) * len(panel.tokens)
     names = [

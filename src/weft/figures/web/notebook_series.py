@@ -1,4 +1,4 @@
-"""Panels of numbers in time, motion and unfolded steps as plotly figures."""
+"""Panels of series, motion and attention steps as plotly figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.foundation.arrays import Array
 
 
 def plot_forecast(panel: ForecastPanel, go: Any) -> Any:
-    """History and forecast above, attention over the history below; the menu chooses column, layer and head."""
+    """History and forecast above, attention over the history below, with a menu of column, layer and head."""
     from weft.figures.web.notebook import add_menu, list_choices
 
     figure = _two_rows(0.82)
@@ -55,7 +55,7 @@ def plot_forecast(panel: ForecastPanel, go: Any) -> Any:
 
 
 def plot_channels(panel: ChannelsPanel, go: Any) -> Any:
-    """Channels above, attention in time below."""
+    """Channels above, attention over time below."""
     figure = _two_rows(0.75)
     if len(panel.names) <= len(COLORS):
         for number, name in enumerate(panel.names):
@@ -69,7 +69,7 @@ def plot_channels(panel: ChannelsPanel, go: Any) -> Any:
 
 
 def plot_motion(panel: MotionPanel, go: Any) -> Any:
-    """The skeleton in 3-D with a button to play and a slider."""
+    """The skeleton in 3-D with a play button and a slider."""
     joints = panel.upright()
     weights = panel.attention[tuple(axis.chosen for axis in panel.choices)]
     shares = weights[np.minimum(np.arange(len(joints)) * len(weights) // len(joints), len(weights) - 1)]
@@ -98,7 +98,7 @@ def plot_motion(panel: MotionPanel, go: Any) -> Any:
 
 
 def plot_attention_steps(panel: AttentionStepsPanel, go: Any) -> Any:
-    """A table of steps."""
+    """The steps as a table."""
     rows = [
         (step.name, step.formula, "<br>".join(line.replace(" ", "\u00a0") for line in value_lines(step)), step.part)
         for step in panel.steps
@@ -111,7 +111,7 @@ def plot_attention_steps(panel: AttentionStepsPanel, go: Any) -> Any:
 
 
 def plot_curves(panel: PlotPanel, go: Any) -> Any:
-    """All curves."""
+    """All curves in one plot."""
     figure = go.Figure()
     for name, values in zip(panel.names, panel.values, strict=True):
         figure.add_scatter(x=panel.places, y=values, name=name, mode="lines")
