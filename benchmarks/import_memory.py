@@ -1,11 +1,11 @@
-"""Peak memory of `weft import` against the size of the checkpoint on disk.
+"""Peak memory of `weft import` compared with the size of the checkpoint on disk.
 
 A Llama-shaped folder of random weights is written tensor by tensor, imported in a process of its own, and the peak of
 resident memory of that process is compared with the folder's size:
 
     .venv/bin/python benchmarks/import_memory.py --weights 1.2e9
 
-Files that are mapped count as resident, so this is the strict reading; the certificate is part of it unless
+Memory-mapped files count as resident, so this is an upper bound; it includes the parity certificate unless
 --no-certificate is given.
 """
 
@@ -27,7 +27,7 @@ from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset
 
-# The peak as the kernel keeps it for this program alone; what getrusage says begins with its parent's.
+# The kernel's peak of this program alone; the value of getrusage starts with its parent's.
 COMMAND = (
     "import sys; from weft.cli.main import app\n"
     "try:\n    app(sys.argv[1:], prog_name='weft')\n"
@@ -35,8 +35,8 @@ COMMAND = (
 )
 
 
-def shaped(weights: float) -> DecoderSpec:
-    """A Llama with about so many weights: 22 layers of width 2,048 have 1.1 billion."""
+def llama_spec(weights: float) -> DecoderSpec:
+    """A Llama with about this many weights: 22 layers of width 2,048 have 1.1 billion."""
     width = 2048 if weights > 3e8 else 256
     base = preset("llama-2-7b").replace(
         width=width, length=2048, **{"mixer.heads": 32, "mixer.key_heads": 4, "feedforward.hidden": width * 11 // 4}
@@ -50,7 +50,7 @@ def count(spec: DecoderSpec) -> int:
 
 
 def write_folder(folder: Path, spec: DecoderSpec, kind: torch.dtype) -> int:
-    """A Hugging Face folder of random weights; gives its size in bytes."""
+    """Write a Hugging Face folder of random weights; returns its size in bytes."""
     folder.mkdir(parents=True)
     ours = state_shapes(spec)
     infos: dict[str, TensorInfo] = {}
@@ -74,10 +74,10 @@ def main() -> None:
     parser.add_argument("--weights", type=float, default=1.2e9)
     parser.add_argument("--type", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--no-certificate", action="store_true")
-    parser.add_argument("--folder", type=Path, help="where the folders go; a temporary place if left out")
+    parser.add_argument("--folder", type=Path, help="where the folders are written; a temporary folder by default")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        spec = shaped(given.weights)
+        spec = llama_spec(given.weights)
         size = write_folder(Path(place) / "folder", spec, getattr(torch, given.type))
         command = [sys.executable, "-c", COMMAND, "import", f"{place}/folder", "--out", f"{place}/run", "--json"]
         done = subprocess.run(

@@ -207,7 +207,7 @@ def test_nothing_is_left_half_written_and_nothing_overwritten(tmp_path, monkeypa
     assert not (tmp_path / "out" / "1_Pooling").exists() and not (tmp_path / ".out.exporting").exists()
     with pytest.raises(WeftError, match="no format 'tflite'"):
         weft.export(run, "tflite", tmp_path / "more")
-    with pytest.raises(WeftError, match="--type is of GGUF"):
+    with pytest.raises(WeftError, match="--type is for GGUF"):
         weft.export(run, "huggingface", tmp_path / "more", type="f16")
 
 

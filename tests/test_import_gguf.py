@@ -239,7 +239,7 @@ def test_merges_in_a_gguf_file(pre):
     assert len(pieces) == digits
     assert found.before == ((1,) if pre == "llama-bpe" else ()) and found.names == {"bos_token": "<start>"}
     table["pre"] = "something-new"
-    with pytest.raises(weft.WeftError, match="takes texts apart as 'something-new' does"):
+    with pytest.raises(weft.WeftError, match="splits texts as 'something-new' does"):
         read_gguf_vocabulary("x.gguf", {f"tokenizer.ggml.{key}": value for key, value in table.items()})
 
 
@@ -285,7 +285,7 @@ def small(*parts: bytes, tensors: int = 0, settings: int = 0, magic: bytes = b"G
 
 ARRAY = text("a") + struct.pack("<I", 9)
 HOSTILE = {
-    "another magic": (small(magic=b"GGML"), "is no GGUF file"),
+    "another magic": (small(magic=b"GGML"), "is not a GGUF file"),
     "version 1": (small(version=1), "of GGUF version 1"),
     "big-endian": (small(version=3 << 24), "of GGUF version"),
     "many tensors": (small(tensors=1 << 60), "promises 1,152,921,504,606,846,976 entries"),
@@ -304,13 +304,13 @@ HOSTILE = {
     "an offset": (small(entry("w", (4,), offset=1 << 40), tensors=1), "does not fit into the file"),
     "not aligned": (small(entry("w", (4,), offset=8), tensors=1), "does not fit into the file"),
     "no whole block": (small(entry("w", (33,), kind=8), tensors=1), "does not fit into the file"),
-    "upon another": (small(entry("v", (4,)), entry("w", (4,)), tensors=2), "w lies upon v"),
+    "upon another": (small(entry("v", (4,)), entry("w", (4,)), tensors=2), "w overlaps v"),
     "a name twice": (small(entry("w", (4,)), entry("w", (4,), offset=32), tensors=2), "holds w twice"),
     "an odd alignment": (
         small(text("general.alignment") + struct.pack("<II", 4, 3), entry("w", (4,)), tensors=1, settings=1),
         "no power of two",
     ),
-    "nothing": (b"GGUF", "is no GGUF file"),
+    "nothing": (b"GGUF", "is not a GGUF file"),
     "no architecture": (small(), "of architecture None"),
 }
 
@@ -327,7 +327,7 @@ def test_hostile_files(tmp_path, name):
 def test_files_that_lack_or_hold_too_much(tmp_path):
     model = decoder(tmp_path / "folder", "Llama")
     path = write(tmp_path / "model.gguf", model, "llama", more={"blk.0.attn_sinks.weight": np.zeros(6, np.float32)})
-    with pytest.raises(weft.WeftError, match=r"attn_sinks\.weight, for which this architecture has no place"):
+    with pytest.raises(weft.WeftError, match=r"attn_sinks\.weight, which this architecture does not have"):
         open_checkpoint(path)
     data = path.read_bytes()
     for cut in (100, 5000, len(data) - 50_000):

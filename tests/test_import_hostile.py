@@ -109,8 +109,8 @@ def test_headers(folder, refused, name):
         (lambda data: data + b"more", "has something after its tensors"),
         (lambda data: struct.pack("<Q", 1 << 62) + data[8:], "header of 4,611,686,018,427,387,904 bytes does not fit"),
         (lambda data: struct.pack("<Q", 101_000_000) + data[8:], "does not fit into its"),
-        (lambda data: b"", "is no safetensors file"),
-        (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is no safetensors file"),
+        (lambda data: b"", "is not a safetensors file"),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is not a safetensors file"),
     ],
 )
 def test_files_that_were_cut_or_are_others(folder, refused, spoil, words):
@@ -125,7 +125,7 @@ def test_tensors_that_are_missing_over_or_of_another_shape(folder, refused):
     save_file({name: w for name, w in weights.items() if "k_proj" not in name}, file)
     assert "layers.0.self_attn.k_proj" in refused(folder, "lacks 2 of 21 tensors")
     save_file(weights | {"model.layers.7.extra.weight": torch.zeros(3)}, file)
-    refused(folder, r"holds model\.layers\.7\.extra\.weight, for which this architecture has no place")
+    refused(folder, r"holds model\.layers\.7\.extra\.weight, which this architecture does not have")
     save_file(weights | {LAST: torch.zeros(41)}, file)
     refused(folder, r"model\.norm\.weight is \[41\], but config\.json makes it \[42\]")
     save_file(weights | {LAST: torch.zeros(42, dtype=torch.int32)}, file)
@@ -149,7 +149,7 @@ CONFIGS = {
     "negative": ({"num_attention_heads": -3}, "num_attention_heads is -3"),
     "epsilon": ({"rms_norm_eps": "nan"}, "rms_norm_eps is 'nan', but a positive number"),
     "activation": ({"hidden_act": "mish"}, "hidden_act is 'mish', but one of gelu"),
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "stretches rotary positions by 'yarn'"),
+    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "scales rotary positions by 'yarn'"),
     "heads": ({"num_key_value_heads": 4}, "key_heads 4 does not divide"),
     "flag": ({"attention_bias": "yes"}, "attention_bias is 'yes', but true or false"),
 }
@@ -286,7 +286,7 @@ def test_pickles_run_nothing(folder, refused, tmp_path):
 
 def test_no_tokenizer_no_run(folder, refused):
     (folder / "tokenizer.json").write_text("{}")
-    refused(folder, r"tokenizer\.json is no tokenizer")
+    refused(folder, r"tokenizer\.json is not a readable tokenizer")
     (folder / "tokenizer.json").unlink()
     refused(folder, "holds no tokenizer")
     (folder / "config.json").unlink()

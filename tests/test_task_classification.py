@@ -226,7 +226,7 @@ def test_a_node_sees_its_neighbors_alone():
         ("a.tsv", "good film\tx\nbad film\tx\n", "there is only one label"),
         ("a.tsv", "good\tx\nbad\tx\nodd\ty\n", "label 'y' has one example"),
         ("a.tsv", "good\t \n", "the label is empty"),
-        ("a.jsonl", '{"nodes": ["a"], "edges": [[0, 1]], "labels": ["x"]}\n', "is no pair of nodes from 0 to 0"),
+        ("a.jsonl", '{"nodes": ["a"], "edges": [[0, 1]], "labels": ["x"]}\n', "is not a pair of nodes from 0 to 0"),
         ("a.jsonl", '{"nodes": ["a"], "edges": []}\n', "1 nodes and no labels"),
         ("a.json", "[]", "holds no graph"),
         ("a.json", '{"nodes": []}', 'a graph has "nodes"'),

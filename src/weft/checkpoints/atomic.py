@@ -57,7 +57,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise DiskError(f"there is no file {path}: check the run folder") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise DiskError(
-            f"{path} is no whole safetensors file ({str(error)[:120]}): restore it or train again"
+            f"{path} is not a complete safetensors file ({str(error)[:120]}): restore it or train again"
         ) from None
 
 

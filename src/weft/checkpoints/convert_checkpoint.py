@@ -49,9 +49,7 @@ def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
 
         return open_gguf(path)
     if path.is_file():
-        raise DataError(
-            f"{path} is a single file: give the folder that it lies in with its config.json, or a .gguf file"
-        )
+        raise DataError(f"{path} is a single file: give its folder, with config.json, or a .gguf file")
     return open_huggingface(path)
 
 

@@ -97,7 +97,7 @@ class RunFolder:
         """spec.json, of this or an older version."""
         tree = self._read_json("spec.json")
         if "task" not in tree:
-            raise SpecError(f"{self.path / 'spec.json'} is no run's spec: it names no task")
+            raise SpecError(f"{self.path / 'spec.json'} is not a run's spec: it names no task")
         return RunSpec.from_tree(tree)
 
     def write_plan(self, plan: Tree) -> None:
@@ -132,7 +132,7 @@ class RunFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DiskError(f"cannot write to {folder}: {error.strerror}; the run itself is whole") from None
+            raise DiskError(f"cannot write to {folder}: {error.strerror}; the run itself is complete") from None
         note = _note({"step": snapshot.step, **snapshot.facts})
         write_tensors(folder / STATE.format(step=snapshot.step), snapshot.tensors, note)
         for old in self._states()[:-keep]:
@@ -186,7 +186,7 @@ class RunFolder:
         try:
             return expect_table(json.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            where = "no run folder" if not self.exists else f"a run without {name}"
+            where = "not a run folder" if not self.exists else f"a run without {name}"
             raise WeftError(f"{self.path} is {where}: give a folder that `weft train` wrote") from None
         except NotADirectoryError:
             raise WeftError(f"{self.path} is a file: give a run's folder") from None

@@ -69,7 +69,7 @@ def export_checkpoint(
     if to not in EXPORT_FORMATS:
         raise WeftError(f"there is no format {to!r}: choose one of {', '.join(EXPORT_FORMATS)}")
     if kind is not None and to != "gguf":
-        raise WeftError(f"--type is of GGUF files; in {to} weights stay as they are: leave it out")
+        raise WeftError(f"--type is for GGUF files; in {to} weights keep their type: leave it out")
     with atomic_folder(out, "exporting") as fresh:
         write = {"huggingface": _huggingface, "gguf": _gguf, "onnx": _onnx}[to]
         return write(run, fresh, out, kind, certified, progress)
@@ -162,6 +162,6 @@ def _onnx(
 
 def _differ(peer: str, difference: float, largest: float) -> DataError:
     return DataError(
-        f"the answers of {peer} differ by {difference:.2g} (they reach {largest:.2g}), so nothing was written: "
+        f"the outputs of {peer} differ by {difference:.2g} (they reach {largest:.2g}), so nothing was written: "
         "--no-certificate writes it all the same"
     )

@@ -65,7 +65,7 @@ def _expect_known(name: str, config: Tree) -> None:
     activation = config.get("activation_function", config.get("hidden_act"))
     if activation != LLAMA_CPP_ACTIVATIONS[name]:
         raise WeftError(
-            f"feedforward.activation is {activation!r} in the words of transformers, but llama.cpp computes "
+            f"feedforward.activation is {activation!r} (transformers' name), but llama.cpp computes "
             f"{LLAMA_CPP_ACTIVATIONS[name]!r} in models of kind {name}: train with that one, or export to huggingface"
         )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None

@@ -48,7 +48,7 @@ def vocabulary_settings(run: ExportSource, rows: int) -> Tree:
             template = run.chat_template()
             return settings | ({} if template is None else {"tokenizer.chat_template": template})
     raise WeftError(
-        f"llama.cpp knows no way to take texts apart as this {tree['model']['type']} tokenizer does: "
+        f"llama.cpp has no pre-tokenizer that splits texts as this {tree['model']['type']} tokenizer does: "
         "train with --set data.tokenizer=bpe or characters"
     )
 

@@ -126,7 +126,7 @@ def _positions(config: Config) -> RotarySpec:
             original=rope.whole("original_max_position_embeddings"),
         )
         return RotarySpec(base=base, scaling=scaling)
-    raise DataError(f"{config.name} stretches rotary positions by {kind!r:.40}: Weft has default, linear and llama3")
+    raise DataError(f"{config.name} scales rotary positions by {kind!r:.40}: Weft has default, linear and llama3")
 
 
 def write(spec: DecoderSpec) -> Tree:

@@ -44,7 +44,7 @@ def _side(config: Config, key: str, default: int) -> int:
     value = config.get(key, default)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
-            raise DataError(f"{config.name}: {key} is {value!r:.40}, but Weft's vision models see squares")
+            raise DataError(f"{config.name}: {key} is {value!r:.40}, but Weft's vision models take squares")
         return Config({key: value[0]}, config.name).whole(key)
     return config.whole(key, default)
 

@@ -223,7 +223,7 @@ def _expect_copy(tensors: ForeignTensors, known: Mapping[str, str], name: str, c
     original = copies.get(name)
     if original is None or original not in known:
         raise DataError(
-            f"{tensors.files} holds {known[name]}, for which this architecture has no place: "
+            f"{tensors.files} holds {known[name]}, which this architecture does not have: "
             "check that config.json belongs to it"
         )
     if not tensors.same(known[name], known[original]):

@@ -102,7 +102,7 @@ def read_safetensors_header(path: Path) -> dict[str, SafetensorsEntry]:
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
             raise DataError(
-                f"{path.name} is no safetensors file: its header of {length:,} bytes does not fit into its {size:,}; "
+                f"{path.name} is not a safetensors file: its header of {length:,} bytes does not fit its {size:,}: "
                 "fetch it again"
             )
         text = file.read(length)
@@ -204,7 +204,7 @@ def _expect_names(index: str, file: str, names: list[str], found: Mapping[str, o
     other = sorted(set(names) ^ set(found))
     if other:
         where = "is not there" if other[0] in names else f"is not in {index}"
-        raise DataError(f"{file} and {index} do not fit: {other[0]} {where}; fetch the folder again")
+        raise DataError(f"{file} and {index} do not fit together: {other[0]} {where}; fetch the folder again")
 
 
 def _open_torch(folder: Path, name: str) -> TorchTensors:
@@ -230,9 +230,7 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
         tree = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a hostile or broken pickle can raise anything
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-        raise DataError(
-            f"{path.name} is no file of tensors that can be read safely ({reason}): use safetensors"
-        ) from None
+        raise DataError(f"{path.name} cannot be read safely as a file of tensors ({reason}): use safetensors") from None
     if not isinstance(tree, dict) or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in tree.items()):
         raise DataError(f"{path.name} holds something else than named tensors: save a state dict, or use safetensors")
     return dict(tree)

@@ -178,7 +178,7 @@ def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
     """Rotary positions; Llama 3's scaling is stored as a tensor of factors."""
     if given.whole("rope.dimension_count", size) != size:
         raise DataError(
-            f"{given.name} turns {given.get('rope.dimension_count')} of {size} coordinates: Weft's Llama turns all"
+            f"{given.name} rotates {given.get('rope.dimension_count')} of {size} coordinates: Weft's Llama rotates all"
         )
     base = given.number("rope.freq_base", 10_000.0)
     kind = given.get("rope.scaling.type", "none")
@@ -188,7 +188,7 @@ def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": base}
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": base, "factor": given.number("rope.scaling.factor")}
-    raise DataError(f"{given.name} stretches rotary positions by {kind!r:.40}: Weft has none, linear and llama3")
+    raise DataError(f"{given.name} scales rotary positions by {kind!r:.40}: Weft has none, linear and llama3")
 
 
 def _stretched(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _stretched(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
     expected = rotary_frequencies(base, size, plain) / scaling.frequencies(base, size, plain)
     if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-3):
         raise DataError(
-            f"{file.path.name} stretches rotary positions by factors that are not Llama 3's: use the folder instead"
+            f"{file.path.name} scales rotary positions by factors that are not Llama 3's: use the folder instead"
         )
     names = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return {"rope_type": "llama3", "rope_theta": base, "factor": scaling.factor, **names}

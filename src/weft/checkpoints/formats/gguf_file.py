@@ -131,11 +131,11 @@ class _Bytes:
 def open_gguf_file(path: Path) -> GGUFFile:
     """Read the header of a GGUF file; the tensors are not read."""
     if path.stat().st_size < 24:
-        raise DataError(f"{path.name} is no GGUF file: it has {path.stat().st_size} bytes; fetch it again")
+        raise DataError(f"{path.name} is not a GGUF file: it has {path.stat().st_size} bytes; fetch it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         source = _Bytes(path, data)
         if source.take(4) != MAGIC:
-            raise DataError(f"{path.name} is no GGUF file: it begins with something else; fetch it again")
+            raise DataError(f"{path.name} is not a GGUF file: it begins with something else; fetch it again")
         version = source.number("I")
         if version not in VERSIONS:
             raise DataError(
@@ -169,7 +169,7 @@ def _placed(
 
     alignment = settings.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= LARGEST_ALIGNMENT or alignment & (alignment - 1):
-        raise DataError(f"{path.name}: an alignment of {alignment!r:.40} is no power of two: do not trust it")
+        raise DataError(f"{path.name}: an alignment of {alignment!r:.40} is not a power of two: do not trust it")
     start = -(-end // alignment) * alignment
     found: dict[str, GGUFEntry] = {}
     for name, shape, number, offset in infos:
@@ -189,6 +189,6 @@ def _placed(
     last, before = start, ""
     for name, stored in sorted(found.items(), key=lambda item: item[1].first):
         if stored.first < last:
-            raise DataError(f"{path.name}: {name} lies upon {before}: do not trust this file")
+            raise DataError(f"{path.name}: {name} overlaps {before}: do not trust this file")
         last, before = stored.first + stored.size, name
     return found

@@ -46,7 +46,7 @@ def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
     if kind == "gpt2":
         if way is None:
             raise DataError(
-                f"{name} takes texts apart as {given.get('pre')!r:.40} does, which Weft does not know: use the folder"
+                f"{name} splits texts as {given.get('pre')!r:.40} does, which Weft does not know: use the folder"
             )
         engine = _merging(name, tokens, given.get("merges"), way)
     elif kind == "llama":

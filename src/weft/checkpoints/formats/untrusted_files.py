@@ -19,9 +19,7 @@ def file_inside(folder: Path, name: Any) -> Path:
     """
     plain = isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0:") & set(name)
     if not plain:
-        raise DataError(
-            f"{folder.name} names the file {name!r:.80}, which lies outside of it: do not trust this folder"
-        )
+        raise DataError(f"{folder.name} names the file {name!r:.80}, which is outside of it: do not trust this folder")
     path, home = folder / name, folder.resolve()
     homes = [home]
     if home.parent.name == "snapshots":
@@ -55,7 +53,7 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
             for row in _read(file, SMALL_JSON)
         ]
     except (TypeError, KeyError, AttributeError):
-        raise DataError("modules.json is no list of modules: fetch it again") from None
+        raise DataError("modules.json is not a list of modules: fetch it again") from None
 
 
 def _read(path: Path, most: int) -> Any:
@@ -65,11 +63,11 @@ def _read(path: Path, most: int) -> Any:
             raise DataError(f"{path.name} has {size:,} bytes, which no file of its kind has: do not trust it")
         return json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise DataError(f"{path.parent} has no {path.name}: give a whole folder, as it was downloaded") from None
+        raise DataError(f"{path.parent} has no {path.name}: give a complete folder, as it was downloaded") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path.name} is no JSON that can be read ({str(error)[:80]}): fetch it again") from None
+        raise DataError(f"{path.name} is not readable JSON ({str(error)[:80]}): fetch it again") from None
 
 
 def read_optional_json(folder: Path, name: str) -> dict[str, Any]:

@@ -30,4 +30,4 @@ def read_members(path: Path) -> Iterator[tuple[str, bytes]]:
                 if body is not None:
                     yield member.name, body.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path.name} is no archive that can be read to its end ({error}): fetch it again") from None
+        raise DataError(f"{path.name} is not a complete archive ({error}): fetch it again") from None

@@ -51,7 +51,7 @@ def read_arrays(
     """Arrays of an .npz file by field, each under the first of its names that exists; never a pickle."""
     found: dict[str, NDArray[np.generic]] = {}
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path.name} is no .npz file that can be read: write it with numpy.savez")
+        raise DataError(f"{path.name} is not a readable .npz file: write it with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for field, names in fields.items():
@@ -61,7 +61,7 @@ def read_arrays(
             kept = ", ".join(arrays.files)[:200]
     except Exception as error:  # a damaged .npz fails as an error of zipfile, zlib, struct or numpy
         if "allow_pickle" not in str(error):
-            raise DataError(f"{path.name} is no .npz file that can be read: {error}") from None
+            raise DataError(f"{path.name} is not a readable .npz file: {error}") from None
         raise DataError(
             f"{path.name} holds Python objects, which are never unpickled: "
             "save plain arrays, padded and with `lengths` if need be"

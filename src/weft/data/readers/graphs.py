@@ -71,7 +71,7 @@ def parse_graph(tree: Any, where: str, labeled: bool = True) -> LabeledGraph:
     for edge in edges if isinstance(edges, list) else [edges]:
         ends = edge if isinstance(edge, list) else []
         if len(ends) != 2 or not all(isinstance(end, int) and 0 <= end < len(nodes) for end in ends):
-            raise DataError(f"{where}: edge {json.dumps(edge)[:40]} is no pair of nodes from 0 to {len(nodes) - 1}")
+            raise DataError(f"{where}: edge {json.dumps(edge)[:40]} is not a pair of nodes from 0 to {len(nodes) - 1}")
         adjacency[ends[0], ends[1]] = adjacency[ends[1], ends[0]] = True
     labels = tree.get("labels")
     if labels is None and not labeled:

@@ -160,7 +160,7 @@ def _decode(file: BinaryIO, name: str, size: TargetSize | None, channels: int | 
             plain = upright.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's decoders fail in many ways: OSError, SyntaxError, ValueError, struct.error
         reason = str(error).split(" <")[0] if "cannot identify" in str(error) else str(error)
-        raise DataError(f"{name} is no image that can be read ({reason}): repair or remove it") from None
+        raise DataError(f"{name} is not a readable image ({reason}): repair or remove it") from None
     fitted = _fitted(plain, size)
     return np.asarray(fitted, dtype=np.uint8).reshape(fitted.height, fitted.width, channels)
 
@@ -201,13 +201,13 @@ def _from_folders(folders: Sequence[Path], size: SquareSide, learn: bool) -> Lab
     if learn and len({path.parent for path in files}) == 1:
         raise DataError(f"all images lie in {files[0].parent}: a folder per class, two or more, is expected")
     labels, classes = number_labels([path.parent.name for path in files], learn)
-    looks = [_glance(path) for path in files]
-    channels = 3 if any(color for _, color in looks) else 1
+    sizes_and_colors = [_peek(path) for path in files]
+    channels = 3 if any(color for _, color in sizes_and_colors) else 1
     resize_crop = size if isinstance(size, ResizeCrop) else None
-    chosen = choose_side([look for look, _ in looks]) if size == "auto" else size
+    chosen = choose_side([look for look, _ in sizes_and_colors]) if size == "auto" else size
     side = chosen.side if isinstance(chosen, ResizeCrop) else chosen
     square = None if side is None else (side, side)
-    shape = square or _expect_one_size([look for look, _ in looks], [str(path) for path in files])
+    shape = square or _expect_one_size([look for look, _ in sizes_and_colors], [str(path) for path in files])
     pixels = PixelFiles(tuple(files), shape, channels, resize_crop)
     held = pixels if math.prod(pixels.shape) > IN_MEMORY_BYTES else pixels[:]
     return LabeledImages(held, labels, classes, channels, size == "auto" and side is not None)
@@ -217,7 +217,7 @@ def _wanted(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def _glance(path: Path) -> tuple[tuple[int, int], bool]:
+def _peek(path: Path) -> tuple[tuple[int, int], bool]:
     """((height, width), whether colored) from the header of a file, without decoding it."""
     try:
         with Image.open(path) as picture:
@@ -225,7 +225,7 @@ def _glance(path: Path) -> tuple[tuple[int, int], bool]:
             turned = picture.getexif().get(ORIENTATION, 1) >= 5
             return (width, height) if turned else (height, width), not _is_gray(picture)
     except Exception:
-        raise DataError(f"{path} is no image that can be read: repair or remove it") from None
+        raise DataError(f"{path} is not a readable image: repair or remove it") from None
 
 
 def _is_gray(picture: Image.Image) -> bool:
@@ -320,7 +320,7 @@ def _read_idx(path: Path) -> Pixels:
     if magic not in (IDX_LABELS, IDX_GRAY, IDX_COLOR):
         seen = "nothing" if magic is None else f"{magic:#010x}"
         raise DataError(
-            f"{path.name} begins with {seen}, which is no IDX file of images (0x00000803) or labels (0x00000801): "
+            f"{path.name} begins with {seen}, which is not an IDX file of images (0x00000803) or labels (0x00000801): "
             "give those, an .npz, or a folder per class"
         )
     axes = magic & 0xFF
@@ -330,5 +330,5 @@ def _read_idx(path: Path) -> Pixels:
         expected = f"{math.prod(shape)} bytes" if shape else "more"
         state = "cut off" if not shape or len(data) - start < math.prod(shape) else "too long"
         there = max(len(data) - start, 0)
-        raise DataError(f"{path.name} is {state}: its head promises {expected}, {there} are there; fetch it again")
+        raise DataError(f"{path.name} is {state}: its header promises {expected}, {there} are there; fetch it again")
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

@@ -66,7 +66,7 @@ def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: boo
         if not np.isfinite(other).all():
             step, channel = np.argwhere(~np.isfinite(other))[0] + 1
             raise DataError(
-                f"sequence {name}: step {step}, channel {channel} is no finite number: fill it or remove it"
+                f"sequence {name}: step {step}, channel {channel} is not a finite number: fill it or remove it"
             )
     labels, classes = number_labels([label for _, label, _ in examples], learn and labeled)
     return LabeledSequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
@@ -89,7 +89,7 @@ def _read_path(given: Path, labeled: bool) -> list[NamedSequence]:
     for path in find_files([given], (*FILE_SUFFIXES, ".wav")):
         reader = readers.get(name_suffix(path))
         if reader is None:
-            raise DataError(f"{path.name} is no .ts, .npz or .csv file: give one, or a folder per class of .wav")
+            raise DataError(f"{path.name} is not a .ts, .npz or .csv file: give one, or a folder per class of .wav")
         examples += reader(path, labeled)
     return examples
 
@@ -139,7 +139,7 @@ def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
     if has.lower() != "true":
         raise DataError(f"{path.name} has no @classLabel true: sequences need one label each")
     if not head.get("dimensions", "0").isdecimal():
-        raise DataError(f"{path.name}: @dimensions {head['dimensions']} is no number of channels")
+        raise DataError(f"{path.name}: @dimensions {head['dimensions']} is not a number of channels")
     if head.get("timestamps", "false").lower() == "true":
         raise DataError(f"{path.name} has time stamps: write the values alone, with @timeStamps false")
     return classes
@@ -150,7 +150,7 @@ def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str,
     wanted = 1 if head.get("univariate", "").lower() == "true" else int(head.get("dimensions", "0"))
     if not channels or (wanted and len(channels) != wanted):
         raise DataError(
-            f"{path.name}, line {number}: {len(channels)} channels, but its head says {wanted or 'one or more'}"
+            f"{path.name}, line {number}: {len(channels)} channels, but its header says {wanted or 'one or more'}"
         )
     try:
         rows = [[np.nan if cell.strip() == "?" else float(cell) for cell in part.split(",")] for part in channels]

@@ -128,7 +128,7 @@ def _number(path: Path, line: int, name: str, cell: str) -> float:
         raise DataError(f"{path.name}, line {line}: column {name!r} has no value: fill it or remove the row")
     if not _is_number(cell):
         raise DataError(
-            f"{path.name}, line {line}: column {name!r} holds {cell.strip()[:40]!r}, which is no number: "
+            f"{path.name}, line {line}: column {name!r} holds {cell.strip()[:40]!r}, which is not a number: "
             "correct it, or choose the columns with --set data.columns=..."
         )
     return float(cell)

@@ -39,7 +39,7 @@ def read_sound(path: str | Path) -> tuple[int, NDArray[np.float32]]:
 def _chunks(path: Path, data: bytes) -> tuple[int, int, int, int, bytes]:
     """(format code, channels, rate, bits, sound) of a RIFF file: named chunks, each preceded by its size."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise DataError(f"{path} is no .wav file: it does not begin with RIFF and WAVE; convert it to PCM .wav")
+        raise DataError(f"{path} is not a .wav file: it does not begin with RIFF and WAVE; convert it to PCM .wav")
     head: tuple[int, int, int, int] | None = None
     place = 12
     while place + 8 <= len(data):
@@ -52,12 +52,12 @@ def _chunks(path: Path, data: bytes) -> tuple[int, int, int, int, bytes]:
             head = kind, channels, rate, bits
         elif name == b"data":
             if len(body) < size != 0xFFFFFFFF:  # the size that streaming programs write
-                raise DataError(f"{path} is cut off: its head promises {size} bytes of sound, {len(body)} are there")
+                raise DataError(f"{path} is cut off: its header promises {size} bytes of sound, {len(body)} are there")
             if head is not None and head[1] > 0 and head[2] > 0:
                 return *head, body
             break
         place += 8 + size + size % 2
-    raise DataError(f"{path} is no .wav file that can be read: it lacks its format or its sound; convert it again")
+    raise DataError(f"{path} is not a readable .wav file: it lacks its format or its sound; convert it again")
 
 
 def _samples(path: Path, kind: int, bits: int, sound: bytes) -> NDArray[np.float64]:

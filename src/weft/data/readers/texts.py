@@ -70,7 +70,7 @@ def _parquet_documents(path: Path) -> Iterator[str]:
     try:
         file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path.name} is no .parquet file that can be read: {error}") from None
+        raise DataError(f"{path.name} is not a readable .parquet file: {error}") from None
     name = next((field for field in TEXT_FIELDS if field in file.schema_arrow.names), None)
     if name is None:
         raise DataError(f"{path.name} has no column text: it has {', '.join(file.schema_arrow.names)[:200]}")

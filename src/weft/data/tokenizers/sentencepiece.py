@@ -35,9 +35,9 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     try:
         model = _parse(path.read_bytes())
     except (IndexError, ValueError, struct.error) as error:
-        raise WeftError(f"{path.name} is no SentencePiece model ({error}): choose a tokenizer.model file") from None
+        raise WeftError(f"{path.name} is not a SentencePiece model ({error}): choose a tokenizer.model file") from None
     if not model.pieces:
-        raise WeftError(f"{path.name} is no SentencePiece model (it has no pieces): choose a tokenizer.model file")
+        raise WeftError(f"{path.name} is not a SentencePiece model (it has no pieces): choose a tokenizer.model file")
     return model
 
 

@@ -206,9 +206,7 @@ def _load_file(file: Path) -> Tokenizer:
     except WeftError:
         raise
     except Exception as error:
-        raise WeftError(
-            f"{file.name} is no tokenizer that can be read ({str(error)[:120]})".replace("\n", " ")
-        ) from None
+        raise WeftError(f"{file.name} is not a readable tokenizer ({str(error)[:120]})".replace("\n", " ")) from None
 
 
 def _read_engine(file: Path) -> Engine:
