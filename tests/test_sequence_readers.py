@@ -60,7 +60,7 @@ def test_ts_of_many_channels_lengths_and_gaps(tmp_path):
         (HEAD + "1,2:?,?:a\n", "a.ts, line 8: channel 2 has no value at all"),
         (HEAD + "1:2:a\n1:2:a\n1:2:b\n", "label 'b' has one example"),
         (HEAD, "holds no sequence: give a file that does"),
-        (HEAD.replace("Label true", "Label false"), "a.ts has no @classLabel true: sequences need a label each"),
+        (HEAD.replace("Label true", "Label false"), "a.ts has no @classLabel true: sequences need one label each"),
         (HEAD.replace("Stamps false", "Stamps true"), "a.ts has time stamps: write the values alone"),
         (HEAD.replace("dimensions 2", "dimensions two") + "1:2:a\n", "a.ts: @dimensions two is not a number"),
         ("1:2:a\n", "a.ts, line 1: data before the line @data"),
@@ -226,6 +226,6 @@ def test_a_folder_per_class_of_sounds(tmp_path):
     assert found.classes == ("high", "low") and found.channels == 40 and found.labels.tolist() == [0, 0, 1, 1]
     assert found.values[0].mean(axis=0).argmax() > found.values[2].mean(axis=0).argmax()
     odd = save_wave(tmp_path / "low" / "2.wav", [1, 2], rate=16_000)
-    refuses(f"{odd} has 16000 samples a second, but", read_sequences, [tmp_path])
+    refuses(f"{odd} has 16000 samples per second, but", read_sequences, [tmp_path])
     write(odd, "text")
     refuses(f"{odd} is not a .wav file", read_sequences, [tmp_path])

@@ -129,17 +129,12 @@ class ForecastTask(Task):
 
     @classmethod
     def _learn(
-        cls,
-        series: TimeSeries,
-        options: ForecastOptions,
-        borders: tuple[int, ...],
-        seed: int,
-        before: ForecastTask | None,
+        cls, series: TimeSeries, options: ForecastOptions, borders: tuple[int, ...], seed: int, old: ForecastTask | None
     ) -> ForecastTask:
         if borders[0] < 2:
             raise DataError(f"{max(0, borders[0])} rows to learn from: give a longer series")
-        if before is not None:
-            return cls(options, before.known.elsewhere(series, borders, seed))
+        if old is not None:
+            return cls(options, old.known.elsewhere(series, borders, seed))
         # Half of a short series may be history: the other half is needed to learn from.
         wanted = options.context or max(1, min(CONTEXT, (borders[0] - options.horizon) // 2))
         patch = min(options.patch or max(1, min(PATCH, wanted // 4)), wanted)
