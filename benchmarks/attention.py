@@ -16,8 +16,8 @@ extra memory in a fresh process (see timing.py): the peak of resident memory dur
 it, that is beyond input and weights. Of that, Q, K, V (3 N x 256 floats) and the output (N x 256) must exist; `beyond`
 is what comes on top: heads' values before the last projection (N x 256) while Q, K, V are still held, the kernel's own.
 
-To reach: weft at most 1.05 x raw at N >= 2,048, both tasks and masks; `beyond` at most 150 MB at N = 65,536, forward;
-exponent of the window at most 1.1. Speed is never a test: the script ends with 0 whatever it finds.
+Targets: weft at most 1.05 x raw at N >= 2,048, both tasks and masks; `beyond` at most 150 MB at N = 65,536, forward;
+exponent of the window at most 1.1. Speed is never a test: the exit code is 0 in any case.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def as_call(module: nn.Module, run: Callable[[Tensor], Tensor], task: str, x: Te
 
 
 def calls(task: str, mask: str, length: int) -> dict[str, Call]:
-    """All contestants of one line of the table."""
+    """All contestants of one row of the table."""
     x = torch.randn(1, length, WIDTH)
     return {name: as_call(*found, task, x) for name, found in contestants(mask, length).items()}
 
@@ -141,14 +141,14 @@ def check() -> None:
 
 
 def measure(lengths: list[int], seconds: float, minutes: float) -> list[dict[str, Any]]:
-    """One entry a contestant, task, mask and length, short lengths first; none is begun after `minutes`."""
+    """One entry per contestant, task, mask and length, short lengths first; none is started after `minutes`."""
     results = []
     started = time.perf_counter()
     for length, task, mask in itertools.product(sorted(lengths), ("forward", "training"), ("causal", "full")):
         if length > LONGEST[task, mask]:
             continue
         if time.perf_counter() - started > 60 * minutes:
-            print(f"left out for want of time (--minutes): {task} {mask} {length}", file=sys.stderr)
+            print(f"left out for lack of time (--minutes): {task} {mask} {length}", file=sys.stderr)
             continue
         rounds = interleave(calls(task, mask, length), seconds, most=20, warm=length <= 8192)
         for name in rounds.times:
@@ -189,7 +189,7 @@ def exponents(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def limits(results: list[dict[str, Any]], growth: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is to be reached, with what was."""
+    """The targets, with what was reached."""
     found = []
     for r in results:
         if r["contestant"] == "weft" and r["length"] >= 2048:
@@ -226,8 +226,10 @@ def main() -> None:
     """Parse, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), help="lengths N to measure")
-    parser.add_argument("--seconds", type=float, default=5.0, help="time for the rounds of one length (at least one)")
-    parser.add_argument("--minutes", type=float, default=6.5, help="begin nothing new after this time")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="time for the rounds per length (at least one round)"
+    )
+    parser.add_argument("--minutes", type=float, default=6.5, help="start nothing new after this time")
     parser.add_argument("--threads", type=int, help="threads of torch (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON value instead of tables")
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""How fast a model writes: tokens a second of Weft and of others, in turns within one run.
+"""Decoding speed: tokens per second of Weft and its peers, taking turns within one run.
 
-    .venv/bin/python benchmarks/decode.py                      all rows; peers that are not installed are left out
+    .venv/bin/python benchmarks/decode.py                      all rows; peers that are not installed are skipped
     .venv/bin/python benchmarks/decode.py gpt2 prefill --json
-    .venv/bin/python benchmarks/decode.py lookup --run RUN     prompt look-up on a text that repeats, with real weights
+    .venv/bin/python benchmarks/decode.py lookup --run RUN     prompt lookup on a repetitive text, with real weights
 
-Weights are random and equal for all; each writes `--tokens` tokens after the same prompt, greedily. Peers:
+Weights are random and equal for all; each generates `--tokens` tokens greedily after the same prompt. Peers:
 `transformers` generate, and llama.cpp (pip install llama-cpp-python, which builds for about ten minutes) on the same
 weights written as GGUF.
 """
@@ -34,7 +34,7 @@ Writer = Callable[[], Any]
 SHAPES = {"gpt2": (12, 768, 12, 50257), "6x384": (6, 384, 6, 256), "4x128": (4, 128, 4, 256)}
 
 
-def built(layers: int, width: int, heads: int, vocabulary: int, length: int = 1024) -> Any:
+def build_gpt2(layers: int, width: int, heads: int, vocabulary: int, length: int = 1024) -> Any:
     """GPT-2 of this shape, with random weights of its own initialization."""
     spec = preset("gpt2")
     mixer = spec.mixer[0].replace(heads=heads)
@@ -81,7 +81,7 @@ def as_llama(model: Any, folder: Path, kind: str) -> Any:
 
 
 def write_gguf(gguf: Any, model: Any, path: Path, kind: str) -> None:
-    """A GPT-2 as llama.cpp reads it, with tokens that are only numbers."""
+    """A GPT-2 as llama.cpp reads it, with numbers as tokens."""
     s = model.spec
     out = gguf.GGUFWriter(path, "gpt2")
     out.add_context_length(s.length)
@@ -139,21 +139,21 @@ def peers_of(model: Any, prompts: torch.Tensor, tokens: int, folder: Path, llama
     try:
         found["transformers"] = by_transformers(as_transformers(model), prompts, tokens)
     except ImportError:
-        print("transformers is not installed: left out")
+        print("transformers is not installed: skipped")
     if llama and prompts.shape[0] == 1:
         try:
             for kind in ("F32", "Q8_0"):
                 found[f"llama.cpp {kind}"] = by_llama(as_llama(model, folder, kind), prompts[0].tolist(), tokens)
         except ImportError:
-            print("llama-cpp-python is not installed: left out")
+            print("llama-cpp-python is not installed: skipped")
     return found
 
 
 def writing(
     name: str, shape: str, batch: int, tokens: int, seconds: float, folder: Path
 ) -> tuple[list[Any], list[Any]]:
-    """Tokens a second of all contestants; limits as the ratios that are to be reached."""
-    model = built(*SHAPES[shape])
+    """Tokens per second of all contestants, and the target ratios."""
+    model = build_gpt2(*SHAPES[shape])
     made = torch.Generator().manual_seed(0)
     prompts = torch.randint(3, model.spec.vocabulary, (batch, 8), generator=made)
     contestants = {"weft float32": by_weft(model, prompts, tokens)}
@@ -187,8 +187,8 @@ def _limits(name: str, rounds: Any, contestants: dict[str, Writer]) -> list[dict
 
 
 def prefill(seconds: float, folder: Path) -> tuple[list[Any], list[Any]]:
-    """A prompt of 512 tokens and one more."""
-    model = built(*SHAPES["gpt2"])
+    """Prefill of a prompt of 512 tokens, and one generated token."""
+    model = build_gpt2(*SHAPES["gpt2"])
     prompt = torch.randint(3, 50257, (1, 512), generator=torch.Generator().manual_seed(0))
     contestants = {"weft float32": by_weft(model, prompt, 1)} | peers_of(model, prompt, 1, folder, True)
     rounds = interleave(contestants, seconds)
@@ -201,8 +201,8 @@ def prefill(seconds: float, folder: Path) -> tuple[list[Any], list[Any]]:
 
 
 def curve() -> tuple[list[Any], list[Any]]:
-    """Milliseconds a token by the length already written, to 4,096."""
-    model = built(6, 384, 6, 256, length=4096)
+    """Milliseconds per token by the length generated so far, up to 4,096."""
+    model = build_gpt2(6, 384, 6, 256, length=4096)
     times: list[float] = []
     last = time.perf_counter()
     from weft.inference.decoding.generate import stream
@@ -225,7 +225,7 @@ REPEATING = (
 
 
 def lookup(run: str, tokens: int, seconds: float) -> tuple[list[Any], list[Any]]:
-    """Real weights go on with code that repeats; the text is the very same with and without guesses."""
+    """Speculative decoding by prompt lookup on repetitive code, with real weights; the text stays the same."""
     opened = weft.load(run)
     tokenizer = opened.tokenizer
     assert tokenizer is not None
@@ -246,17 +246,17 @@ def lookup(run: str, tokens: int, seconds: float) -> tuple[list[Any], list[Any]]
          "unit": "tokens/s", "row": "lookup", "ratio": rounds.best(first) / rounds.best(who)}
         for who in contestants
     ]  # fmt: skip
-    share = rounds.ratio("weft, prompt look-up", first)
-    return rows, [limit("lookup: time with guesses over time without", share, 0.5, len(rounds))]
+    share = rounds.ratio("weft, prompt lookup", first)
+    return rows, [limit("lookup: time with speculation over time without", share, 0.5, len(rounds))]
 
 
 def main() -> None:
-    """Rows asked for, or all."""
+    """Measure the given rows, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help="gpt2, 6x384, 4x128, batch16, prefill, curve, lookup")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each row")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time per row")
     parser.add_argument("--run", help="a run with real weights, for lookup")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -280,7 +280,7 @@ def main() -> None:
     by_name = {(row["row"], row["contestant"]): row["value"] for row in rows}
     if ("gpt2", "weft float32") in by_name and ("batch16", "weft float32") in by_name:
         share = by_name["gpt2", "weft float32"] / by_name["batch16", "weft float32"]
-        limits.append(limit("batch 1 over batch 16, tokens a second", share, 0.25))
+        limits.append(limit("batch 1 over batch 16, tokens per second", share, 0.25))
     lines = [[row["row"], row["contestant"], f"{row['value']:.4g}", row["unit"], f"{row['ratio']:.2f}"] for row in rows]
     heads = ["row", "contestant", "value", "unit", "weft float32 is x as fast"]
     report(rows, limits, table(heads, lines), given.json)

@@ -3,14 +3,14 @@
 Three loads on a decoder of GPT-2's kind (`--size small`: 4 layers x 128, `medium`: 6 x 384, `gpt2`: 12 x 768; the
 vocabulary of 50,257 tokens):
 
-- together: 16 requests of equal prompts' lengths and equally many new tokens, all at once;
-- ragged: the same with prompts of many lengths;
-- traffic: 48 requests of many lengths, prompts and texts; the rival writes them 16 at a time, each batch until its
-  longest is done.
+- together: 16 requests with prompts and texts of equal length, all at once;
+- ragged: the same with prompts of different lengths;
+- traffic: 48 requests with prompts and texts of different lengths; `generate` takes 16 at a time, each batch until
+  its longest text is complete.
 
-Contestants: `generate` on batches of 16 (the reference), an engine moved by `run()`, one in a thread of its own.
-To reach: at most 1.1 x the time of `generate` together and ragged, less in traffic. Speed is never a test: the script
-ends with 0 whatever it finds.
+Contestants: `generate` on batches of 16 (the reference), an engine driven by `run()`, and one in its own thread.
+Targets: at most 1.1 x the time of `generate` together and ragged, less in traffic. Speed is never a test: the exit
+code is 0 in any case.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def build(size: str) -> Any:
 
 
 def loads(new: int) -> dict[str, Load]:
-    """Prompts and how many tokens follow each."""
+    """Prompts and the number of new tokens for each."""
     draw = random.Random(0)
 
     def prompt(length: int) -> list[int]:
@@ -54,7 +54,7 @@ def loads(new: int) -> dict[str, Load]:
 
 
 def contestants(model: Any, load: Load, tokens: int, running: Engine) -> dict[str, Call]:
-    """Three ways to write the same texts."""
+    """Three ways to generate the same texts."""
 
     def in_batches() -> None:
         for first in range(0, len(load), SLOTS):
@@ -63,7 +63,7 @@ def contestants(model: Any, load: Load, tokens: int, running: Engine) -> dict[st
 
     engine = Engine(model, slots=SLOTS, prefill_tokens=tokens)
 
-    def moved() -> None:
+    def driven() -> None:
         for prompt, new in load:
             engine.submit(EngineRequest(prompt, max_tokens=new))
         engine.run()
@@ -72,11 +72,11 @@ def contestants(model: Any, load: Load, tokens: int, running: Engine) -> dict[st
         for handle in [running.submit(EngineRequest(prompt, max_tokens=new)) for prompt, new in load]:
             handle.result()
 
-    return {"generate": in_batches, "engine": moved, "engine in a thread": in_a_thread}
+    return {"generate": in_batches, "engine": driven, "engine in a thread": in_a_thread}
 
 
 def measure(size: str, new: int, tokens: int, seconds: float) -> list[dict[str, Any]]:
-    """One entry a contestant and load."""
+    """One entry per contestant and load."""
     model = build(size)
     results = []
     for name, load in loads(new).items():
@@ -103,9 +103,9 @@ def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--new", type=int, default=64, help="new tokens a request")
-    parser.add_argument("--tokens", type=int, default=512, help="prompt tokens that the engine reads a step")
-    parser.add_argument("--seconds", type=float, default=20.0, help="a load")
+    parser.add_argument("--new", type=int, default=64, help="new tokens per request")
+    parser.add_argument("--tokens", type=int, default=512, help="prompt tokens that the engine reads per step")
+    parser.add_argument("--seconds", type=float, default=20.0, help="time per load")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

@@ -1,14 +1,13 @@
-"""Mixture of experts: does a token cost the same however many experts there are?
+"""Mixture of experts: is the time per token independent of the number of experts?
 
 weft.parts.experts.Experts of width 256 with gated experts of hidden width 1024, A = 2 active, on 4,096 tokens, for
 E = 4, 8, 16, 32, 64, against E = 4 and against a dense gated feed-forward of the same active compute (hidden width
-A x 1024 = 2048). The router is the fresh one of the module, so choices are about even.
+A x 1024 = 2048). The router has its initial weights, so choices are about even.
 
-Measured: time a token, forward (no_grad) and, as extra information, training (forward and backward to input and
-weights: its backward touches the weights of all E experts, so it grows with E by the gradients it has to fill).
+Measured: time per token, forward (no_grad) and, for information, training (forward and backward to input and weights;
+the backward writes gradients of all E experts, so it grows with E).
 
-To reach: forward at E = 64 at most 1.3 x that at E = 4. Speed is never a test: the script ends with 0 whatever it
-finds.
+Target: forward at E = 64 at most 1.3 x that at E = 4. Speed is never a test: the exit code is 0 in any case.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def as_call(module: nn.Module, task: str, x: Tensor) -> Call:
 
 
 def measure(experts: list[int], tokens: int, seconds: float) -> list[dict[str, Any]]:
-    """One entry a contestant and task."""
+    """One entry per contestant and task."""
     torch.manual_seed(0)
     x = torch.randn(1, tokens, WIDTH)
     modules: dict[str, nn.Module] = {f"experts {E}": Experts(WIDTH, HIDDEN, E, ACTIVE) for E in experts}
@@ -77,9 +76,9 @@ def measure(experts: list[int], tokens: int, seconds: float) -> list[dict[str, A
 
 
 def limits(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is to be reached, with what was."""
+    """The targets, with what was reached."""
     return [
-        limit(f"{r['contestant']}, forward: time a token / that of {REFERENCE} experts", r["ratio"], 1.3, r["rounds"])
+        limit(f"{r['contestant']}, forward: time per token / that of {REFERENCE} experts", r["ratio"], 1.3, r["rounds"])
         for r in results
         if r["task"] == "forward" and r["contestant"].startswith("experts")
     ]
@@ -101,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--experts", type=int, nargs="+", default=[4, 8, 16, 32, 64], help="numbers of experts E")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens in one call")
-    parser.add_argument("--seconds", type=float, default=40.0, help="time for the rounds of one task")
+    parser.add_argument("--seconds", type=float, default=40.0, help="time for the rounds per task")
     parser.add_argument("--threads", type=int, help="threads of torch (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON value instead of tables")
     options = parser.parse_args()

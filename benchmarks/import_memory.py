@@ -1,11 +1,11 @@
-"""Peak memory of `weft import` against the size of the checkpoint on disk.
+"""Peak memory of `weft import` compared with the size of the checkpoint on disk.
 
 A Llama-shaped folder of random weights is written tensor by tensor, imported in a process of its own, and the peak of
 resident memory of that process is compared with the folder's size:
 
     .venv/bin/python benchmarks/import_memory.py --weights 1.2e9
 
-Files that are mapped count as resident, so this is the strict reading; the certificate is part of it unless
+Memory-mapped files count as resident, so this is an upper bound; it includes the parity certificate unless
 --no-certificate is given.
 """
 
@@ -21,13 +21,13 @@ from pathlib import Path
 import torch
 
 from weft.checkpoints.families.llama import FAMILY
-from weft.checkpoints.formats.foreign_checkpoint import shapes_of
-from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.checkpoints.formats.foreign_checkpoint import state_shapes
+from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset
 
-# The peak as the kernel keeps it for this program alone; what getrusage says begins with its parent's.
+# The kernel's peak of this program alone; the value of getrusage starts with its parent's.
 COMMAND = (
     "import sys; from weft.cli.main import app\n"
     "try:\n    app(sys.argv[1:], prog_name='weft')\n"
@@ -35,8 +35,8 @@ COMMAND = (
 )
 
 
-def shaped(weights: float) -> DecoderSpec:
-    """A Llama with about so many weights: 22 layers of width 2,048 have 1.1 billion."""
+def llama_spec(weights: float) -> DecoderSpec:
+    """A Llama with about this many weights: 22 layers of width 2,048 have 1.1 billion."""
     width = 2048 if weights > 3e8 else 256
     base = preset("llama-2-7b").replace(
         width=width, length=2048, **{"mixer.heads": 32, "mixer.key_heads": 4, "feedforward.hidden": width * 11 // 4}
@@ -46,24 +46,24 @@ def shaped(weights: float) -> DecoderSpec:
 
 
 def count(spec: DecoderSpec) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes_of(spec).values())
+    return sum(torch.Size(shape).numel() for shape in state_shapes(spec).values())
 
 
 def write_folder(folder: Path, spec: DecoderSpec, kind: torch.dtype) -> int:
-    """A Hugging Face folder of random weights; gives its size in bytes."""
+    """Write a Hugging Face folder of random weights; returns its size in bytes."""
     folder.mkdir(parents=True)
-    ours = shapes_of(spec)
-    slots: dict[str, Slot] = {}
+    ours = state_shapes(spec)
+    infos: dict[str, TensorInfo] = {}
     for row in FAMILY.table(spec):
-        shapes = row.change.shapes(ours[row.ours])
-        slots |= {name: Slot(kind, shape) for name, shape in zip(row.theirs, shapes, strict=True)}
+        shapes = row.transform.shapes(ours[row.ours])
+        infos |= {name: TensorInfo(kind, shape) for name, shape in zip(row.theirs, shapes, strict=True)}
     random = torch.Generator().manual_seed(0)
 
     def make(name: str) -> torch.Tensor:
-        drawn = torch.randn(slots[name].shape, generator=random)
+        drawn = torch.randn(infos[name].shape, generator=random)
         return (drawn * (0.02 if drawn.dim() > 1 else 0.1) + float(drawn.dim() == 1)).to(kind)
 
-    write_streamed(folder / "model.safetensors", slots, make)
+    stream_safetensors(folder / "model.safetensors", infos, make)
     (folder / "config.json").write_text(json.dumps(FAMILY.write(spec)))
     train_tokenizer("bytes", []).save(folder / "tokenizer.json")
     return sum(file.stat().st_size for file in folder.iterdir())
@@ -74,10 +74,10 @@ def main() -> None:
     parser.add_argument("--weights", type=float, default=1.2e9)
     parser.add_argument("--type", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--no-certificate", action="store_true")
-    parser.add_argument("--folder", type=Path, help="where the folders go; a temporary place if left out")
+    parser.add_argument("--folder", type=Path, help="where the folders are written; a temporary folder by default")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        spec = shaped(given.weights)
+        spec = llama_spec(given.weights)
         size = write_folder(Path(place) / "folder", spec, getattr(torch, given.type))
         command = [sys.executable, "-c", COMMAND, "import", f"{place}/folder", "--out", f"{place}/run", "--json"]
         done = subprocess.run(

@@ -1,19 +1,19 @@
-"""Tools that the benchmarks share: fair timing of contestants, extra memory, growth with length, tables.
+"""Shared by the benchmarks: fair timing of contestants, extra memory, growth with length, tables.
 
-Time: contestants take turns within one run, in an order that rotates, so that a noisy or throttling machine meets all
+Time: contestants take turns within one run, in an order that rotates, so that a noisy or throttling machine affects all
 of them alike. Noise only ever adds time, so `best` (the least of the rounds) is nearest to what the code needs, and
 `ratio` compares bests; `paired`, the median over rounds of (contestant / reference in the same round), is the second
-opinion: where the two disagree, the machine was too noisy for that line to mean much. Threads are bound to cores
+opinion: where the two disagree, the machine was too noisy for that row to mean much. Threads are bound to cores
 (`begin`), because on a busy machine the kernel may put two of them on one core, where each waits out the other's time
 slice at every barrier (seen: 100 x). With one thread the counter is the process's own processor time, which ignores the
-neighbors: `--threads 1` gives usable ratios even on a machine that never rests.
+neighbors: `--threads 1` gives usable ratios even on a busy machine.
 
 Memory: the peak of resident memory (VmHWM of /proc/self/status) during one call, less what was resident before it.
 The kernel counts it, so it includes what torch's own profiler cannot see (MKL and OpenMP buffers), and counts pages
-that were touched, not those only asked for. `echo 5 > /proc/self/clear_refs` sets the peak back to the present, so one
+that were touched, not those only allocated. `echo 5 > /proc/self/clear_refs` resets the peak to the present, so one
 process can measure many calls. Measurements run in a fresh process (`fresh`) in which every block of 64 kB or more is
-a mapping of its own: what is freed goes back to the kernel at once, and no call profits from what an earlier one left
-in the heap. Where the kernel has no such file, the peak of the process's whole life (getrusage) stands in.
+a mapping of its own: what is freed goes back to the kernel at once, and no call benefits from what an earlier one left
+in the heap. Where the kernel has no such file, the peak of the whole process (getrusage) is used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Call = Callable[[], Any]
 
 
 def begin(threads: int | None = None) -> None:
-    """Start the script again with threads bound to cores, unless it is so already; then set their number."""
+    """Restart the script with threads bound to cores, unless they are; then set their number."""
     if "OMP_PROC_BIND" not in os.environ:
         os.environ["OMP_PROC_BIND"] = "true"
         os.execv(sys.executable, [sys.executable, *sys.argv])
@@ -48,7 +48,7 @@ def begin(threads: int | None = None) -> None:
 
 
 def counter() -> float:
-    """Seconds: wall counter, or with one thread the process's own processor time."""
+    """Seconds: wall time, or with one thread the process's own CPU time."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
@@ -183,7 +183,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def limit(what: str, value: float, most: float, rounds: int | None = None) -> dict[str, Any]:
-    """A limit to reach and whether it was; a benchmark reports it and never fails for it."""
+    """A target and whether it was reached; a benchmark reports it and never fails for it."""
     return {"what": what, "value": value, "limit": most, "reached": bool(value <= most), "rounds": rounds}
 
 
@@ -196,6 +196,6 @@ def report(results: list[dict[str, Any]], limits: list[dict[str, Any]], text: st
     print()
     for found in limits:
         state = "reached" if found["reached"] else "MISSED"
-        sure = f"; {found['rounds']} rounds only, so not sure" if found["rounds"] in (1, 2) else ""
+        sure = f"; {found['rounds']} rounds only, so uncertain" if found["rounds"] in (1, 2) else ""
         print(f"{state:8} {found['what']}: {found['value']:.3g} (limit {found['limit']:g}{sure})")
     print("\n" + ", ".join(f"{key} {value}" for key, value in machine().items()))

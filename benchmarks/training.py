@@ -1,12 +1,12 @@
-"""What a model reaches in so many minutes on real data: the rows of the README's table, each by one `weft train`.
+"""What models reach in a given time on real data: the rows of the README's table, one `weft train` each.
 
     .venv/bin/python benchmarks/training.py shakespeare --data DIR        one row
     .venv/bin/python benchmarks/training.py --list                        all rows with their commands
     .venv/bin/python benchmarks/training.py sst2 --data DIR --seeds 0,1,2
 
-DIR holds one folder a data set (tinyshakespeare, multi30k, ...); a row whose data is not there says so. Scores are of
-held-out data that chose nothing: where a test set is all there is to watch, the last weights are kept
-(training.weights=last). Times are of this machine, so give it nothing else to do.
+DIR holds one folder per data set (tinyshakespeare, multi30k, ...); rows without data are skipped. Scores are on
+held-out data that was not used for selection: where the test set is the only validation set, the last weights are kept
+(training.weights=last). Times are of this machine, so run nothing else on it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One training: task, data, minutes, options; what it is judged on, the score's key and what is to be reached.
+    """One training: task, data, minutes, options; the evaluation data, the metric and its target.
 
-    `base` is a wheel with a model that is trained on (`make real` installs it).
+    `base` is a wheel with the model to fine-tune (`make real` installs it).
     """
 
     task: str
@@ -107,8 +107,8 @@ def command(row: Row, data: Path, out: Path, minutes: float, seed: int) -> list[
     return [weft, "train", row.task, *paths, "--out", str(out), f"--minutes={minutes:g}", f"--seed={seed}", *options]
 
 
-def unpacked(row: Row, data: Path, out: Path) -> None:
-    """Photos out of their archive, once."""
+def unpack_images(row: Row, data: Path, out: Path) -> None:
+    """Unpack the photos of a row, once."""
     if row.unpack is None or (out / row.unpack).exists():
         return
     [archive] = (data / row.unpack).glob("*.tar*")
@@ -119,8 +119,8 @@ def unpacked(row: Row, data: Path, out: Path) -> None:
         tar.extractall(out / row.unpack, members, filter="data")
 
 
-def imported(row: Row, out: Path) -> None:
-    """The model that is trained on, out of its wheel, once."""
+def import_base(row: Row, out: Path) -> None:
+    """Import the model to fine-tune from its wheel, once."""
     if row.base is None or (out / row.base).exists():
         return
     found = importlib.util.find_spec(row.base)
@@ -133,8 +133,8 @@ def imported(row: Row, out: Path) -> None:
 
 def measure(name: str, row: Row, data: Path, out: Path, minutes: float, seed: int) -> tuple[float, float]:
     """(score, seconds of the whole command)."""
-    unpacked(row, data, out)
-    imported(row, out)
+    unpack_images(row, data, out)
+    import_base(row, out)
     run = out / f"{name}-{seed}"
     shutil.rmtree(run, ignore_errors=True)
     words = command(row, data, run, minutes, seed)
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", choices=[[], *ROWS], default=[])
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark"))
-    parser.add_argument("--minutes", type=float, help="instead of the row's own")
+    parser.add_argument("--minutes", type=float, help="instead of the row's minutes")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Watching: what does it cost to look?
+"""Watching: what does it cost?
 
 A decoder (nano-gpt of 2 layers) on N = 16,384 tokens, forward without gradients: plain, and inside `weft.watch`; the
-same model writing 256 tokens. Then, of what was seen: one row of one head, and the statistics of all heads at once,
-whose time is given as a multiple of one forward.
+same model generating 256 tokens. Then, of the recorded attention: one row of one head, and the statistics of all heads,
+with their time as a multiple of one forward.
 
-Memory: the peak that the forward adds when watched and when not; a map of N x N numbers would be 1,024 MiB a head.
+Memory: the peak that the forward adds when watched and when not; a map of N x N numbers would be 1,024 MiB per head.
 
-To reach: watching at most 1.3 x the time. Speed is never a test: the script ends with 0 whatever it finds.
+Target: watching takes at most 1.3 x the time. Speed is never a test: the exit code is 0 in any case.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from timing import Call, begin, extra_memory, interleave, limit, report, table
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
 
-WRITTEN = 256
+GENERATED = 256
 
 
 def contestants(length: int) -> tuple[dict[str, Call], dict[str, Call]]:
-    """Calls that are compared with the first of them: forwards, generations."""
-    model = weft.build(weft.preset("nano-gpt").replace(layers=2, length=max(length, 2 * WRITTEN))).eval()
+    """Two groups of calls, each compared with its first: forwards, generations."""
+    model = weft.build(weft.preset("nano-gpt").replace(layers=2, length=max(length, 2 * GENERATED))).eval()
     tokens = torch.randint(0, 256, (1, length), generator=torch.Generator().manual_seed(0))
 
     def forward() -> None:
@@ -39,7 +39,7 @@ def contestants(length: int) -> tuple[dict[str, Call], dict[str, Call]]:
         return seen
 
     def write() -> None:
-        generate(model, GenerationRequest([[1, 2, 3]], max_tokens=WRITTEN))
+        generate(model, GenerationRequest([[1, 2, 3]], max_tokens=GENERATED))
 
     def write_watched() -> None:
         with weft.watch(model):
@@ -51,11 +51,11 @@ def contestants(length: int) -> tuple[dict[str, Call], dict[str, Call]]:
         "forward, watched": watched,
         "one row of one head": lambda: kept.attention(1, 0, rows=[length - 1]),
     }
-    return forwards, {f"writing {WRITTEN} tokens": write, f"writing {WRITTEN} tokens, watched": write_watched}
+    return forwards, {f"generating {GENERATED} tokens": write, f"generating {GENERATED} tokens, watched": write_watched}
 
 
 def measure(length: int, seconds: float, statistics: bool) -> list[dict[str, Any]]:
-    """One entry a contestant."""
+    """One entry per contestant."""
     results = []
     for calls in contestants(length):
         first = next(iter(calls))
@@ -89,7 +89,7 @@ def main() -> None:
     """Parse, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=16_384, help="tokens N of the forward")
-    parser.add_argument("--seconds", type=float, default=60.0, help="time for the rounds of one task")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for the rounds per task")
     parser.add_argument("--statistics", action="store_true", help="also the statistics of all heads (O(N^2) time)")
     parser.add_argument("--threads", type=int, help="threads of torch (default: all)")
     parser.add_argument("--json", action="store_true", help="print one JSON value instead of tables")

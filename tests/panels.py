@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.bars import Bars
-from weft.figures.panels.maps import gather
-from weft.figures.panels.motion import Motion
-from weft.figures.panels.overlays import Overlay, Tiles
-from weft.figures.panels.pairs import Pair
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.attention_steps import AttentionStep, AttentionStepsPanel
+from weft.figures.panels.bars import BarsPanel
+from weft.figures.panels.maps import collect_maps
+from weft.figures.panels.motion import MotionPanel
+from weft.figures.panels.overlays import OverlayPanel, TilesPanel
+from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis, Panel
-from weft.figures.panels.plots import Plot
-from weft.figures.panels.series import Channels, Forecast
-from weft.figures.panels.tables import Table
-from weft.figures.panels.tokens import Tokens
-from weft.figures.panels.unfolding import Unfolding, UnfoldingStep
+from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.series import ChannelsPanel, ForecastPanel
+from weft.figures.panels.tables import TablePanel
+from weft.figures.panels.tokens import TokensPanel
 
 L, H, T = 2, 3, 7
 TOKENS = ("the", "animal", "</script>", "🙂", "שלום", "it", "<b>&amp;")
@@ -38,17 +38,17 @@ def heads() -> Axis:
     return Axis("head", ("mean", *map(str, range(H))), 2)
 
 
-def attention(tokens: tuple[str, ...] = TOKENS, columns: tuple[str, ...] | None = None) -> Attention:
+def attention(tokens: tuple[str, ...] = TOKENS, columns: tuple[str, ...] | None = None) -> AttentionPanel:
     columns = tokens if columns is None else columns
     values = shares(L, H, len(tokens), len(columns))
-    maps = gather(L, heads().options, (len(tokens), len(columns)), lambda layer, a, b: values[layer][:, a:b])
-    return Attention("Attention", tokens, columns, layers(), heads(), maps, "a note", min(5, len(tokens) - 1))
+    maps = collect_maps(L, heads().options, (len(tokens), len(columns)), lambda layer, a, b: values[layer][:, a:b])
+    return AttentionPanel("Attention", tokens, columns, layers(), heads(), maps, "a note", min(5, len(tokens) - 1))
 
 
 def every_panel() -> dict[str, Panel]:
     words = tuple(tuple(f"w{row}{column}" for column in range(T)) for row in range(3))
     steps = tuple(
-        UnfoldingStep(
+        AttentionStep(
             name, "e_j = q · k_j", "stack.blocks.0.mixer", numbers(2, 3), ("a", "b"), ("x", "y", "z"), "words"
         )
         for name in ("scores", "weights")
@@ -57,15 +57,17 @@ def every_panel() -> dict[str, Panel]:
     return {
         "attention": attention(),
         "cross": attention(TOKENS, ("uno", "due", "tre")),
-        "table": Table("Table", ("a", "b", "c"), TOKENS, numbers(3, T), (), words, scale="signed", row_name="after"),
-        "alignment": Table(
+        "table": TablePanel(
+            "Table", ("a", "b", "c"), TOKENS, numbers(3, T), (), words, scale="signed", row_name="after"
+        ),
+        "alignment": TablePanel(
             "Alignment", TOKENS, ("x", "y", "z"), shares(L, T, 3), (layers(),), cells="colors", gold=np.eye(T, 3)
         ),
-        "bars": Bars(
+        "bars": BarsPanel(
             "Bars", Axis("after", TOKENS, 3), (("a", "b", " c", "\n", "</script>"),) * T, shares(T, 5), ("a",) * T
         ),
-        "tokens": Tokens("Tokens", TOKENS, shares(L, H + 1, T), (layers(), heads()), tuple("NOVADXY")),
-        "pair": Pair(
+        "tokens": TokensPanel("Tokens", TOKENS, shares(L, H + 1, T), (layers(), heads()), tuple("NOVADXY")),
+        "pair": QueryKeyPanel(
             "Pair",
             Axis("way", ("a at b", "b at a")),
             layers(),
@@ -75,15 +77,15 @@ def every_panel() -> dict[str, Panel]:
             numbers(2, L, H),
             shares(2, L, H),
         ),
-        "overlay": Overlay(
+        "overlay": OverlayPanel(
             "Overlay",
             (numbers(17, 19, 3) * 30 + 120).clip(0, 255).astype(np.uint8),
             shares(L, H + 1, 5, 3),
             (layers(), heads()),
         ),
-        "tiles": Tiles("Tiles", shares(11, 5, 5, 3), tuple(map(str, range(11))), 4),
-        "similarity": Tiles("Similarity", numbers(6, 2, 3), tuple(map(str, range(6))), 3),
-        "forecast": Forecast(
+        "tiles": TilesPanel("Tiles", shares(11, 5, 5, 3), tuple(map(str, range(11))), 4),
+        "similarity": TilesPanel("Similarity", numbers(6, 2, 3), tuple(map(str, range(6))), 3),
+        "forecast": ForecastPanel(
             "Forecast",
             ("u", "v"),
             numbers(35, 2),
@@ -94,11 +96,15 @@ def every_panel() -> dict[str, Panel]:
             (layers(), heads()),
             7,
         ),
-        "channels": Channels("Channels", numbers(23, 3), ("x", "y", "z"), shares(L, H + 1, 23), (layers(), heads())),
-        "many": Channels(
+        "channels": ChannelsPanel(
+            "Channels", numbers(23, 3), ("x", "y", "z"), shares(L, H + 1, 23), (layers(), heads())
+        ),
+        "many": ChannelsPanel(
             "Many", numbers(23, 13), tuple(map(str, range(13))), shares(L, H + 1, 12), (layers(), heads())
         ),
-        "motion": Motion("Motion", body, ((0, 1), (1, 2), (2, 3), (3, 4)), shares(L, H + 1, 11), (layers(), heads())),
-        "unfolding": Unfolding("Unfolding", steps),
-        "plot": Plot("Plot", np.arange(5.0), numbers(2, 5), ("one", "other"), "layer", "norm"),
+        "motion": MotionPanel(
+            "Motion", body, ((0, 1), (1, 2), (2, 3), (3, 4)), shares(L, H + 1, 11), (layers(), heads())
+        ),
+        "steps": AttentionStepsPanel("Steps", steps),
+        "plot": PlotPanel("Plot", np.arange(5.0), numbers(2, 5), ("one", "other"), "layer", "norm"),
     }

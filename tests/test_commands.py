@@ -251,9 +251,9 @@ def test_a_task_is_found_behind_options():
         (["train", "text", "BOOK", "--out", "RUN", "--steps", "2", "--set", "layers=many"], "layers"),
         (["train", "text", "sample:dates", "--out", "RUN"], "task text has no sample 'dates'"),
         (["train", "text", "BOOK", "--out", "RUN", "--device", "tpu9"], "no device"),
-        (["predict", "absent", "hello"], "absent is no run folder"),
+        (["predict", "absent", "hello"], "absent is not a run folder"),
         (["predict", "BOOK", "hello"], "is a file"),
-        (["eval", "absent", "BOOK"], "absent is no run folder"),
+        (["eval", "absent", "BOOK"], "absent is not a run folder"),
     ],
 )
 def test_user_errors_are_one_sentence_and_leave_nothing(run, book, tmp_path, words, sentence):

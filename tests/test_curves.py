@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft.figures.canvas import legible, save_figure
+from weft.figures.canvas import drawable_text, save_figure
 from weft.figures.charts.alignments import alignment_figure
 from weft.figures.charts.curves import curve_figure, draw_curves, running_mean
 from weft.figures.charts.forecasts import forecast_figure
@@ -88,11 +88,11 @@ def test_curve_refusals(tmp_path):
 
 
 def test_legible():
-    assert legible("Katze_ß→") == "Katze_ß→"
-    assert legible("a\nb\tc") == "a↵b⇥c"
-    assert legible("x\U0010fffdy\ud800") == "x□y□"
-    assert legible("abcdefg", 5) == "abcd…" and legible("abcde", 5) == "abcde"
-    assert legible("$x$") == r"\$x\$"
+    assert drawable_text("Katze_ß→") == "Katze_ß→"
+    assert drawable_text("a\nb\tc") == "a↵b⇥c"
+    assert drawable_text("x\U0010fffdy\ud800") == "x□y□"
+    assert drawable_text("abcdefg", 5) == "abcd…" and drawable_text("abcde", 5) == "abcde"
+    assert drawable_text("$x$") == r"\$x\$"
 
 
 def test_alignment_has_the_source_on_top_and_the_target_left(tmp_path):
@@ -131,7 +131,7 @@ def test_alignment_refuses_other_shapes():
 def test_forecast_shows_history_forecast_band_and_truth(tmp_path):
     history, forecast, truth = numbers(211, 3), numbers(13, 3), numbers(13, 3)
     figure = forecast_figure(history, forecast, forecast - 2, forecast + 2, truth, ["load", "$heat$", "中"], "ETT")
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["load", r"\$heat\$", legible("中")]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["load", r"\$heat\$", drawable_text("中")]
     for number, axes in enumerate(figure.axes):
         lines = {line.get_label(): line for line in axes.lines}
         np.testing.assert_array_equal(lines["history"].get_ydata(), history[-39:, number])

@@ -18,7 +18,7 @@ import weft
 from runs_on_disk import gpt2, llama, write_run
 from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.export import huggingface as export_huggingface
-from weft.checkpoints.families import describe
+from weft.checkpoints.families import find_family
 from weft.cli.main import app
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
@@ -34,7 +34,7 @@ FAMILIES = (
 
 
 def letters(*specials: str) -> Tokenizer:
-    return train_tokenizer("characters", TEXTS, specials=specials)
+    return train_tokenizer("characters", TEXTS, special_tokens=specials)
 
 
 def same_spec(one: Path, other: Path) -> bool:
@@ -177,7 +177,7 @@ def test_what_is_in_memory_counts_and_adapters_are_merged(tmp_path):
 def test_a_model_that_maps_to_nothing_says_which_field_stands_in_the_way():
     def refused(name, words, **changes):
         with pytest.raises(WeftError, match=words):
-            describe(weft.preset(name).replace(**changes))
+            find_family(weft.preset(name).replace(**changes))
 
     refused("nano-gpt", "feedforward is 'classic', there only 'gated'")
     refused("nano-moe", r"mixer\.query_key_norm is 'rms'")
@@ -207,7 +207,7 @@ def test_nothing_is_left_half_written_and_nothing_overwritten(tmp_path, monkeypa
     assert not (tmp_path / "out" / "1_Pooling").exists() and not (tmp_path / ".out.exporting").exists()
     with pytest.raises(WeftError, match="no format 'tflite'"):
         weft.export(run, "tflite", tmp_path / "more")
-    with pytest.raises(WeftError, match="--type is of GGUF"):
+    with pytest.raises(WeftError, match="--type is for GGUF"):
         weft.export(run, "huggingface", tmp_path / "more", type="f16")
 
 
@@ -220,7 +220,7 @@ def test_logits_that_differ_are_refused(tmp_path, monkeypatch):
         family, config = honest(spec, first)
         return family, config | {"layer_norm_epsilon": 0.5}
 
-    monkeypatch.setattr(export_huggingface, "describe", lying)
+    monkeypatch.setattr(export_huggingface, "find_family", lying)
     with pytest.raises(WeftError, match=r"differ by .* nothing was written"):
         weft.export(run, "huggingface", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -241,12 +241,12 @@ def test_the_command(tmp_path):
 def test_positions_are_told_as_transformers_5_and_all_before_read_them(tmp_path):
     scaling = {"kind": "llama3", "factor": 7.0, "low": 1.0, "high": 3.0, "original": 131}
     spec = llama(50, **{"positions.base": 5e5, "positions.scaling": scaling})
-    _, config = describe(spec)
+    _, config = find_family(spec)
     how = {"rope_type": "llama3", "factor": 7.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0}
     how["original_max_position_embeddings"] = 131
     assert config["rope_theta"] == 5e5 and config["rope_scaling"] == how
     assert config["rope_parameters"] == {**how, "rope_theta": 5e5}
-    assert "rope_scaling" not in describe(llama(50))[1]
+    assert "rope_scaling" not in find_family(llama(50))[1]
 
 
 def test_a_fine_tuned_roberta_stays_one_and_a_missing_pooler_is_made(tmp_path):

@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 import weft
 from runs_on_disk import gpt2, llama, write_run
-from weft.checkpoints.export import export as exporting
-from weft.checkpoints.formats.gguf_file import open_file
+from weft.checkpoints.export import export_checkpoint as exporting
+from weft.checkpoints.formats.gguf_file import open_gguf_file
 from weft.cli.main import app
 from weft.data.readers.texts import CHAT_TOKENS
-from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, SentencePiece
+from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, SentencePieceModel
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 from weft.data.tokenizers.vocabulary_files import from_sentencepiece
 from weft.foundation.errors import WeftError
@@ -44,7 +44,7 @@ def pieces() -> Tokenizer:
     merged = ["th", "▁th", "▁the", "at", "▁c", "▁cat", "▁a", "on", "er", "ov", "over"]
     letters = sorted({c for text in TEXTS for c in text.replace(" ", "▁") if c not in "\n"} | {"▁"})
     rows = [(piece, -1.0 - n, NORMAL) for n, piece in enumerate([*merged, *letters])]
-    return Tokenizer(from_sentencepiece(SentencePiece([*controls, *signs, *rows], BPE)))
+    return Tokenizer(from_sentencepiece(SentencePieceModel([*controls, *signs, *rows], BPE)))
 
 
 def split_as(words: str, digits: int) -> Tokenizer:
@@ -117,7 +117,7 @@ def test_the_tokenizer_is_told_in_one_of_the_ways_that_llama_cpp_knows(name, tmp
     make, model, way = TOKENIZERS[name]
     tokenizer = make()
     _, made = export(tmp_path, llama(tokenizer.vocabulary), tokenizer)
-    settings = open_file(made.path).settings
+    settings = open_gguf_file(made.path).settings
     assert settings["tokenizer.ggml.model"] == model
     if way is not None:
         assert settings["tokenizer.ggml.pre"] == way
@@ -136,7 +136,7 @@ def test_words_are_refused_with_a_remedy(tmp_path):
 
 
 def test_chats_and_ends_are_told(tmp_path):
-    tokenizer = train_tokenizer("bpe", TEXTS, 300, specials=CHAT_TOKENS)
+    tokenizer = train_tokenizer("bpe", TEXTS, 300, special_tokens=CHAT_TOKENS)
     facts = {"before": [tokenizer.start], "stops": [tokenizer.stop, tokenizer.id_of("<Assistant:>")]}
     _, made = export(tmp_path, llama(tokenizer.vocabulary), tokenizer, facts=facts)
     back = weft.import_checkpoint(made.path, tmp_path / "back", certificate=False)
@@ -154,7 +154,7 @@ def test_types_of_weights(kind, stored, within, tmp_path):
     tokenizer = train_tokenizer("bytes", [])
     sizes = {"width": 64, "feedforward.hidden": 96, "mixer.head_width": 16}
     _, made = export(tmp_path, llama(tokenizer.vocabulary, **sizes), tokenizer, kind)
-    tensors = open_file(made.path).tensors
+    tensors = open_gguf_file(made.path).tensors
     assert {info.kind for info in tensors.values() if len(info.shape) == 2} == {stored}
     assert {info.kind for info in tensors.values() if len(info.shape) == 1} == {"F32"}
     assert made.parity is not None and 0 < made.parity < within
@@ -163,7 +163,7 @@ def test_types_of_weights(kind, stored, within, tmp_path):
 def test_rows_that_are_no_whole_blocks_stay_in_half_precision(tmp_path):
     tokenizer = train_tokenizer("bytes", [])
     _, made = export(tmp_path, gpt2(tokenizer.vocabulary), tokenizer, "q8_0")
-    tensors = open_file(made.path).tensors
+    tensors = open_gguf_file(made.path).tensors
     assert tensors["blk.0.attn_qkv.weight"].kind == "F16" and tensors["position_embd.weight"].kind == "F32"
 
 
@@ -223,11 +223,11 @@ def test_a_letter_that_training_never_saw_is_unknown_to_llama_cpp_too(tmp_path):
 
 def test_three_ends_are_told_by_their_names(tmp_path):
     names = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
-    tokenizer = train_tokenizer("bytes", [], specials=names)
+    tokenizer = train_tokenizer("bytes", [], special_tokens=names)
     stops = [tokenizer.id_of(name) for name in names]
     write_run(tmp_path / "run", llama(tokenizer.vocabulary), tokenizer=tokenizer, facts={"stops": stops})
     made = weft.export(tmp_path / "run", "gguf", tmp_path / "out")
-    settings = open_file(made.path).settings
+    settings = open_gguf_file(made.path).settings
     assert [settings[f"tokenizer.ggml.{role}_token_id"] for role in ("eos", "eot", "eom")] == [
         stops[0],
         stops[2],
@@ -246,7 +246,7 @@ def test_biases_that_llama_cpp_lacks_are_refused(tmp_path):
 def test_one_expert_is_read_alone(tmp_path):
     tokenizer = train_tokenizer("bytes", [])
     _, made = export(tmp_path, SHAPES["mixtral"](tokenizer.vocabulary), tokenizer)
-    file = open_file(made.path)
+    file = open_gguf_file(made.path)
     whole = file.read("blk.1.ffn_up_exps.weight")
     for number in range(5):
         one = file.read("blk.1.ffn_up_exps.weight", number)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import weft
 from runs_on_disk import gpt2, llama, write_run
-from weft.checkpoints.export import export as exporting
+from weft.checkpoints.export import export_checkpoint as exporting
 from weft.cli.main import app
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
@@ -136,9 +136,9 @@ def test_answers_that_differ_are_refused(tmp_path, monkeypatch):
 
     run = write_run(tmp_path / "run", gpt2(C), tokenizer=train_tokenizer("characters", ["abc"]))
     monkeypatch.setattr(export_onnx, "write_onnx", lambda run, out: ["model.onnx"])
-    monkeypatch.setattr(export_onnx, "judge_onnx", lambda run, out: (0.1, 2.0))
+    monkeypatch.setattr(export_onnx, "compare_onnx", lambda run, out: (0.1, 2.0))
     with pytest.raises(WeftError, match=r"onnxruntime differ by 0\.1"):
         weft.export(run, "onnx", tmp_path / "out")
-    monkeypatch.setattr(export_onnx, "judge_onnx", lambda run, out: None)
+    monkeypatch.setattr(export_onnx, "compare_onnx", lambda run, out: None)
     assert "not installed" in str(weft.export(run, "onnx", tmp_path / "out").why)
-    assert exporting.FORMATS == ("huggingface", "gguf", "onnx")
+    assert exporting.EXPORT_FORMATS == ("huggingface", "gguf", "onnx")

@@ -8,7 +8,7 @@ import torch
 import weft
 from runs_on_disk import write_run
 from weft.checkpoints.export.export_source import open_export_source
-from weft.checkpoints.export.onnx import module_of, open_session
+from weft.checkpoints.export.onnx import float32_module, open_session
 from weft.data.tokenizers.tokenizer import train_tokenizer
 
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -19,7 +19,7 @@ def export(tmp_path, spec, task, tokenizer=None, facts=None):
     run = write_run(tmp_path / "run", spec, task, tokenizer, facts)
     made = weft.export(run, "onnx", tmp_path / "out")
     assert made.parity is not None and made.parity < 1e-5
-    return module_of(open_export_source(run)), made
+    return float32_module(open_export_source(run)), made
 
 
 def session(made, file="model.onnx"):

@@ -9,10 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.maps import BLOCK, Largest, Whole, fitting_heads, gather, shrink
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.maps import ROWS_AT_ONCE, DenseMaps, TopWeightMaps, all_heads_fit, block_means, collect_maps
 from weft.figures.panels.panel import Axis, expect_shape, visible_token
-from weft.figures.web.packing import EXACT, pack, script_text, unpack
+from weft.figures.web.array_encoding import FULL_PRECISION_LIMIT, decode_array, encode_array, script_text
 from weft.foundation.errors import WeftError
 
 
@@ -28,11 +28,11 @@ def rows_of(values: np.ndarray):
 
 def test_packed_numbers_come_back():
     values = np.random.default_rng(1).normal(size=(3, 5, 7)).astype(np.float32)
-    np.testing.assert_array_equal(unpack(pack(values)), values)
-    half = unpack(pack(values, "f2"))
+    np.testing.assert_array_equal(decode_array(encode_array(values)), values)
+    half = decode_array(encode_array(values, "f2"))
     assert half.dtype == np.float16 and np.abs(half - values).max() < 2e-3
-    assert pack(values)["type"] == "f4" and pack(np.zeros(EXACT + 1))["type"] == "f2"
-    assert len(base64.b64decode(pack(np.arange(5), "u2")["data"])) == 10
+    assert encode_array(values)["type"] == "f4" and encode_array(np.zeros(FULL_PRECISION_LIMIT + 1))["type"] == "f2"
+    assert len(base64.b64decode(encode_array(np.arange(5), "u2")["data"])) == 10
 
 
 @pytest.mark.parametrize("text", ["</script><b>", "a & b", "\u2028", "日本", "שלום", "🙂", "\ud800"])
@@ -49,35 +49,35 @@ def test_numbers_that_are_none_are_refused_in_scripts():
 
 def test_whole_maps_with_the_mean_of_heads_first():
     values = weights(2, 3, 5, 7)
-    maps = gather(2, ("mean", "0", "1", "2"), (5, 7), rows_of(values))
-    assert isinstance(maps, Whole) and maps.size == (5, 7)
+    maps = collect_maps(2, ("mean", "0", "1", "2"), (5, 7), rows_of(values))
+    assert isinstance(maps, DenseMaps) and maps.size == (5, 7)
     np.testing.assert_allclose(maps.row(1, 0, 4), values[1, :, 4].mean(0), rtol=1e-6)
     np.testing.assert_array_equal(maps.values[:, 1:], values)
-    np.testing.assert_array_equal(unpack(maps.payload()["whole"]), maps.values)
+    np.testing.assert_array_equal(decode_array(maps.payload()["whole"]), maps.values)
 
 
 def test_heads_alone_and_means_alone():
     values = weights(1, 3, 5, 5)
-    assert gather(1, ("0", "1", "2"), (5, 5), rows_of(values)).values.shape == (1, 3, 5, 5)
-    alone = gather(1, ("mean",), (5, 5), rows_of(values))
+    assert collect_maps(1, ("0", "1", "2"), (5, 5), rows_of(values)).values.shape == (1, 3, 5, 5)
+    alone = collect_maps(1, ("mean",), (5, 5), rows_of(values))
     np.testing.assert_allclose(alone.values[0, 0], values[0].mean(0), rtol=1e-6)
     with pytest.raises(WeftError, match="has shape 3x5x5, but 2x5x5 is needed"):
-        gather(1, ("0", "1"), (5, 5), rows_of(values))
+        collect_maps(1, ("0", "1"), (5, 5), rows_of(values))
 
 
 def test_long_inputs_keep_the_largest_weights_of_each_row(monkeypatch):
-    monkeypatch.setattr("weft.figures.panels.maps.WHOLE", 1000)
-    monkeypatch.setattr("weft.figures.panels.maps.PARTS", 2 * 4 * (BLOCK + 13) * 11)
-    values = weights(2, 3, BLOCK + 13, BLOCK + 13)
+    monkeypatch.setattr("weft.figures.panels.maps.DENSE_LIMIT", 1000)
+    monkeypatch.setattr("weft.figures.panels.maps.TOP_LIMIT", 2 * 4 * (ROWS_AT_ONCE + 13) * 11)
+    values = weights(2, 3, ROWS_AT_ONCE + 13, ROWS_AT_ONCE + 13)
     asked = []
 
     def rows(layer: int, first: int, last: int) -> np.ndarray:
         asked.append((layer, last - first))
         return values[layer][:, first:last]
 
-    maps = gather(2, ("mean", "0", "1", "2"), values.shape[2:], rows)
-    assert isinstance(maps, Largest) and maps.weights.shape == (2, 4, BLOCK + 13, 11)
-    assert max(size for _, size in asked) == BLOCK and len(asked) == 4
+    maps = collect_maps(2, ("mean", "0", "1", "2"), values.shape[2:], rows)
+    assert isinstance(maps, TopWeightMaps) and maps.weights.shape == (2, 4, ROWS_AT_ONCE + 13, 11)
+    assert max(size for _, size in asked) == ROWS_AT_ONCE and len(asked) == 4
     best = np.sort(values[1, 2, 17])[-11:]
     row = maps.row(1, 3, 17)
     np.testing.assert_allclose(np.sort(row[row > 0]), best, rtol=1e-6)
@@ -87,25 +87,27 @@ def test_long_inputs_keep_the_largest_weights_of_each_row(monkeypatch):
     assert maps.kept == pytest.approx(float(np.sort(total)[..., -11:].sum() / total.sum()), rel=1e-5)
     np.testing.assert_allclose(maps.pictures.mean((2, 3)), total.mean((2, 3)), rtol=0.02)
     tree = maps.payload()
-    assert unpack(tree["pictures"]).max() == 255 and unpack(tree["places"]).shape == maps.places.shape
+    assert decode_array(tree["pictures"]).max() == 255 and decode_array(tree["places"]).shape == maps.places.shape
 
 
 def test_shrinking_is_means_over_blocks():
     values = np.arange(24, dtype=np.float32).reshape(4, 6)
-    np.testing.assert_allclose(shrink(values, 2), [[4.0, 7.0], [16.0, 19.0]])
-    assert shrink(values, 6) is values
+    np.testing.assert_allclose(block_means(values, 2), [[4.0, 7.0], [16.0, 19.0]])
+    assert block_means(values, 6) is values
 
 
 def test_too_many_heads_do_not_fit():
-    assert fitting_heads(6, 6, 4096) and not fitting_heads(48, 25, 4096)
+    assert all_heads_fit(6, 6, 4096) and not all_heads_fit(48, 25, 4096)
 
 
 def test_nothing_to_draw_is_said():
     with pytest.raises(WeftError, match="nothing to draw"):
-        gather(0, ("0",), (5, 5), rows_of(weights(1, 1, 5, 5)))
+        collect_maps(0, ("0",), (5, 5), rows_of(weights(1, 1, 5, 5)))
     tokens = tuple("abcdefg")
     with pytest.raises(WeftError, match="maps of 5 x 7 for 4 x 7 tokens"):
-        Attention("", tokens[:4], tokens, Axis("layer", ("0",)), Axis("head", ("0",)), Whole(weights(1, 1, 5, 7)))
+        AttentionPanel(
+            "", tokens[:4], tokens, Axis("layer", ("0",)), Axis("head", ("0",)), DenseMaps(weights(1, 1, 5, 7))
+        )
     with pytest.raises(WeftError, match="layer 2 of 2: choose one from 0 on"):
         Axis("layer", ("0", "1"), 2)
     with pytest.raises(WeftError, match="x has shape 2x3, but nx2 is needed"):

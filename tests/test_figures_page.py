@@ -11,12 +11,12 @@ import pytest
 
 from browser import Browser, find_browser
 from panels import TOKENS, attention, every_panel, shares
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.maps import Largest, Whole, gather
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.maps import DenseMaps, TopWeightMaps, collect_maps
 from weft.figures.panels.panel import Axis
 from weft.figures.picture import Picture
+from weft.figures.web.array_encoding import decode_array
 from weft.figures.web.interactive import POLICY, SCRIPTS
-from weft.figures.web.packing import unpack
 
 PANELS = every_panel()
 NASTY = (
@@ -50,14 +50,14 @@ def test_every_script_is_in_the_page_once():
 
 def test_values_in_the_page_are_those_given():
     found = {panel["title"]: panel for panel in data_of(Picture("All", tuple(PANELS.values())).html())["panels"]}
-    np.testing.assert_array_equal(unpack(found["Overlay"]["maps"]), PANELS["overlay"].maps)
-    np.testing.assert_array_equal(unpack(found["Overlay"]["pixels"]), PANELS["overlay"].pixels)
-    np.testing.assert_array_equal(unpack(found["Pair"]["query"]), PANELS["pair"].query)
-    np.testing.assert_array_equal(unpack(found["Forecast"]["attention"]), PANELS["forecast"].attention)
-    np.testing.assert_array_equal(unpack(found["Unfolding"]["steps"][1]["values"]), PANELS["unfolding"].steps[1].values)
-    np.testing.assert_array_equal(unpack(found["Motion"]["joints"]), PANELS["motion"].upright())
+    np.testing.assert_array_equal(decode_array(found["Overlay"]["maps"]), PANELS["overlay"].maps)
+    np.testing.assert_array_equal(decode_array(found["Overlay"]["pixels"]), PANELS["overlay"].pixels)
+    np.testing.assert_array_equal(decode_array(found["Pair"]["query"]), PANELS["pair"].query)
+    np.testing.assert_array_equal(decode_array(found["Forecast"]["attention"]), PANELS["forecast"].attention)
+    np.testing.assert_array_equal(decode_array(found["Steps"]["steps"][1]["values"]), PANELS["steps"].steps[1].values)
+    np.testing.assert_array_equal(decode_array(found["Motion"]["joints"]), PANELS["motion"].upright())
     whole = data_of(Picture("One", (attention(),)).html())["panels"][0]
-    np.testing.assert_array_equal(unpack(whole["maps"]["whole"]), attention().maps.values)
+    np.testing.assert_array_equal(decode_array(whole["maps"]["whole"]), attention().maps.values)
     assert whole["rows"] == list(TOKENS) and whole["focus"] == 5
     assert whole["axes"][1] == {"name": "head", "options": ["mean", "0", "1", "2"], "chosen": 2}
 
@@ -71,7 +71,7 @@ def test_any_text_comes_back_as_it_was(text):
 
 
 @cache
-def long_panel(tokens: int, layers: int = 2, heads: int = 2) -> Attention:
+def long_panel(tokens: int, layers: int = 2, heads: int = 2) -> AttentionPanel:
     """Causal attention to a few places, a block of rows at a time, as a watcher gives it."""
     names = tuple(f"w{number}" for number in range(tokens))
 
@@ -85,16 +85,18 @@ def long_panel(tokens: int, layers: int = 2, heads: int = 2) -> Attention:
         return block
 
     options = ("mean", *map(str, range(heads)))
-    maps = gather(layers, options, (tokens, tokens), rows)
-    return Attention("Long", names, names, Axis("layer", tuple(map(str, range(layers)))), Axis("head", options), maps)
+    maps = collect_maps(layers, options, (tokens, tokens), rows)
+    return AttentionPanel(
+        "Long", names, names, Axis("layer", tuple(map(str, range(layers)))), Axis("head", options), maps
+    )
 
 
 def test_a_long_text_fits_into_one_page():
     panel = long_panel(4096)
-    assert isinstance(panel.maps, Largest) and panel.maps.kept == pytest.approx(1.0)
+    assert isinstance(panel.maps, TopWeightMaps) and panel.maps.kept == pytest.approx(1.0)
     text = Picture("Long", (panel,)).html()
     assert len(text) < 30_000_000
-    weights = unpack(data_of(text)["panels"][0]["maps"]["weights"])
+    weights = decode_array(data_of(text)["panels"][0]["maps"]["weights"])
     assert weights.shape[:3] == (2, 3, 4096) and float(weights[1, 1, 4000].max()) == 0.75
 
 
@@ -150,8 +152,13 @@ def test_layer_and_head_change_what_is_drawn(browser, tmp_path):
 
 
 def test_pointing_at_a_cell_tells_its_number(browser, tmp_path):
-    panel = Attention(
-        "x", tuple("abcdefg"), tuple("abcdefg"), Axis("layer", ("0",)), Axis("head", ("0",)), Whole(shares(1, 1, 7, 7))
+    panel = AttentionPanel(
+        "x",
+        tuple("abcdefg"),
+        tuple("abcdefg"),
+        Axis("layer", ("0",)),
+        Axis("head", ("0",)),
+        DenseMaps(shares(1, 1, 7, 7)),
     )
     browser.open(Picture("x", (panel,)).write(tmp_path / "x.html"))
     box = browser.run(

@@ -11,11 +11,11 @@ from PIL import Image
 
 from panels import TOKENS, H, L, T, attention, every_panel, numbers, shares
 from weft.figures.charts.grids import draw_grid
+from weft.figures.panels.attention_steps import AttentionStep, steps_text
 from weft.figures.panels.maps import MEAN
-from weft.figures.panels.motion import Motion, flatten, nearest_bones
-from weft.figures.panels.overlays import lit, tint
+from weft.figures.panels.motion import MotionPanel, guess_bones, project_sideways
+from weft.figures.panels.overlays import highlight, stretch_colors
 from weft.figures.panels.panel import Axis
-from weft.figures.panels.unfolding import UnfoldingStep, as_text
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
 
@@ -52,14 +52,16 @@ def test_the_matrix_of_a_still_is_the_chosen_map():
 
 
 def test_small_maps_of_many_layers_hold_the_chosen_one_and_say_which_are_left_out():
-    from weft.figures.panels.attention import MOST_SMALL, Attention
-    from weft.figures.panels.maps import Whole
+    from weft.figures.panels.attention import MOST_SMALL, AttentionPanel
+    from weft.figures.panels.maps import DenseMaps
 
     tokens = ("a", "b", "c")
 
     def drawn(chosen, layers=MOST_SMALL + 11):
         axis, values = Axis("layer", tuple(map(str, range(layers))), chosen), shares(layers, 2, 3, 3)
-        figure = Picture("", (Attention("", tokens, tokens, axis, Axis("head", ("0", "1")), Whole(values)),)).figure()
+        figure = Picture(
+            "", (AttentionPanel("", tokens, tokens, axis, Axis("head", ("0", "1")), DenseMaps(values)),)
+        ).figure()
         names = [text.get_text() for text in figure.axes[-1].texts if text.get_text().startswith("layer ")]
         said = [text.get_text() for text in figure.subfigs[-1].texts if text.get_text().startswith("Left out")]
         return names, said
@@ -96,10 +98,12 @@ def test_bars_and_their_mark():
 def test_long_texts_show_a_window_of_lines_and_numbered_ticks(tmp_path):
     tokens = tuple(f"t{number}" for number in range(131))
     values = shares(1, 1, 131, 131)
-    from weft.figures.panels.attention import Attention
-    from weft.figures.panels.maps import Whole
+    from weft.figures.panels.attention import AttentionPanel
+    from weft.figures.panels.maps import DenseMaps
 
-    panel = Attention("", tokens, tokens, Axis("layer", ("0",)), Axis("head", ("0",)), Whole(values), focus=100)
+    panel = AttentionPanel(
+        "", tokens, tokens, Axis("layer", ("0",)), Axis("head", ("0",)), DenseMaps(values), focus=100
+    )
     figure = Picture("", (panel,)).figure()
     names = {text.get_text() for text in figure.axes[0].texts}
     assert "t100" in names and "t5" not in names and len(names) <= 48
@@ -109,22 +113,22 @@ def test_long_texts_show_a_window_of_lines_and_numbered_ticks(tmp_path):
 
 def test_the_glow_is_where_the_map_is_large():
     pixels = np.full((6, 4, 3), 100, dtype=np.uint8)
-    found = lit(pixels, np.array([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], dtype=np.float32))
+    found = highlight(pixels, np.array([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]], dtype=np.float32))
     assert found[0, 3, 0] > found[0, 0, 0] == found[5, 3, 0] == 60
-    assert lit(pixels, np.zeros((1, 1), np.float32)).shape == pixels.shape
+    assert highlight(pixels, np.zeros((1, 1), np.float32)).shape == pixels.shape
 
 
 def test_filters_are_stretched_about_gray():
-    found = tint(np.array([[[[0.0], [2.0]], [[-2.0], [1.0]]]]))
+    found = stretch_colors(np.array([[[[0.0], [2.0]], [[-2.0], [1.0]]]]))
     np.testing.assert_allclose(found[0, ..., 0], [[0.5, 1.0], [0.0, 0.75]])
 
 
 def test_up_is_up():
     joints = numbers(3, 5, 3)
     for up, axis in (("x", 0), ("y", 1), ("z", 2)):
-        panel = Motion("", joints, ((0, 1),), shares(3), (), up)
+        panel = MotionPanel("", joints, ((0, 1),), shares(3), (), up)
         np.testing.assert_array_equal(panel.upright()[..., 2], joints[..., axis])
-    assert flatten(joints).shape == (3, 5, 2)
+    assert project_sideways(joints).shape == (3, 5, 2)
 
 
 def test_bones_of_an_unknown_skeleton():
@@ -132,14 +136,14 @@ def test_bones_of_an_unknown_skeleton():
     angles = np.cumsum(0.4 * numbers(29, 5, 2), 0)
     steps = np.stack([np.cos(angles[..., 0]), np.sin(angles[..., 0]), 0.3 * np.sin(angles[..., 1])], -1)
     joints = np.cumsum(steps / np.linalg.norm(steps, axis=-1, keepdims=True), 1)
-    assert {tuple(sorted(bone)) for bone in nearest_bones(joints)} == {(0, 1), (1, 2), (2, 3), (3, 4)}
+    assert {tuple(sorted(bone)) for bone in guess_bones(joints)} == {(0, 1), (1, 2), (2, 3), (3, 4)}
 
 
 def test_unfolded_steps_as_text():
-    step = UnfoldingStep("scale", "e / sqrt(D_K)", "ScaledDot", np.array([[58.9, 57.2]]), ("it",), ("animal", "street"))
-    text = as_text([step])
+    step = AttentionStep("scale", "e / sqrt(D_K)", "ScaledDot", np.array([[58.9, 57.2]]), ("it",), ("animal", "street"))
+    text = steps_text([step])
     assert "1. scale" in text and "e / sqrt(D_K)" in text and "58.9" in text and "computed by ScaledDot" in text
-    wide = as_text([UnfoldingStep("v", "v", "p", numbers(20, 30))])
+    wide = steps_text([AttentionStep("v", "v", "p", numbers(20, 30))])
     assert "… 22 more" in wide and "… 8 more rows" in wide
 
 
@@ -151,7 +155,7 @@ def test_errors_name_the_remedy(tmp_path):
     with pytest.raises(WeftError, match="nothing to see"):
         Picture("x", ())
     with pytest.raises(WeftError, match="a bone ends at joint 9"):
-        Motion("", numbers(3, 5, 3), ((0, 9),), shares(3), ())
+        MotionPanel("", numbers(3, 5, 3), ((0, 9),), shares(3), ())
     with pytest.raises(WeftError, match="choose a folder that can be written"):
         draw_grid([[0.0]], tmp_path / "no" / "x.png")
 

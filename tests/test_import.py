@@ -13,14 +13,14 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from weft.checkpoints.convert import convert_checkpoint
 
 import weft
 from foreign_folders import FOLDERS, LABELS, bart, bert, decoder, gpt2, roberta, t5, vision
-from weft.checkpoints.certificate import draw_inputs, widened
-from weft.checkpoints.convert import convert_checkpoint
-from weft.checkpoints.families import BUILT_IN, FAMILIES, describe
+from weft.checkpoints.families import BUILT_IN, FAMILIES, find_family
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.huggingface import open_folder
+from weft.checkpoints.formats.huggingface_folder import open_huggingface
+from weft.checkpoints.parity_certificate import random_inputs, upcast_weights
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli.main import app
 
@@ -85,22 +85,24 @@ def test_logits_are_those_of_the_other_library(made, name):
     theirs, _, run = made(name)
     wide = not name.startswith(IN_FLOAT32)
     kind = torch.float64 if wide else torch.float32
-    inputs = {key: x if key != "images" else x.to(kind) for key, x in draw_inputs(run.module.spec).items()}
+    inputs = {key: x if key != "images" else x.to(kind) for key, x in random_inputs(run.module.spec).items()}
     expected, ours = answers(theirs.to(kind), run.module.to(kind), inputs)
     theirs.float(), run.module.float()
     torch.testing.assert_close(ours, expected, atol=1e-8 if wide else 1e-4, rtol=0)
-    certificate = json.loads((run.folder / "import.json").read_text())["certificate"]
-    assert certificate["outputs"] >= 6 and certificate["difference"] <= 1e-5 * max(1, certificate["largest"])
+    parity_certificate = json.loads((run.folder / "import.json").read_text())["parity_certificate"]
+    assert parity_certificate["outputs"] >= 6 and parity_certificate["difference"] <= 1e-5 * max(
+        1, parity_certificate["largest"]
+    )
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_tables_read_both_ways(made, name):
     """Written with the table backwards, our weights are the file's, bit for bit but for rows that nothing uses."""
     _, folder, run = made(name)
-    found, ours = open_folder(folder), RunFolder(run.folder).read_model()
+    found, ours = open_huggingface(folder), RunFolder(run.folder).read_model()
     stored = load_file(folder / "model.safetensors")
     rows = found.family.table(found.spec)
-    written = {name: x for row in rows for name, x in zip(row.theirs, row.change.write(ours[row.ours]), strict=True)}
+    written = {name: x for row in rows for name, x in zip(row.theirs, row.transform.write(ours[row.ours]), strict=True)}
     known = {found.family.canonical(key): key for key in stored}
     assert written and {found.family.canonical(key) for key in written} <= set(known)
     for key, tensor in written.items():
@@ -108,7 +110,7 @@ def test_tables_read_both_ways(made, name):
         skipped = 2 if "position" in key and name.startswith(("roberta", "bart")) else 0
         assert torch.equal(tensor[skipped:], expected[skipped:]), key
     # The spec alone tells the family, but for RoBERTa, which is a BERT with other names.
-    family, config = describe(found.spec)
+    family, config = find_family(found.spec)
     assert family is found.family or name.startswith("roberta")
     again = found.family.write(found.spec)
     assert again["model_type"] == json.loads((folder / "config.json").read_text())["model_type"]
@@ -118,45 +120,45 @@ def test_tables_read_both_ways(made, name):
 
 def test_what_maps_to_no_other_library_says_why():
     with pytest.raises(weft.WeftError, match=r"Llama: feedforward is 'classic', there only 'gated'"):
-        describe(weft.preset("nano-gpt"))
+        find_family(weft.preset("nano-gpt"))
     with pytest.raises(weft.WeftError, match=r"GPT-2: dropout|GPT-2: mixer\.window is 5, there only None"):
-        describe(weft.preset("gpt2").replace(**{"mixer.window": 5}))
+        find_family(weft.preset("gpt2").replace(**{"mixer.window": 5}))
     with pytest.raises(weft.WeftError, match="family is 'recurrent-seq2seq', there only"):
-        describe(weft.preset("nano-gru-additive"))
+        find_family(weft.preset("nano-gru-additive"))
     names = {"gpt2": "GPT-2", "llama-3.2-1b": "Llama", "mistral-7b": "Llama", "mixtral-8x7b": "Llama", "t5-small": "T5"}
     for name, family in (names | {"bert-base": "BERT", "minilm-l6": "BERT", "vit-b16": "ViT"}).items():
-        assert describe(weft.preset(name))[0].name == family
+        assert find_family(weft.preset(name))[0].name == family
     assert len({family.name for family in BUILT_IN}) == len(BUILT_IN)
 
 
 def test_a_wrong_table_shows_in_the_certificate(tmp_path, monkeypatch):
     """The comparison can fail: keys and values are mixed up, so nothing is imported."""
-    from weft.checkpoints.families.weight_maps import Rows
+    from weft.checkpoints.families.weight_maps import ConcatenatedRows
 
     decoder(tmp_path / "folder", "Llama", num_key_value_heads=6)
-    good = Rows.read
-    monkeypatch.setattr(Rows, "read", lambda self, x: good(self, [x[0], *x[:0:-1]]))
+    good = ConcatenatedRows.read
+    monkeypatch.setattr(ConcatenatedRows, "read", lambda self, x: good(self, [x[0], *x[:0:-1]]))
     with pytest.raises(weft.WeftError, match="logits differ from those of transformers by"):
         convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert convert_checkpoint(tmp_path / "folder", tmp_path / "run", certified=False).certificate is None
+    assert convert_checkpoint(tmp_path / "folder", tmp_path / "run", certified=False).parity_certificate is None
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_on_the_disk(tmp_path, kind, monkeypatch):
-    from weft.checkpoints import certificate
+    from weft.checkpoints import parity_certificate
 
     model = decoder(tmp_path / "folder", "Llama").to(kind)
     model.save_pretrained(tmp_path / "folder")
-    monkeypatch.setattr(certificate, "WHOLE", 0)  # as a large model: mapped, and widened piece by piece
-    monkeypatch.setattr(certificate, "PIECE", 1000)
+    monkeypatch.setattr(parity_certificate, "UPCAST_WHOLE", 0)  # as a large model: mapped, and widened piece by piece
+    monkeypatch.setattr(parity_certificate, "UPCAST_AT_ONCE", 1000)
     made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
-    assert made.certificate.difference < 1e-4 and made.certificate.within > 1e-4
+    assert made.parity_certificate.difference < 1e-4 and made.parity_certificate.within > 1e-4
     assert {tensor.dtype for tensor in load_file(tmp_path / "run" / "model.safetensors").values()} == {kind}
     assert next(weft.load(tmp_path / "run").module.parameters()).dtype == torch.float32
     linear = torch.nn.Linear(3, 5).to(kind)
     x = torch.randn(2, 3)
-    with widened(linear):
+    with upcast_weights(linear):
         assert torch.equal(linear(x), torch.nn.functional.linear(x, linear.weight.float()) + linear.bias.float())
     assert linear(x.to(kind)).dtype == kind
 
@@ -189,7 +191,7 @@ def test_other_spellings_of_the_same_weights(tmp_path):
     old = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     old |= {"lm_head.weight": old["wte.weight"].clone(), "h.0.attn.bias": torch.ones(1, 1, 97, 97)}
     save_file(old, tmp_path / "gpt2" / "model.safetensors")
-    assert convert_checkpoint(tmp_path / "gpt2", tmp_path / "run1").certificate.holds
+    assert convert_checkpoint(tmp_path / "gpt2", tmp_path / "run1").parity_certificate.holds
     bert(tmp_path / "bert")
     weights = load_file(tmp_path / "bert" / "model.safetensors")
     swap = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -304,7 +306,7 @@ def test_pictures_are_prepared_as_the_preprocessor_says(tmp_path):
         settings = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.3, 0.4, 0.5], **how}
         settings |= {"image_std": [0.2, 0.25, 0.5], "do_rescale": True, "rescale_factor": 1 / 255, "do_resize": True}
         (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(settings))
-        run = weft.import_checkpoint(tmp_path / "folder", tmp_path / name, certificate=False)
+        run = weft.import_checkpoint(tmp_path / "folder", tmp_path / name, parity_certificate=False)
         picture = Image.open(tmp_path / "picture.png")
         if name == "scaled":
             picture = picture.resize((21, 21), Image.Resampling.BICUBIC)
@@ -336,7 +338,7 @@ def test_a_chat_model_keeps_its_template(tmp_path, place, run):
     else:
         settings["chat_template"] = [{"name": "default", "template": CHATML}]
     (tmp_path / "folder" / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = weft.import_checkpoint(tmp_path / "folder", tmp_path / "run", certificate=False)
+    found = weft.import_checkpoint(tmp_path / "folder", tmp_path / "run", parity_certificate=False)
     expected = "<start>user\nhello<stop><start>assistant<stop>"
     ids = found.task.prompt_format.chat_ids([{"role": "user", "content": "hello"}], found.tokenizer)
     assert found.tokenizer.decode(ids, keep_special=True) == expected and ids[0] == 1
@@ -372,14 +374,14 @@ def test_the_command_and_what_follows(tmp_path, run):
     assert code == 0 and json.loads(out)["broken"] == 0
     code, _, told = run("import", tmp_path / "folder", "--out", tmp_path / "run")
     assert code == 2 and "is there already" in told and told.count("\n") == 1
-    code, out, _ = run("import", tmp_path / "folder", "--out", tmp_path / "again", "--no-certificate")
-    assert code == 0 and "no certificate: it was not asked for" in out
+    code, out, _ = run("import", tmp_path / "folder", "--out", tmp_path / "again", "--no-parity_certificate")
+    assert code == 0 and "no parity_certificate: it was not asked for" in out
 
 
 @pytest.mark.parametrize("make", [bert, roberta, vision, t5, bart], ids=lambda make: make.__name__)
 def test_laws_and_show_on_other_families(tmp_path, run, make):
     make(tmp_path / "folder")
-    assert run("import", tmp_path / "folder", "--out", tmp_path / "run", "--no-certificate")[0] == 0
+    assert run("import", tmp_path / "folder", "--out", tmp_path / "run", "--no-parity_certificate")[0] == 0
     assert run("laws", tmp_path / "run")[0] == 0 and run("show", tmp_path / "run")[0] == 0
 
 
@@ -400,15 +402,15 @@ def test_a_mistral_that_does_not_speak_of_its_window_has_its_usual_one(tmp_path)
     tree = json.loads(file.read_text())
     del tree["sliding_window"]
     file.write_text(json.dumps(tree))
-    assert open_folder(tmp_path / "folder").spec.mixer[0].window == 4096
+    assert open_huggingface(tmp_path / "folder").spec.mixer[0].window == 4096
     file.write_text(json.dumps(tree | {"sliding_window": None}))
-    assert open_folder(tmp_path / "folder").spec.mixer[0].window is None
+    assert open_huggingface(tmp_path / "folder").spec.mixer[0].window is None
 
 
 def test_the_certificate_reads_beyond_a_window():
     spec = weft.preset("nano-llama").replace(length=97, **{"mixer.window": 31})
-    assert draw_inputs(spec)["tokens"].shape[1] == 39
-    assert draw_inputs(weft.preset("mistral-7b"))["tokens"].shape[1] == 24
+    assert random_inputs(spec)["tokens"].shape[1] == 39
+    assert random_inputs(weft.preset("mistral-7b"))["tokens"].shape[1] == 24
 
 
 @pytest.mark.parametrize("make", [bert, roberta], ids=["bert", "roberta"])
@@ -432,4 +434,4 @@ def test_older_folders_of_sentence_transformers_are_certified_too(tmp_path):
     rows = [{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
     (tmp_path / "folder" / "modules.json").write_text(json.dumps(rows))
     made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
-    assert made.task == "embedding" and made.certificate is not None and made.certificate.holds
+    assert made.task == "embedding" and made.parity_certificate is not None and made.parity_certificate.holds

@@ -15,9 +15,9 @@ import torch
 import weft
 from foreign_folders import decoder, gpt2, llama3
 from test_tokenizers import sentencepiece
-from weft.checkpoints.convert import convert_checkpoint, open_checkpoint
-from weft.checkpoints.formats.gguf import pair_up, part_pairs, to_gguf
-from weft.checkpoints.formats.gguf_file import open_file
+from weft.checkpoints.convert_checkpoint import convert_checkpoint, open_checkpoint
+from weft.checkpoints.formats.gguf_checkpoint import interleave_pairs, separate_pairs, to_gguf
+from weft.checkpoints.formats.gguf_file import open_gguf_file
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from weft.models.position_specs import Llama3ScalingSpec
@@ -196,7 +196,7 @@ def wide(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
 def test_types_are_read_as_transformers_reads_them(tmp_path, wide, kind):
     path = write(tmp_path / "model.gguf", wide, "llama", None if kind == "F32" else Kind[kind])
-    file = open_file(path)
+    file = open_gguf_file(path)
     stored = gguf.GGUFReader(path)
     for tensor in stored.tensors:
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -209,8 +209,8 @@ def test_types_are_read_as_transformers_reads_them(tmp_path, wide, kind):
 
 def test_pairs_of_coordinates_part_and_meet():
     weight = torch.randn(3 * 10, 7)
-    assert torch.equal(pair_up(weight, 3), torch.from_numpy(permute(weight.numpy(), 3)))
-    assert torch.equal(part_pairs(pair_up(weight, 3), 3), weight)
+    assert torch.equal(interleave_pairs(weight, 3), torch.from_numpy(permute(weight.numpy(), 3)))
+    assert torch.equal(separate_pairs(interleave_pairs(weight, 3), 3), weight)
 
 
 # --- vocabularies ----------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_merges_in_a_gguf_file(pre):
     assert len(pieces) == digits
     assert found.before == ((1,) if pre == "llama-bpe" else ()) and found.names == {"bos_token": "<start>"}
     table["pre"] = "something-new"
-    with pytest.raises(weft.WeftError, match="takes texts apart as 'something-new' does"):
+    with pytest.raises(weft.WeftError, match="splits texts as 'something-new' does"):
         read_gguf_vocabulary("x.gguf", {f"tokenizer.ggml.{key}": value for key, value in table.items()})
 
 
@@ -260,7 +260,7 @@ def test_sentencepiece_in_a_gguf_file(tmp_path):
 
 @pytest.mark.skipif(not SHARED.exists(), reason="the golden pairs are not part of the project")
 def test_golden_pairs_of_gpt2():
-    found = read_gguf_vocabulary("x", open_file(SHARED / "gpt2" / "ggml-vocab-gpt-2.gguf").settings)
+    found = read_gguf_vocabulary("x", open_gguf_file(SHARED / "gpt2" / "ggml-vocab-gpt-2.gguf").settings)
     texts = (SHARED / "ggml-vocab-gpt-2.gguf.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
     lines = (SHARED / "ggml-vocab-gpt-2.gguf.out").read_text().split("\n")
     for text, line in zip(texts, lines, strict=False):
@@ -285,7 +285,7 @@ def small(*parts: bytes, tensors: int = 0, settings: int = 0, magic: bytes = b"G
 
 ARRAY = text("a") + struct.pack("<I", 9)
 HOSTILE = {
-    "another magic": (small(magic=b"GGML"), "is no GGUF file"),
+    "another magic": (small(magic=b"GGML"), "is not a GGUF file"),
     "version 1": (small(version=1), "of GGUF version 1"),
     "big-endian": (small(version=3 << 24), "of GGUF version"),
     "many tensors": (small(tensors=1 << 60), "promises 1,152,921,504,606,846,976 entries"),
@@ -304,13 +304,13 @@ HOSTILE = {
     "an offset": (small(entry("w", (4,), offset=1 << 40), tensors=1), "does not fit into the file"),
     "not aligned": (small(entry("w", (4,), offset=8), tensors=1), "does not fit into the file"),
     "no whole block": (small(entry("w", (33,), kind=8), tensors=1), "does not fit into the file"),
-    "upon another": (small(entry("v", (4,)), entry("w", (4,)), tensors=2), "w lies upon v"),
+    "upon another": (small(entry("v", (4,)), entry("w", (4,)), tensors=2), "w overlaps v"),
     "a name twice": (small(entry("w", (4,)), entry("w", (4,), offset=32), tensors=2), "holds w twice"),
     "an odd alignment": (
         small(text("general.alignment") + struct.pack("<II", 4, 3), entry("w", (4,)), tensors=1, settings=1),
         "no power of two",
     ),
-    "nothing": (b"GGUF", "is no GGUF file"),
+    "nothing": (b"GGUF", "is not a GGUF file"),
     "no architecture": (small(), "of architecture None"),
 }
 
@@ -327,7 +327,7 @@ def test_hostile_files(tmp_path, name):
 def test_files_that_lack_or_hold_too_much(tmp_path):
     model = decoder(tmp_path / "folder", "Llama")
     path = write(tmp_path / "model.gguf", model, "llama", more={"blk.0.attn_sinks.weight": np.zeros(6, np.float32)})
-    with pytest.raises(weft.WeftError, match=r"attn_sinks\.weight, for which this architecture has no place"):
+    with pytest.raises(weft.WeftError, match=r"attn_sinks\.weight, which this architecture does not have"):
         open_checkpoint(path)
     data = path.read_bytes()
     for cut in (100, 5000, len(data) - 50_000):

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import weft
 from foreign_folders import bart, bert, decoder, t5, vision
-from weft.checkpoints import convert as importing
-from weft.checkpoints.convert import convert_checkpoint
-from weft.checkpoints.formats.foreign_tensors import SafeTensors, read_header
-from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.checkpoints import convert_checkpoint as importing
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
+from weft.checkpoints.formats.foreign_tensors import SafeTensors, read_safetensors_header
+from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.cli.main import app
 
 
@@ -109,8 +109,8 @@ def test_headers(folder, refused, name):
         (lambda data: data + b"more", "has something after its tensors"),
         (lambda data: struct.pack("<Q", 1 << 62) + data[8:], "header of 4,611,686,018,427,387,904 bytes does not fit"),
         (lambda data: struct.pack("<Q", 101_000_000) + data[8:], "does not fit into its"),
-        (lambda data: b"", "is no safetensors file"),
-        (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is no safetensors file"),
+        (lambda data: b"", "is not a safetensors file"),
+        (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is not a safetensors file"),
     ],
 )
 def test_files_that_were_cut_or_are_others(folder, refused, spoil, words):
@@ -125,7 +125,7 @@ def test_tensors_that_are_missing_over_or_of_another_shape(folder, refused):
     save_file({name: w for name, w in weights.items() if "k_proj" not in name}, file)
     assert "layers.0.self_attn.k_proj" in refused(folder, "lacks 2 of 21 tensors")
     save_file(weights | {"model.layers.7.extra.weight": torch.zeros(3)}, file)
-    refused(folder, r"holds model\.layers\.7\.extra\.weight, for which this architecture has no place")
+    refused(folder, r"holds model\.layers\.7\.extra\.weight, which this architecture does not have")
     save_file(weights | {LAST: torch.zeros(41)}, file)
     refused(folder, r"model\.norm\.weight is \[41\], but config\.json makes it \[42\]")
     save_file(weights | {LAST: torch.zeros(42, dtype=torch.int32)}, file)
@@ -149,7 +149,7 @@ CONFIGS = {
     "negative": ({"num_attention_heads": -3}, "num_attention_heads is -3"),
     "epsilon": ({"rms_norm_eps": "nan"}, "rms_norm_eps is 'nan', but a positive number"),
     "activation": ({"hidden_act": "mish"}, "hidden_act is 'mish', but one of gelu"),
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "stretches rotary positions by 'yarn'"),
+    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "scales rotary positions by 'yarn'"),
     "heads": ({"num_key_value_heads": 4}, "key_heads 4 does not divide"),
     "flag": ({"attention_bias": "yes"}, "attention_bias is 'yes', but true or false"),
 }
@@ -286,7 +286,7 @@ def test_pickles_run_nothing(folder, refused, tmp_path):
 
 def test_no_tokenizer_no_run(folder, refused):
     (folder / "tokenizer.json").write_text("{}")
-    refused(folder, r"tokenizer\.json is no tokenizer")
+    refused(folder, r"tokenizer\.json is not a readable tokenizer")
     (folder / "tokenizer.json").unlink()
     refused(folder, "holds no tokenizer")
     (folder / "config.json").unlink()
@@ -302,7 +302,7 @@ def test_nothing_remains_of_an_import_that_fails_midway(folder, tmp_path, monkey
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importing, "certify", stop)
+    monkeypatch.setattr(importing, "certify_parity", stop)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(KeyboardInterrupt):
         convert_checkpoint(folder, tmp_path / "run")
@@ -321,7 +321,7 @@ def test_a_full_disk_is_told_in_a_sentence(folder, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("weft.checkpoints.formats.streamed_writing._append", full)
+    monkeypatch.setattr("weft.checkpoints.formats.safetensors_writer._append", full)
     with pytest.raises(weft.WeftError, match="the disk is full"):
         convert_checkpoint(folder, tmp_path / "run", certified=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
@@ -345,17 +345,17 @@ def test_streamed_files_are_those_of_the_library(tmp_path):
         "c": torch.randn(5, 2).T,
         "none": torch.zeros(0, 4),
     }
-    slots = {name: Slot(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    write_streamed(tmp_path / "x.safetensors", slots, tensors.__getitem__, {"k": "v"})
-    found, own = load_file(tmp_path / "x.safetensors"), SafeTensors(read_header(tmp_path / "x.safetensors"))
+    slots = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    stream_safetensors(tmp_path / "x.safetensors", slots, tensors.__getitem__, {"k": "v"})
+    found, own = load_file(tmp_path / "x.safetensors"), SafeTensors(read_safetensors_header(tmp_path / "x.safetensors"))
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor) and torch.equal(own.read(name), tensor)
 
 
 PEAK = """
 import sys, torch
-from weft.checkpoints.convert import convert_checkpoint
-import weft.checkpoints.formats.huggingface, weft.models.presets
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
+import weft.checkpoints.formats.huggingface_folder, weft.models.presets
 def peak():
     return 1024 * int(next(line for line in open("/proc/self/status") if "VmHWM" in line).split()[1])
 before = peak()

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import weft
-from weft.checkpoints.convert import convert_checkpoint
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
 
 pytestmark = pytest.mark.real
 SENTENCES = [

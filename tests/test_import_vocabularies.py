@@ -9,7 +9,7 @@ import pytest
 import weft
 from foreign_folders import bart, decoder
 from test_tokenizers import sentencepiece
-from weft.checkpoints.convert import convert_checkpoint
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.formats.vocabulary import read_vocabulary
 from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer

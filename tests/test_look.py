@@ -16,13 +16,13 @@ import torch
 import weft
 from weft.cli.main import app
 from weft.data import samples
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.maps import Largest, Whole
-from weft.figures.panels.overlays import Overlay
-from weft.figures.panels.pairs import Pair
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.maps import DenseMaps, TopWeightMaps
+from weft.figures.panels.overlays import OverlayPanel
+from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis
-from weft.figures.panels.tables import Table
-from weft.figures.web.packing import unpack
+from weft.figures.panels.tables import TablePanel
+from weft.figures.web.array_encoding import decode_array
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.attention_kinds import gold_links
 from weft.inspection.pictures.look import kinds_of, look, observe, picture_of
@@ -151,12 +151,12 @@ def test_the_main_metric_is_among_those_measured(runs, name):
 def test_what_is_drawn_is_what_was_seen(runs):
     run = runs("text")
     attention = look(run, "lora lo").panels[0]
-    assert isinstance(attention, Attention) and attention.rows == tuple("lora lo")
+    assert isinstance(attention, AttentionPanel) and attention.rows == tuple("lora lo")
     with watch(run) as seen, torch.no_grad():
         run.module(torch.tensor([run.tokenizer.encode("lora lo")]))
     for layer in range(2):
         maps = seen.attention(layer)
-        whole = unpack(attention.tree()["maps"]["whole"])
+        whole = decode_array(attention.tree()["maps"]["whole"])
         np.testing.assert_allclose(whole[layer, 1:], maps.numpy(), atol=1e-6)
         np.testing.assert_allclose(whole[layer, 0], maps.mean(0).numpy(), atol=1e-6)
 
@@ -192,7 +192,7 @@ def test_the_pair_view_multiplies_queries_and_keys(runs):
     run = runs("classification")
     given = "the film was not terrible"
     pair = look(run, given, LookOptions(pair=("not", "terrible"))).panels[-1]
-    assert isinstance(pair, Pair) and pair.ways.options[0] == "not looks at terrible"
+    assert isinstance(pair, QueryKeyPanel) and pair.ways.options[0] == "not looks at terrible"
     with watch(run) as seen:
         run.answer([given])
     for layer in range(2):
@@ -213,7 +213,7 @@ def test_a_pair_that_is_asked_for_is_always_shown(runs):
     assert [panel.kind for panel in look(run, "lora lo", pair).panels] == ["attention", "bars", "pair"]
     assert [panel.kind for panel in look(run, "lora lo", replace(pair, kind="pair")).panels] == ["pair"]
     found = look(run, "lora lo", replace(pair, kind="lens")).panels[-1]
-    assert isinstance(found, Pair) and found.ways.options == ("r looks at a", "a looks at r")
+    assert isinstance(found, QueryKeyPanel) and found.ways.options == ("r looks at a", "a looks at r")
     with pytest.raises(WeftError, match="there is no token 'zebra' in this input"):
         look(run, "lora lo", LookOptions(pair=("r", "zebra")))
     with pytest.raises(WeftError, match="no self-attention in which two words meet"):
@@ -239,7 +239,7 @@ def test_heads_that_rest_on_the_first_token_are_not_telling():
     values = sinking()
     layers, heads = Axis("layer", ("0", "1")), Axis("head", ("0", "1", "2"))
     tokens = tuple("abcde")
-    panel = Attention("", tokens, tokens, layers, heads, Whole(values))
+    panel = AttentionPanel("", tokens, tokens, layers, heads, DenseMaps(values))
     observation = types.SimpleNamespace(
         layers=lambda kind: [0, 1],
         sizes=lambda layer, kind: (1, 3, 5, 5),
@@ -249,7 +249,7 @@ def test_heads_that_rest_on_the_first_token_are_not_telling():
     # The second token of a causal text has the first alone to look at.
     assert telling_head(panel, 1) == telling_place(observation, "encoder", 1) == (0, 2)
     # The first token of another text is one like others.
-    source = Attention("", tokens, tuple("vwxyz"), layers, heads, Whole(values))
+    source = AttentionPanel("", tokens, tuple("vwxyz"), layers, heads, DenseMaps(values))
     assert telling_head(source, 4) == telling_place(observation, "cross", 4) == (0, 0)
     assert closest_pair(observation)[1] == 2
 
@@ -276,7 +276,7 @@ def test_alignment_knows_the_gold_of_its_sample(runs):
     gold = gold_links(told, 11)
     assert [set(links) for links in gold] == [set(links) for links in observation.truth.alignment] + [set()]
     panel = look(runs("translation"), "sample:dates/3").panels[0]
-    assert isinstance(panel, Table) and panel.columns[: len(observation.truth.source)] == tuple(
+    assert isinstance(panel, TablePanel) and panel.columns[: len(observation.truth.source)] == tuple(
         observation.truth.source
     )
     assert "aligns best" in panel.title
@@ -294,7 +294,7 @@ def test_words_of_a_caption_look_at_patches(runs):
     run = runs("captions")
     observation = observe(run, "sample:scenes/1")
     panel = picture_of(observation).panels[0]
-    assert isinstance(panel, Overlay)
+    assert isinstance(panel, OverlayPanel)
     cells = observation.grid[0] * observation.grid[1]
     maps = observation.attention(1, "self")
     place = 2
@@ -365,7 +365,7 @@ def test_long_texts_are_looked_at_in_parts(tmp_path, small_samples):
     text = samples.sample("markov").train * 8
     picture = look(run, text[:4096])
     panel = picture.panels[0]
-    assert isinstance(panel.maps, Largest) and len(panel.rows) == 4096
+    assert isinstance(panel.maps, TopWeightMaps) and len(panel.rows) == 4096
     assert "Weights beyond the" in picture.left_out[0] and f"{panel.maps.kept:.1%}" in picture.left_out[0]
     assert picture.write(tmp_path / "x.html").stat().st_size < 30_000_000
     with watch(run) as seen, torch.no_grad():

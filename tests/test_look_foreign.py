@@ -8,7 +8,7 @@ from PIL import Image
 
 import foreign_folders
 import weft
-from weft.data.readers.images import Fitting, read_image
+from weft.data.readers.images import ResizeCrop, read_image
 from weft.inspection.pictures.generic import observation_of
 from weft.inspection.pictures.look import observe, picture_of
 from weft.inspection.pictures.panels import by_whom
@@ -76,6 +76,6 @@ def test_all_that_stands_before_the_patches_is_labeled(made, name, before, tmp_p
     rows = observation.labels("self")[0]
     assert observation.first == before and rows[before:] == observation.tokens[before:] and rows[before] == "0,0"
     assert rows[:before] == ("[class]", "[register 0]")[:before]
-    expected = read_image(tmp_path / "photo.png", Fitting(21, (21, 21)))
+    expected = read_image(tmp_path / "photo.png", ResizeCrop(21, (21, 21)))
     assert np.array_equal(observation.pixels, expected)
     picture_of(observation).write(tmp_path / "page.html")

@@ -65,7 +65,7 @@ def test_a_folder_per_class(tmp_path, suffix, monkeypatch):
     assert found.pixels.shape == (4, 3, 5, 3) and found.pixels.dtype == np.uint8 and found.channels == 3
     assert found.labels.tolist() == [0, 0, 1, 1] and found.classes == ("cat", "dog")
     assert np.abs(found.pixels[0, 1, 2].astype(int) - (200, 10, 30)).max() < 12  # JPEG and WEBP lose a little
-    monkeypatch.setattr(images_module, "IN_MEMORY", 10)
+    monkeypatch.setattr(images_module, "IN_MEMORY_BYTES", 10)
     lazy = read_images([tmp_path])
     assert isinstance(lazy.pixels, PixelFiles) and lazy.pixels.shape == (4, 3, 5, 3) and len(lazy.pixels) == 4
     assert (lazy.pixels[[3, 0]] == found.pixels[[3, 0]]).all() and (lazy.pixels[1:] == found.pixels[1:]).all()
@@ -107,10 +107,10 @@ def test_folders_of_images_that_are_refused(tmp_path):
     refuses(f"{root / 'b' / '1.png'} 4x4: pass size=", read_images, [root])
     whole = picture(root / "b" / "1.png", size=(64, 64)).read_bytes()
     write(root / "b" / "1.png", whole[:60])
-    refuses(f"{root / 'b' / '1.png'} is no image that can be read", read_images, [root], size=4)
+    refuses(f"{root / 'b' / '1.png'} is not a readable image", read_images, [root], size=4)
     write(root / "b" / "1.png", "text")
-    refuses(f"{root / 'b' / '1.png'} is no image that can be read: repair or remove it", read_images, [root])
-    refuses("is no image that can be read (cannot identify image file", read_image, root / "b" / "1.png")
+    refuses(f"{root / 'b' / '1.png'} is not a readable image: repair or remove it", read_images, [root])
+    refuses("is not a readable image (cannot identify image file", read_image, root / "b" / "1.png")
     refuses("there is no image", read_image, root / "c.png")
     write(tmp_path / "idx" / "train-images-idx3-ubyte.gz", idx(np.zeros((2, 3, 4))))
     refuses("holds IDX files: give the file of images and the file of labels", read_images, [tmp_path / "idx"])
@@ -134,10 +134,10 @@ def test_idx_that_is_refused(tmp_path):
     assert read_images([pixels, labels], size=5).pixels.shape == (4, 5, 5, 1)
     assert read_images([write(tmp_path / "c", idx(np.zeros((4, 2, 3, 3)))), labels]).channels == 3
     cut = write(tmp_path / "cut", x[:-1])
-    refuses("cut is cut off: its head promises 24 bytes, 23 are there; fetch it again", read_images, [cut, labels])
-    refuses("head is cut off: its head promises more, 0 are", read_images, [write(tmp_path / "head", x[:9]), labels])
+    refuses("cut is cut off: its header promises 24 bytes, 23 are there; fetch it again", read_images, [cut, labels])
+    refuses("head is cut off: its header promises more, 0 are", read_images, [write(tmp_path / "head", x[:9]), labels])
     refuses(
-        "long is too long: its head promises 24 bytes, 25", read_images, [write(tmp_path / "long", x + b"0"), labels]
+        "long is too long: its header promises 24 bytes, 25", read_images, [write(tmp_path / "long", x + b"0"), labels]
     )
     refuses(
         "odd begins with 0x00000d03, which is no IDX", read_images, [write(tmp_path / "odd", b"\0\0\x0d\3"), labels]
@@ -173,10 +173,10 @@ def test_npz_of_images(tmp_path):
     refuses("labels are fractions", read_images, save(x=gray, y=labels + 0.5))
     refuses("labels of shape 2x2", read_images, save(x=gray, y=labels.reshape(2, 2)))
     refuses("holds Python objects, which are never unpickled", read_images, save(x=np.array([{}] * 4), y=labels))
-    refuses("b.npz is no .npz file that can be read", read_images, [write(tmp_path / "b.npz", "text")])
+    refuses("b.npz is not a readable .npz file", read_images, [write(tmp_path / "b.npz", "text")])
     torn = bytearray(save(x=gray, y=labels)[0].read_bytes())
     torn[150:200] = bytes(50)
-    refuses("d.npz is no .npz file that can be read", read_images, [write(tmp_path / "d.npz", bytes(torn))])
+    refuses("d.npz is not a readable .npz file", read_images, [write(tmp_path / "d.npz", bytes(torn))])
     other = tmp_path / "c.npz"
     np.savez(other, x=np.zeros((4, 2, 2)), y=labels)
     refuses("images of 2x2x1 and 2x3x1 in 2 files", read_images, [*save(x=gray, y=labels), other])
@@ -199,7 +199,7 @@ def test_tar_of_images(tmp_path):
     refuses("t/a/0.png is 5x3 and t/a/1.png 9x9: pass size=", read_images, [pack("b.tar.xz", *members, size=(9, 9))])
     refuses("c.tar.xz holds no image", read_images, [pack("c.tar.xz", "a.txt")])
     torn = write(tmp_path / "d.tar.xz", (tmp_path / "a.tar.xz").read_bytes()[:100])
-    refuses("d.tar.xz is no archive that can be read to its end", read_images, [torn])
+    refuses("d.tar.xz is not a complete archive", read_images, [torn])
 
 
 # --- captions ---
@@ -294,10 +294,10 @@ def test_utf_16_is_read_where_the_file_says_so(tmp_path, encoding):
     [
         ("date,a\nd1,1\nd2,\n", "a.csv, line 3: column 'a' has no value: fill it or remove the row"),
         ("date,a,b\nd1,NaN,1\nd2,2,3\n", "a.csv, line 2: column 'a' has no value"),
-        ("date,a\nd1,1\nd2,x\n", "a.csv, line 3: column 'a' holds 'x', which is no number"),
+        ("date,a\nd1,1\nd2,x\n", "a.csv, line 3: column 'a' holds 'x', which is not a number"),
         ("date,a\nd1,1\nd2,inf\n", "line 3: column 'a' holds 'inf'"),
-        ("date,a,b\nd1,1,2\nd2,2,x\nd3,2,4\n", "line 3: column 'b' holds 'x', which is no number: correct it, or"),
-        ("date;a\nd1;1,5\nd2;1.000,5\n", "a.csv, line 3: column 'a' holds '1.000,5', which is no number"),
+        ("date,a,b\nd1,1,2\nd2,2,x\nd3,2,4\n", "line 3: column 'b' holds 'x', which is not a number: correct it, or"),
+        ("date;a\nd1;1,5\nd2;1.000,5\n", "a.csv, line 3: column 'a' holds '1.000,5', which is not a number"),
         ("date,a\nd1,1,2\nd2,2\n", "a.csv, line 2: 3 cells, but the first line has 2"),
         ("date,town\nd1,Rome\nd2,Bonn\n", "a.csv has no numeric column: it has date, town"),
         ("date,a\nd1,1\n", "a.csv has 1 row of numbers, but 2 are needed: give a longer series"),

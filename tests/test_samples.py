@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from weft.data.readers.files import DataError
-from weft.data.samples import BONES, JOINTS, RATE, Best, brownian_best, sample, samples, write_wavs
+from weft.data.samples import BONES, JOINTS, SAMPLE_RATE, ReferenceScore, brownian_best, sample, samples, write_wavs
 from weft.data.samples.classification import BAD, GOOD, MINE
 from weft.data.samples.forecast import HORIZON, STEP
 from weft.data.samples.images import PALETTE
-from weft.data.samples.known import distinct
+from weft.data.samples.sample_definition import draw_distinct
 from weft.data.samples.sequences import CONTOURS
 from weft.data.samples.tagging import CREATURES, OF_CREATURES, OF_PLACES, PLACES, readings
 from weft.data.samples.text import ALPHABET
@@ -99,16 +99,16 @@ def test_errors_name_the_remedy():
     with pytest.raises(DataError, match="size of 1 or more"):
         sample("dates", size=0)
     with pytest.raises(DataError, match=r"found only 3 different examples of 4: ask for a smaller size"):
-        distinct("tiny", 4, itertools.cycle([1, 2, 3]).__next__)
+        draw_distinct("tiny", 4, itertools.cycle([1, 2, 3]).__next__)
     with pytest.raises(DataError, match="shorter than"):
         sample("stdlib", size=10**9)
 
 
 def test_beating_the_best_is_more_than_luck():
-    loss, accuracy = Best("loss", 1.5, "", spread=0.01), Best("accuracy", 0.5, "", spread=0.01)
+    loss, accuracy = ReferenceScore("loss", 1.5, "", spread=0.01), ReferenceScore("accuracy", 0.5, "", spread=0.01)
     assert loss.beaten_by(1.45) and not loss.beaten_by(1.47) and not loss.beaten_by(9.0)
     assert accuracy.beaten_by(0.55) and not accuracy.beaten_by(0.53) and not accuracy.beaten_by(0.0)
-    assert not Best("accuracy", 1.0, "").beaten_by(1.0)
+    assert not ReferenceScore("accuracy", 1.0, "").beaten_by(1.0)
 
 
 def conditional_entropy(text: str, back: int) -> float:
@@ -421,7 +421,7 @@ def pitches(sound: np.ndarray) -> np.ndarray:
     """Strength at each quarter of a half tone from 150 to 800 Hz."""
     grid = 150 * 2 ** (np.arange(0, 29, 0.25) / 12)
     spectrum = np.abs(np.fft.rfft(sound * np.hanning(len(sound)), 32_768))
-    return spectrum[np.round(grid * 32_768 / RATE).astype(int)]
+    return spectrum[np.round(grid * 32_768 / SAMPLE_RATE).astype(int)]
 
 
 def tone_of(sound: np.ndarray) -> str:
@@ -445,7 +445,7 @@ def test_tones_are_written_as_a_folder_a_class(tmp_path):
     paths = write_wavs(found.train, found.classes, tmp_path)
     assert len(paths) == 12 and {path.parent.name for path in paths} == set(found.classes)
     with wave.open(str(paths[3])) as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (RATE, 1, 2)
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (SAMPLE_RATE, 1, 2)
         back = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32767
     assert paths[3].parent.name == found.classes[found.train.labels[3]]
     assert np.abs(back - found.train.values[3][:, 0]).max() < 1e-4

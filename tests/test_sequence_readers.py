@@ -54,15 +54,15 @@ def test_ts_of_many_channels_lengths_and_gaps(tmp_path):
     ("text", "sentence"),
     [
         (HEAD + "1:2:c\n", "a.ts, line 8: class 'c' is none of @classLabel a b"),
-        (HEAD + "1:a\n", "a.ts, line 8: 1 channels, but its head says 2"),
+        (HEAD + "1:a\n", "a.ts, line 8: 1 channels, but its header says 2"),
         (HEAD + "1,2:3:a\n", "line 8: channel 2 has 1 values, but channel 1 has 2: mark missing ones with ?"),
         (HEAD + "1,x:3,4:a\n", "a.ts, line 8: could not convert string to float: 'x'"),
         (HEAD + "1,2:?,?:a\n", "a.ts, line 8: channel 2 has no value at all"),
         (HEAD + "1:2:a\n1:2:a\n1:2:b\n", "label 'b' has one example"),
         (HEAD, "holds no sequence: give a file that does"),
-        (HEAD.replace("Label true", "Label false"), "a.ts has no @classLabel true: sequences need a label each"),
+        (HEAD.replace("Label true", "Label false"), "a.ts has no @classLabel true: sequences need one label each"),
         (HEAD.replace("Stamps false", "Stamps true"), "a.ts has time stamps: write the values alone"),
-        (HEAD.replace("dimensions 2", "dimensions two") + "1:2:a\n", "a.ts: @dimensions two is no number"),
+        (HEAD.replace("dimensions 2", "dimensions two") + "1:2:a\n", "a.ts: @dimensions two is not a number"),
         ("1:2:a\n", "a.ts, line 1: data before the line @data"),
         ("@univariate true\n", "a.ts has no line @data"),
     ],
@@ -91,7 +91,7 @@ def test_npz_padded_ragged_and_plain(tmp_path):
     refuses("x of shape 40 and type float64", read_sequences, save(x=x.ravel(), y=y))
     refuses("sequence 2 of a.npz has no steps", read_sequences, save(x=x, y=y, lengths=[1, 0, 1, 1]))
     x[2, 3, 1] = np.nan
-    refuses("sequence 3 of a.npz: step 4, channel 2 is no finite number", read_sequences, save(x=x, y=y))
+    refuses("sequence 3 of a.npz: step 4, channel 2 is not a finite number", read_sequences, save(x=x, y=y))
     ragged = np.array([np.zeros(2), np.zeros(3)], dtype=object)
     refuses("never unpickled: save plain arrays, padded and with `lengths`", read_sequences, save(x=ragged, y=y[:2]))
     refuses("a.npz has no array x or data or sequences or values: it has y", read_sequences, save(y=y))
@@ -115,7 +115,7 @@ def test_table_of_sequences(tmp_path):
     refuses("f.csv, line 2: could not convert string to float: 'x'; the values must", read_sequences, [word])
     more = write(tmp_path / "g.csv", "1,1,5,6,7,a\n")
     refuses("has 3 channels, but '1' of a.csv has 2: all need", read_sequences, [tmp_path / "a.csv", more])
-    refuses("h.txt is no .ts, .npz or .csv file", read_sequences, [write(tmp_path / "h.txt", "1")])
+    refuses("h.txt is not a .ts, .npz or .csv file", read_sequences, [write(tmp_path / "h.txt", "1")])
     refuses("there is no file", read_sequences, [tmp_path / "none.csv"])
     refuses("no path holds no sequence", read_sequences, [])
 
@@ -180,14 +180,14 @@ def test_wav_of_floats_and_the_extensible_header(tmp_path):
     assert read_sound(write(path, riff(0xFFFE, 24, b"\0\0\x40\0\0\xc0", extra)))[1].tolist() == [0.5, -0.5]
     assert read_sound(write(path, riff(1, 16, b"\0\x40", promised=0xFFFFFFFF)))[1].tolist() == [0.5]
     refuses(
-        "a.wav is cut off: its head promises 9 bytes of sound, 2",
+        "a.wav is cut off: its header promises 9 bytes of sound, 2",
         read_sound,
         write(path, riff(1, 16, b"ab", promised=9)),
     )
     refuses("a.wav has 12 bits of kind 1: convert it to PCM", read_sound, write(path, riff(1, 12, b"ab")))
     refuses("a.wav has 8 bits of kind 7", read_sound, write(path, riff(7, 8, b"ab")))
     refuses("a.wav holds no sound: remove it", read_sound, write(path, riff(1, 16, b"")))
-    refuses("is no .wav file: it does not begin with RIFF", read_sound, write(path, "text"))
+    refuses("is not a .wav file: it does not begin with RIFF", read_sound, write(path, "text"))
     refuses("it lacks its format or its sound", read_sound, write(path, riff(1, 16, b"")[:20]))
     silent = b"RIFF\0\0\0\0WAVE" + b"data" + struct.pack("<I", 2) + b"ab"
     refuses("it lacks its format or its sound", read_sound, write(path, silent))
@@ -226,6 +226,6 @@ def test_a_folder_per_class_of_sounds(tmp_path):
     assert found.classes == ("high", "low") and found.channels == 40 and found.labels.tolist() == [0, 0, 1, 1]
     assert found.values[0].mean(axis=0).argmax() > found.values[2].mean(axis=0).argmax()
     odd = save_wave(tmp_path / "low" / "2.wav", [1, 2], rate=16_000)
-    refuses(f"{odd} has 16000 samples a second, but", read_sequences, [tmp_path])
+    refuses(f"{odd} has 16000 samples per second, but", read_sequences, [tmp_path])
     write(odd, "text")
-    refuses(f"{odd} is no .wav file", read_sequences, [tmp_path])
+    refuses(f"{odd} is not a .wav file", read_sequences, [tmp_path])

@@ -23,15 +23,22 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from weft.data.readers.files import DataError, read_blocks, read_lines
 from weft.data.stores import store_files as shard_files
-from weft.data.stores import text_pieces as pieces
-from weft.data.stores.text_pieces import Piece, cut_text, has_chats, letters_of, read_pieces, sample_texts
-from weft.data.stores.token_store import CHAT_TOKENS, TokenStore, token_store
-from weft.data.tokenizers import encoding
-from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
-from weft.data.tokenizers.tokenizer import KINDS, STOP, Tokenizer, train_tokenizer
+from weft.data.stores import text_chunks as pieces
+from weft.data.stores.text_chunks import (
+    TextChunk,
+    chunk_text,
+    distinct_characters,
+    has_chats,
+    read_chunks,
+    sample_texts,
+)
+from weft.data.stores.token_store import CHAT_TOKENS, TokenStore, open_token_store
+from weft.data.tokenizers import bulk_encoding
+from weft.data.tokenizers.bulk_encoding import adds_dummy_prefix, bulk_encoder
+from weft.data.tokenizers.tokenizer import STOP, TOKENIZER_KINDS, Tokenizer, train_tokenizer
 
 SEED_TEXT = "The cat sat on the mat.\nIt's 1,234 o'counter — l'été déjà !\n\n  indented  twice\tand tabs é😀\n" * 3
-TOKENIZERS = {kind: train_tokenizer(kind, [SEED_TEXT], 400, specials=CHAT_TOKENS) for kind in KINDS}
+TOKENIZERS = {kind: train_tokenizer(kind, [SEED_TEXT], 400, special_tokens=CHAT_TOKENS) for kind in TOKENIZER_KINDS}
 WORDS = ["cat", "dog's", "l'été", "1,234", "…", "中文", "é", "x_y", "(the", "the", "<stop>", "<User:>", "<stop"]
 SPACES = [" ", "\n", "  ", "   ", " \n", "\n\n ", "\t", "\x1c", "\u2028", "\x85", "", "\u3000", "\n\n\n"]
 messy = st.lists(st.sampled_from(WORDS + SPACES) | st.text(max_size=5), max_size=31).map("".join)
@@ -95,29 +102,29 @@ def test_blocks_name_the_line_of_a_bad_byte(put, size):
 @settings(max_examples=150, deadline=None)
 @given(text=messy, size=st.sampled_from([2, 5, 13]), block=st.sampled_from([1, 3, 31]))
 def test_cut_texts_lose_nothing(text, size, block):
-    parts = list(cut_text([text[i : i + block] for i in range(0, len(text), block)], size))
+    parts = list(chunk_text([text[i : i + block] for i in range(0, len(text), block)], size))
     assert "".join(parts) == text
     assert all(0 < len(part) <= size for part in parts)
 
 
 def test_cuts_fall_between_words_where_they_can():
-    assert list(cut_text(["one two, (three)"], 9)) == ["one", " two,", " (three)"]
-    assert list(cut_text(["x.\ny end.\n\nz"], 8)) == ["x.\ny", " end.\n\nz"]
-    assert list(cut_text(["one two\nsix"], 9)) == ["one", " two\nsix"]
-    assert list(cut_text(["abcdefg"], 3)) == ["abc", "def", "g"]
+    assert list(chunk_text(["one two, (three)"], 9)) == ["one", " two,", " (three)"]
+    assert list(chunk_text(["x.\ny end.\n\nz"], 8)) == ["x.\ny", " end.\n\nz"]
+    assert list(chunk_text(["one two\nsix"], 9)) == ["one", " two\nsix"]
+    assert list(chunk_text(["abcdefg"], 3)) == ["abc", "def", "g"]
 
 
 def test_pieces_of_documents_and_turns(put, tmp_path):
     put("a.txt", "one two three\n")
     put("b.jsonl", rows("four", "", "five six", chat(("user", ""), ("assistant", "seven eight"))))
-    assert list(read_pieces([tmp_path], 8)) == [
-        Piece(0, "one two", None, True, False),
-        Piece(0, " three\n", None, False, True),
-        Piece(1, "four"),
-        Piece(2, "five six"),
-        Piece(3, "", "user"),
-        Piece(3, "seven", "assistant", True, False),
-        Piece(3, " eight", "assistant", False, True),
+    assert list(read_chunks([tmp_path], 8)) == [
+        TextChunk(0, "one two", None, True, False),
+        TextChunk(0, " three\n", None, False, True),
+        TextChunk(1, "four"),
+        TextChunk(2, "five six"),
+        TextChunk(3, "", "user"),
+        TextChunk(3, "seven", "assistant", True, False),
+        TextChunk(3, " eight", "assistant", False, True),
     ]
     assert has_chats([tmp_path]) and not has_chats([tmp_path / "a.txt"])
     assert not has_chats([put("c.jsonl", rows("no messages"))])
@@ -136,7 +143,9 @@ def test_samples_are_even_and_bounded(put):
 
 def test_letters_teach_a_tokenizer_every_character(put):
     text = SEED_TEXT * 31 + "ß\n"
-    learned = [train_tokenizer("characters", texts) for texts in (letters_of([put("a.txt", text)], 101), [text])]
+    learned = [
+        train_tokenizer("characters", texts) for texts in (distinct_characters([put("a.txt", text)], 101), [text])
+    ]
     assert learned[0].engine.get_vocab().keys() == learned[1].engine.get_vocab().keys()
     assert learned[0].decode(learned[0].encode(text)) == text
 
@@ -144,13 +153,13 @@ def test_letters_teach_a_tokenizer_every_character(put):
 # --- encoding in bulk ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 @settings(max_examples=150, deadline=None)
 @given(texts=st.lists(messy, min_size=1, max_size=5))
 def test_bulk_ids_are_the_tokenizers_own(kind, texts):
     tokenizer = TOKENIZERS[kind]
     encode = bulk_encoder(tokenizer)
-    assert type(encode) is (encoding._Table if kind in ("characters", "bytes") else encoding._Units)
+    assert type(encode) is (bulk_encoding._Table if kind in ("characters", "bytes") else bulk_encoding._Units)
     for _ in range(2):
         flat, counts = encode(texts)
         expected = [tokenizer.encode(text) for text in texts]
@@ -160,13 +169,13 @@ def test_bulk_ids_are_the_tokenizers_own(kind, texts):
 
 @pytest.mark.parametrize("kind", ["characters", "bytes"])
 def test_the_longest_special_token_wins(kind):
-    tokenizer = train_tokenizer(kind, [SEED_TEXT], specials=["<stop>>", "<s"])
+    tokenizer = train_tokenizer(kind, [SEED_TEXT], special_tokens=["<stop>>", "<s"])
     text = "a<stop>>b<stop><s<sta<<stop"
     assert bulk_encoder(tokenizer)([text, text]).flat.tolist() == tokenizer.encode(text) * 2
 
 
 def test_units_are_forgotten_when_there_are_too_many(monkeypatch):
-    monkeypatch.setattr(encoding, "MOST_UNITS", 5)
+    monkeypatch.setattr(bulk_encoding, "MAX_UNITS", 5)
     encode = bulk_encoder(TOKENIZERS["bpe"])
     for number in range(7):
         text = f"the cat {number} sat on mat {number}"
@@ -179,8 +188,8 @@ def test_other_tokenizers_go_the_general_way():
     engine.normalizer = normalizers.Lowercase()
     lower = Tokenizer(engine)
     assert bulk_encoder(lower)(["The CAT"]).flat.tolist() == lower.encode("the cat")
-    merged = train_tokenizer("bpe", [SEED_TEXT], 400, specials=["two words"])
-    assert not isinstance(bulk_encoder(merged), encoding._Units)
+    merged = train_tokenizer("bpe", [SEED_TEXT], 400, special_tokens=["two words"])
+    assert not isinstance(bulk_encoder(merged), bulk_encoding._Units)
     assert bulk_encoder(merged)(["a  two words b"]).flat.tolist() == merged.encode("a  two words b")
 
 
@@ -194,12 +203,12 @@ def sentencepiece_like():
 # --- the store ---
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
+@pytest.mark.parametrize("kind", [*TOKENIZER_KINDS, "sentencepiece"])
 def test_one_text_is_one_document_with_the_ids_of_the_whole(kind, put, tmp_path):
     tokenizer = TOKENIZERS.get(kind) or sentencepiece_like()
     text = "ab a b abab " * 61 + "b\n" if kind == "sentencepiece" else SEED_TEXT * 5 + prose(997) + "<stop> end\n"
-    assert joins_spaces(tokenizer) == (kind == "sentencepiece")
-    store = token_store([put("a.txt", text)], tokenizer, tmp_path / "cache")
+    assert adds_dummy_prefix(tokenizer) == (kind == "sentencepiece")
+    store = open_token_store([put("a.txt", text)], tokenizer, tmp_path / "cache")
     assert store.tokens.tolist() == tokenizer.encode(text)
     assert store.tokens.dtype == np.uint16
     assert store.starts.tolist() == [0] and store.documents == 1 and store.answers is None
@@ -210,14 +219,14 @@ def test_one_text_is_one_document_with_the_ids_of_the_whole(kind, put, tmp_path)
 def test_a_large_vocabulary_takes_wider_numbers(put, tmp_path):
     tokenizer = Tokenizer(Engine(models.WordLevel({f"w{n}": n for n in range(70_001)}, unk_token="w0")))
     tokenizer.engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    store = token_store([put("a.txt", "w70000 w3 w65536\n")], tokenizer, tmp_path / "cache")
+    store = open_token_store([put("a.txt", "w70000 w3 w65536\n")], tokenizer, tmp_path / "cache")
     assert store.tokens.tolist() == [70_000, 3, 65_536] and store.tokens.dtype == np.uint32
 
 
 def test_documents_are_parted_by_stop(put, tmp_path):
     tokenizer = TOKENIZERS["bytes"]
     texts = ["one", "two three", "fünf"]
-    store = token_store([put("a.jsonl", rows(*texts))], tokenizer, tmp_path / "cache")
+    store = open_token_store([put("a.jsonl", rows(*texts))], tokenizer, tmp_path / "cache")
     ids = [tokenizer.encode(text) for text in texts]
     stop = tokenizer.id_of(STOP)
     assert store.tokens.tolist() == [*ids[0], stop, *ids[1], stop, *ids[2]]
@@ -233,7 +242,7 @@ def test_chats_count_what_the_assistant_says(put, tmp_path):
     tokenizer = TOKENIZERS["bytes"]
     talk = chat(("system", "be"), ("user", "hi"), ("assistant", "hello"), ("user", "?"), ("assistant", "no"))
     path = put("a.jsonl", rows("text", talk, chat(("user", "unheard")), chat(("assistant", "x"))))
-    store = token_store([path], tokenizer, tmp_path / "cache")
+    store = open_token_store([path], tokenizer, tmp_path / "cache")
     assert tokenizer.decode(store.tokens.tolist(), keep_special=True) == (
         "text<stop><System:>be<User:>hi<Assistant:>hello<stop><User:>?<Assistant:>no<stop>"
         "<User:>unheard<stop><Assistant:>x<stop>"
@@ -247,7 +256,9 @@ def test_chats_count_what_the_assistant_says(put, tmp_path):
 
 def test_a_long_answer_is_opened_and_ended_once(put, tmp_path):
     tokenizer, words = TOKENIZERS["bpe"], "one two three " * 53
-    store = token_store([put("a.jsonl", rows(chat(("user", words), ("assistant", words))))], tokenizer, tmp_path / "c")
+    store = open_token_store(
+        [put("a.jsonl", rows(chat(("user", words), ("assistant", words))))], tokenizer, tmp_path / "c"
+    )
     ids, user, assistant = tokenizer.encode(words), tokenizer.id_of("<User:>"), tokenizer.id_of("<Assistant:>")
     assert store.tokens.tolist() == [user, *ids, assistant, *ids, tokenizer.stop]
     assert store.answers.tolist() == [False] * (len(ids) + 2) + [True] * (len(ids) + 1)
@@ -255,9 +266,9 @@ def test_a_long_answer_is_opened_and_ended_once(put, tmp_path):
 
 
 def test_answers_before_the_first_chat_all_count(put, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_files, "BATCH", 53)
+    monkeypatch.setattr(shard_files, "BATCH_CHARACTERS", 53)
     path = put("a.jsonl", rows(*["some text"] * 29, chat(("user", "a"), ("assistant", "b"))))
-    store = token_store([path], TOKENIZERS["characters"], tmp_path / "cache")
+    store = open_token_store([path], TOKENIZERS["characters"], tmp_path / "cache")
     assert len(store.answers) == len(store) == 29 * 10 + 5
     assert store.answers.tolist() == [True] * 290 + [False, False, False, True, True]
     assert store.counted == 292
@@ -266,18 +277,18 @@ def test_answers_before_the_first_chat_all_count(put, tmp_path, monkeypatch):
 def test_chats_need_a_tokenizer_that_knows_their_tokens(put, tmp_path):
     path = put("a.jsonl", rows(chat(("user", "a"))))
     with pytest.raises(DataError, match=r"no token <User:>, which chats need: train one with <System:>, <User:>"):
-        token_store([path], train_tokenizer("bytes", []), tmp_path / "cache")
+        open_token_store([path], train_tokenizer("bytes", []), tmp_path / "cache")
     assert not [p for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"]
 
 
 def test_texts_that_cannot_be_stored(put, tmp_path):
     with pytest.raises(DataError, match="hold no token: give files with text"):
-        token_store([put("a.txt", " \n")], TOKENIZERS["words"], tmp_path / "cache")
-    for kind in KINDS:
+        open_token_store([put("a.txt", " \n")], TOKENIZERS["words"], tmp_path / "cache")
+    for kind in TOKENIZER_KINDS:
         with pytest.raises(DataError, match="document 1 holds half of a surrogate pair"):
-            token_store([put("b.jsonl", '{"text": "\\ud800"}\n')], TOKENIZERS[kind], tmp_path / "cache")
+            open_token_store([put("b.jsonl", '{"text": "\\ud800"}\n')], TOKENIZERS[kind], tmp_path / "cache")
     with pytest.raises(DataError, match="choose another cache folder"):
-        token_store([put("c.txt", "fine")], TOKENIZERS["bytes"], put("file", "") / "cache")
+        open_token_store([put("c.txt", "fine")], TOKENIZERS["bytes"], put("file", "") / "cache")
 
 
 # --- parts of the store ---
@@ -285,7 +296,7 @@ def test_texts_that_cannot_be_stored(put, tmp_path):
 
 def test_slices_are_stores(put, tmp_path):
     texts = ["aa", "bbb", "ccccc", "ddddddd"]
-    whole = token_store([put("a.jsonl", rows(*texts))], TOKENIZERS["characters"], tmp_path / "cache")
+    whole = open_token_store([put("a.jsonl", rows(*texts))], TOKENIZERS["characters"], tmp_path / "cache")
     part = whole.slice(4, 15)
     assert len(part) == 11 and part.tokens.tolist() == whole.tokens[4:15].tolist()
     assert part.starts.tolist() == [0, 3, 9] and part.documents == 3
@@ -303,11 +314,11 @@ def test_slices_are_stores(put, tmp_path):
             call()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_one_text_is_split_between_words_with_exact_bytes(kind, put, tmp_path):
     text = prose(30_011)
     tokenizer = TOKENIZERS[kind]
-    store = token_store([put("a.txt", text)], tokenizer, tmp_path / "cache")
+    store = open_token_store([put("a.txt", text)], tokenizer, tmp_path / "cache")
     train, held = store.split(0.1)
     assert len(train) + len(held) == len(store) and abs(len(held) / len(store) - 0.1) < 0.001
     cut = len(text) - held.bytes
@@ -319,7 +330,7 @@ def test_one_text_is_split_between_words_with_exact_bytes(kind, put, tmp_path):
 def test_documents_are_split_at_the_nearest_start(put, tmp_path):
     def parts(sizes, share):
         path = put("a.jsonl", rows(*["x" * size for size in sizes]))
-        train, held = token_store([path], TOKENIZERS["characters"], tmp_path / "cache").split(share)
+        train, held = open_token_store([path], TOKENIZERS["characters"], tmp_path / "cache").split(share)
         return train.bytes, held.bytes
 
     assert parts([7] * 13, 0.1) == (84, 7)
@@ -327,7 +338,7 @@ def test_documents_are_split_at_the_nearest_start(put, tmp_path):
     assert parts([50, 50], 0.1) == (50, 50)
     one, other = parts([3, 997], 0.1)
     assert one + other == 1000 and abs(other - 100) <= 50
-    tiny = token_store([put("b.txt", "ab\n")], TOKENIZERS["characters"], tmp_path / "cache")
+    tiny = open_token_store([put("b.txt", "ab\n")], TOKENIZERS["characters"], tmp_path / "cache")
     assert [len(part) for part in tiny.split(0.1)] == [2, 1]
     with pytest.raises(DataError, match=r"1 tokens cannot be split"):
         tiny.slice(0, 1).split()
@@ -346,13 +357,13 @@ def made(monkeypatch):
 
 def test_the_same_content_is_made_once(put, tmp_path, made):
     path, copy = put("a.txt", "some text\n"), put("b.txt", "some text\n")
-    first = token_store([path], TOKENIZERS["bytes"], tmp_path / "cache")
-    assert token_store([copy], TOKENIZERS["bytes"], tmp_path / "cache") == first and len(made) == 1
+    first = open_token_store([path], TOKENIZERS["bytes"], tmp_path / "cache")
+    assert open_token_store([copy], TOKENIZERS["bytes"], tmp_path / "cache") == first and len(made) == 1
     others = [
-        token_store([put("b.txt", "same text\n")], TOKENIZERS["bytes"], tmp_path / "cache"),
-        token_store([path], TOKENIZERS["characters"], tmp_path / "cache"),
-        token_store([path, path], TOKENIZERS["bytes"], tmp_path / "cache"),
-        token_store([put("c.md", "some text\n")], TOKENIZERS["bytes"], tmp_path / "cache"),
+        open_token_store([put("b.txt", "same text\n")], TOKENIZERS["bytes"], tmp_path / "cache"),
+        open_token_store([path], TOKENIZERS["characters"], tmp_path / "cache"),
+        open_token_store([path, path], TOKENIZERS["bytes"], tmp_path / "cache"),
+        open_token_store([put("c.md", "some text\n")], TOKENIZERS["bytes"], tmp_path / "cache"),
     ]
     assert len({store.folder for store in [first, *others]}) == 5 == len(made)
 
@@ -360,7 +371,7 @@ def test_the_same_content_is_made_once(put, tmp_path, made):
 @pytest.mark.parametrize("harm", ["cut", "longer", "gone", "no header", "bad header", "other format"])
 def test_a_harmed_store_is_made_again(put, tmp_path, made, harm):
     def get():
-        return token_store([put("a.txt", prose(97))], TOKENIZERS["bytes"], tmp_path / "cache")
+        return open_token_store([put("a.txt", prose(97))], TOKENIZERS["bytes"], tmp_path / "cache")
 
     store = get()
     expected = store.tokens.tolist()
@@ -394,9 +405,9 @@ def test_a_full_disk_leaves_nothing(put, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shard_files.os, "fsync", full)
         with pytest.raises(DataError, match=r"the disk is full, so no tokens were stored in .*: free some space there"):
-            token_store([path], TOKENIZERS["bytes"], cache)
+            open_token_store([path], TOKENIZERS["bytes"], cache)
     assert not [p for p in cache.iterdir() if p.suffix != ".lock"]
-    assert len(token_store([path], TOKENIZERS["bytes"], cache))
+    assert len(open_token_store([path], TOKENIZERS["bytes"], cache))
 
 
 def start(code, *arguments):
@@ -408,21 +419,21 @@ def start(code, *arguments):
 BUILD = """
     import sys
     from pathlib import Path
-    from weft.data.stores.token_store import token_store
+    from weft.data.stores.token_store import open_token_store
     from weft.data.tokenizers.tokenizer import train_tokenizer
     steps = []
-    store = token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), steps.append)
+    store = open_token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), steps.append)
     print(bool(steps), store.folder, len(store))
 """
 HANG = """
     import sys, time
     from pathlib import Path
-    from weft.data.stores.token_store import token_store
+    from weft.data.stores.token_store import open_token_store
     from weft.data.tokenizers.tokenizer import train_tokenizer
     def wait(done):
         print("begun", flush=True)
         time.sleep(600)
-    token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), wait)
+    open_token_store([sys.argv[1]], train_tokenizer("bytes", []), Path(sys.argv[2]), wait)
 """
 
 
@@ -444,7 +455,7 @@ MEMORY = """
     import sys
     from pathlib import Path
     import numpy as np
-    from weft.data.stores.token_store import sample_texts, token_store
+    from weft.data.stores.token_store import open_token_store, sample_texts
     from weft.data.tokenizers.tokenizer import train_tokenizer
 
     def peak():
@@ -456,9 +467,9 @@ MEMORY = """
     small = path.with_name("small.txt")
     with path.open("rb") as file:
         small.write_bytes(file.read(4_000_000))
-    token_store([small], tokenizer, cache)
+    open_token_store([small], tokenizer, cache)
     before = peak()
-    store = token_store([path], tokenizer, cache)
+    store = open_token_store([path], tokenizer, cache)
     for first in np.random.default_rng(3).integers(0, len(store) - 1025, 5_003):
         store.window(int(first), 1025)
     print(store.bytes, peak() - before)
@@ -483,10 +494,10 @@ def test_memory_does_not_grow_with_the_text(tmp_path, kind, line):
 def test_stores_of_pieces_do_not_depend_on_their_size(put, tmp_path, monkeypatch):
     path = put("a.txt", prose(5_003))
     found = []
-    for number, finest in enumerate((31, 101, pieces.PIECE)):
-        monkeypatch.setattr(shard_files, "FINEST", finest)
-        monkeypatch.setattr(shard_files, "BATCH", 997 * finest)
-        store = token_store([path], TOKENIZERS["bpe"], tmp_path / f"cache{number}")
+    for number, finest in enumerate((31, 101, pieces.CHUNK_SIZE)):
+        monkeypatch.setattr(shard_files, "SMALLEST_CHUNK", finest)
+        monkeypatch.setattr(shard_files, "BATCH_CHARACTERS", 997 * finest)
+        store = open_token_store([path], TOKENIZERS["bpe"], tmp_path / f"cache{number}")
         assert isinstance(store, TokenStore)
         found.append(store.tokens.tolist())
     assert found[0] == found[1] == found[2]

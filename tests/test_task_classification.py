@@ -13,7 +13,7 @@ import weft
 from weft.data import samples
 from weft.data.readers.files import DataError
 from weft.data.readers.graphs import parse_graph, read_graphs
-from weft.data.tokenizers.lexicon import Lexicon, shortened, split_words
+from weft.data.tokenizers.lexicon import Lexicon, shorten_word, split_words
 from weft.foundation.errors import WeftError
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
@@ -227,7 +227,7 @@ def test_a_node_sees_its_neighbors_alone():
         ("a.tsv", "good film\tx\nbad film\tx\n", "there is only one label"),
         ("a.tsv", "good\tx\nbad\tx\nodd\ty\n", "label 'y' has one example"),
         ("a.tsv", "good\t \n", "the label is empty"),
-        ("a.jsonl", '{"nodes": ["a"], "edges": [[0, 1]], "labels": ["x"]}\n', "is no pair of nodes from 0 to 0"),
+        ("a.jsonl", '{"nodes": ["a"], "edges": [[0, 1]], "labels": ["x"]}\n', "is not a pair of nodes from 0 to 0"),
         ("a.jsonl", '{"nodes": ["a"], "edges": []}\n', "1 nodes and no labels"),
         ("a.json", "[]", "holds no graph"),
         ("a.json", '{"nodes": []}', 'a graph has "nodes"'),
@@ -263,7 +263,7 @@ def test_a_lexicon_numbers_words_and_characters():
     one, other, long = lexicon.encode(["cat", "CAT", "dogcatdog"])
     assert one[0] == other[0] != 0 and (one[1:] != other[1:]).any() and long[0] == 0
     assert (one[1:] > 0).sum() == 5 and (long[1:] > 0).all()
-    assert shortened("abcdefg", 4) == "abfg" and shortened("abc", 4) == "abc"
+    assert shorten_word("abcdefg", 4) == "abfg" and shorten_word("abc", 4) == "abc"
     assert Lexicon.from_tree(json.loads(json.dumps(lexicon.to_tree()))) == lexicon
     assert split_words("it 's good, isn't it?") == ["it", "'s", "good", ",", "isn't", "it", "?"]
     assert isinstance(learn_encoder("auto", ["a text"], 9), WordEncoder)

@@ -141,7 +141,7 @@ def test_statistics_come_from_training_pictures_alone(tmp_path):
 def test_pictures_that_stay_in_files_give_the_same(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / "a", color=True)
     here = prepare(folder, tmp_path)
-    monkeypatch.setattr(readers, "IN_MEMORY", 0)
+    monkeypatch.setattr(readers, "IN_MEMORY_BYTES", 0)
     there = prepare(folder, tmp_path)
     assert isinstance(there.train.pixels, readers.PixelFiles) and not isinstance(here.train.pixels, readers.PixelFiles)
     one, two = (p.train.batch([3, 1, 8], 5, 2) for p in (here, there))
@@ -273,7 +273,7 @@ def test_pictures_of_other_shapes_become_squares_and_users_are_told(tmp_path):
     for source in ("photos", "photos.tar"):
         found = prepare([tmp_path / source], tmp_path)
         assert found.task.side == 24 and found.notes and found.train.batch([0]).inputs["images"].shape[-2:] == (24, 24)
-    assert readers.suited_side([(500, 900), (700, 400)]) == 64 and readers.suited_side([(28, 28)] * 3) is None
+    assert readers.choose_side([(500, 900), (700, 400)]) == 64 and readers.choose_side([(28, 28)] * 3) is None
 
 
 def test_errors_say_what_to_do(tmp_path):

@@ -11,7 +11,7 @@ import torch
 import weft
 from weft.data import samples
 from weft.data.readers.files import DataError
-from weft.data.tokenizers.lexicon import Lexicon, split_tokens
+from weft.data.tokenizers.lexicon import Lexicon, split_treebank_words
 from weft.foundation.errors import ShapeError, WeftError
 from weft.models.encoder import WordsSpec
 from weft.models.presets import preset
@@ -203,11 +203,11 @@ def test_a_preset_gets_words_and_tags(tmp_path):
 
 def test_texts_are_parted_as_the_training_data_were():
     known = Lexicon.learn([["do", "n't", "it", "'s", "e-mail", "U.S."]], 99)
-    assert split_tokens("I don't, it's e-mail (U.S.) co-op's", known) == [
+    assert split_treebank_words("I don't, it's e-mail (U.S.) co-op's", known) == [
         "I", "do", "n't", ",", "it", "'s", "e-mail", "(", "U", ".", "S", ".", ")", "co", "-", "op", "'s",
     ]  # fmt: skip
     plain = Lexicon.learn([["didn't", "it"]], 99)
-    assert split_tokens("it didn't; they can't", plain) == ["it", "didn't", ";", "they", "can't"]
+    assert split_treebank_words("it didn't; they can't", plain) == ["it", "didn't", ";", "they", "can't"]
 
 
 @pytest.mark.parametrize(

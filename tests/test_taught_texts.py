@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft.data.readers.files import DataError
-from weft.data.stores.token_store import token_store
+from weft.data.stores.token_store import open_token_store
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED
@@ -17,7 +17,7 @@ from weft.tasks.support.prompt_format import ChatTemplate, PromptFormat
 from weft.tasks.text import TextOptions, TextTask
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-BYTES = train_tokenizer("bytes", [], specials=MARKS)
+BYTES = train_tokenizer("bytes", [], special_tokens=MARKS)
 OPEN, CLOSE, END = (BYTES.id_of(mark) for mark in MARKS)
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -50,7 +50,9 @@ def chat(*turns):
 
 
 def store_of(tmp_path, prompt_format, *rows, tokenizer=BYTES):
-    return token_store([write(tmp_path / "a.jsonl", *rows)], tokenizer, tmp_path / "cache", prompt_format=prompt_format)
+    return open_token_store(
+        [write(tmp_path / "a.jsonl", *rows)], tokenizer, tmp_path / "cache", prompt_format=prompt_format
+    )
 
 
 def shown(store, tokenizer=BYTES):
@@ -134,18 +136,18 @@ def test_an_answer_that_is_written_otherwise_later_makes_a_text_of_its_own():
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     talk = messages(("user", "q"), ("assistant", "hm=a"), ("user", "r"), ("assistant", "oh=b"))
-    found = ChatTemplate(thinking).written(talk)
+    found = ChatTemplate(thinking).training_texts(talk)
     assert [text for text, _ in found] == ["<user>q<assistant>hm=a", "<user>q<assistant>a<user>r<assistant>oh=b"]
     assert [[text[a:b] for a, b in spans] for text, spans in found] == [["hm=a"], ["oh=b"]]
 
 
 def test_what_the_prompt_opens_and_the_answer_lacks_is_left_out():
     thoughts = CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif")
-    ((text, spans),) = ChatTemplate(thoughts).written(messages(("user", "q"), ("assistant", "a")))
+    ((text, spans),) = ChatTemplate(thoughts).training_texts(messages(("user", "q"), ("assistant", "a")))
     assert [text[a:b] for a, b in spans] == ["a<|im_end|>\n"]
     hidden = "{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}"
     with pytest.raises(WeftError, match="no answer can be found"):
-        ChatTemplate(hidden).written(messages(("user", "q"), ("assistant", "a")))
+        ChatTemplate(hidden).training_texts(messages(("user", "q"), ("assistant", "a")))
 
 
 def test_chats_that_cannot_be_written_are_named(tmp_path):

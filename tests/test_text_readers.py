@@ -154,7 +154,7 @@ def test_parquet(put, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", pyarrow)
     assert list(read_documents([path])) == ["one", "two"]
     refuses("b.parquet has no column text: it has words", read_documents, [put("b.parquet", b"?")])
-    refuses("bad.parquet is no .parquet file that can be read", read_documents, [put("bad.parquet", b"?")])
+    refuses("bad.parquet is not a readable .parquet file", read_documents, [put("bad.parquet", b"?")])
 
 
 # --- pairs ---

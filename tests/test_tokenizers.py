@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
+from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.inference.decoding.detokenizer import Detokenizer
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
 TEXT = "The cat sat on the mat. Don't stop!\n naïve 日本 🙂"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
 def test_trained_tokenizers_come_back_from_disk(kind, tmp_path):
-    tokenizer = train_tokenizer(kind, [TEXT] * 3, vocabulary=300, specials=["<User:>"])
+    tokenizer = train_tokenizer(kind, [TEXT] * 3, vocabulary=300, special_tokens=["<User:>"])
     ids = tokenizer.encode("<User:>" + TEXT)
     assert ids[0] == tokenizer.id_of("<User:>")
     if kind != "words":
@@ -123,11 +123,11 @@ def test_golden_pairs(name, folder):
 
 def test_what_goes_on_after_a_text_keeps_its_space():
     """SentencePiece writes a space as a part of the word after it, and leaves out a text's first one."""
-    from weft.data.tokenizers.sentencepiece import BPE, NORMAL, UNKNOWN, SentencePiece
+    from weft.data.tokenizers.sentencepiece import BPE, NORMAL, UNKNOWN, SentencePieceModel
     from weft.data.tokenizers.vocabulary_files import from_sentencepiece
 
     letters = [("<unk>", 0.0, UNKNOWN), *((sign, 0.0, NORMAL) for sign in "▁abc"), ("▁a", -1.0, NORMAL)]
-    tokenizer = Tokenizer(from_sentencepiece(SentencePiece(letters, BPE, True)))
+    tokenizer = Tokenizer(from_sentencepiece(SentencePieceModel(letters, BPE, True)))
     before, after = tokenizer.encode("ab"), tokenizer.encode("a cab")[1:]
     assert tokenizer.decode(after) == "cab" and Detokenizer(tokenizer).decode(after, before) == " cab"
     stream = Detokenizer(tokenizer).stream(before)

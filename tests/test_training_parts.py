@@ -16,7 +16,7 @@ import torch
 
 import weft
 from weft.checkpoints import atomic
-from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
+from weft.checkpoints.atomic import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
 from weft.training.optimizers import Muon, build_optimizers, orthogonalize, split_weights
 from weft.training.schedules import Cosine, InverseRoot, Trapezoid
 
@@ -171,18 +171,18 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 
 
 def test_two_writers_are_refused_and_a_killed_one_frees_the_folder(tmp_path):
-    code = "import sys, time\nfrom pathlib import Path\nfrom weft.checkpoints.atomic import locked\n"
-    code += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    code = "import sys, time\nfrom pathlib import Path\nfrom weft.checkpoints.atomic import lock_folder\n"
+    code += "with lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline().strip() == "held"
-    with pytest.raises(DiskError, match=f"written by process {child.pid}"), locked(tmp_path):
+    with pytest.raises(DiskError, match=f"written by process {child.pid}"), lock_folder(tmp_path):
         pass
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
     for _ in range(50):
         try:
-            with locked(tmp_path):
+            with lock_folder(tmp_path):
                 break
         except DiskError:
             time.sleep(0.02)

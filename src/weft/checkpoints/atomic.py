@@ -1,10 +1,11 @@
-"""Atomic files: a file is the old one or the new one, whole, whatever happens in between (kill -9, a full disk)."""
+"""Atomic files and folders: the old one or the new one, complete, whatever happens (kill -9, a full disk)."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ class DiskError(WeftError):
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` to a neighbor, flush it to the disk, then rename it into place; the old file stays until then."""
+    """`write` to a temporary file beside it, flush it to the disk, then rename it into place."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write(fresh)
@@ -49,20 +50,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str] 
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped rather than copied; a broken file is named."""
+    """The tensors of a safetensors file, memory-mapped."""
     try:
         return load_file(path)
     except FileNotFoundError:
         raise DiskError(f"there is no file {path}: check the run folder") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise DiskError(
-            f"{path} is no whole safetensors file ({str(error)[:120]}): restore it or train again"
+            f"{path} is not a complete safetensors file ({str(error)[:120]}): restore it or train again"
         ) from None
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for writing; another process that does so too is refused. The system frees it at any end."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder for writing; a second process is refused. The system releases the lock even after a kill."""
     import fcntl
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,34 @@ def locked(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+@contextlib.contextmanager
+def atomic_folder(out: Path, doing: str) -> Iterator[Path]:
+    """A temporary folder that becomes `out` at the end; after an error or a kill, nothing is left in `out`.
+
+    It is named after what is being done (`.runs.importing`). What a killed process left there is removed by the next
+    one; a folder that is not empty is never replaced.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DiskError(f"{out} is there already: choose another --out, or remove it first")
+    fresh = out.parent / f".{out.name}.{doing}"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with lock_folder(fresh):
+            for left in fresh.iterdir():
+                if left.is_dir():
+                    shutil.rmtree(left)
+                elif left.name != ".lock":
+                    left.unlink()
+            try:
+                yield fresh
+                (fresh / ".lock").unlink(missing_ok=True)
+                os.replace(fresh, out)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as error:
+        raise DiskError(f"cannot write {out}: {error.strerror or error}; choose another --out") from None
 
 
 def _flush(path: Path) -> None:

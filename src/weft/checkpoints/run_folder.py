@@ -2,10 +2,10 @@
 
 spec.json            task, data options, model and training in one versioned tree
 model.safetensors    the best weights so far
-tokenizer.json       where the task has one; target_tokenizer.json where what is written has another
-metrics.jsonl        a line a report
+tokenizer.json       where the task has one; target_tokenizer.json if the target language has its own
+metrics.jsonl        one line per report
 plan.json            the frozen time plan
-training/            the newest state of training: weights, optimizer, place in the data; one file, so one rename
+training/            the newest training state: weights, optimizer, position in the data; one file, so one rename
 
 Every file is written atomically. Never a pickle.
 """
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from weft.checkpoints.atomic import DiskError, locked, read_tensors, write_atomic, write_tensors, write_text
+from weft.checkpoints.atomic import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
@@ -30,14 +30,14 @@ from weft.foundation.spec import Tree, VersionedSpec, expect_table
 STATE = "state-{step:08d}.safetensors"
 
 
-# Fields and tensors that version 1 spelled otherwise; the model's own spec has its own version.
-RENAMED = {"tokeniser": "tokenizer", "optimiser": "optimizer", "normalise": "normalize"}
+# Old spellings of fields, and of prefixes of tensor names, in version 1. The model's spec has a version of its own.
+RENAMED_IN_2 = {"tokeniser": "tokenizer", "optimiser": "optimizer", "normalise": "normalize"}
 
 
-def _american(tree: Tree) -> Tree:
-    """Version 1 to 2: names as PyTorch and the tokenizers package spell them; classes and labels stay as they are."""
+def _to_version_2(tree: Tree) -> Tree:
+    """Rename the fields of data, facts and training; values, such as names of classes, stay as they are."""
     renamed = {
-        name: {RENAMED.get(field, field): value for field, value in tree[name].items()}
+        name: {RENAMED_IN_2.get(field, field): value for field, value in tree[name].items()}
         for name in ("data", "facts", "training")
         if isinstance(tree.get(name), dict)
     }
@@ -45,13 +45,13 @@ def _american(tree: Tree) -> Tree:
 
 
 class RunSpec(VersionedSpec):
-    """What a run is: its task and the trees that data, model and training are made from.
+    """What a run is: its task, and the trees that data, model and training are built from.
 
-    `base` is the folder of the run that it was trained on from, if it was.
+    `base` is the folder of the run whose training it continued (`--from`), if any.
     """
 
     VERSION: ClassVar[int] = 2
-    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {1: lambda tree: _american(tree)}
+    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {1: _to_version_2}
     version: int = 2
 
     task: str
@@ -66,7 +66,7 @@ class RunSpec(VersionedSpec):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of training after `step` steps: tensors by name, and plain facts (best loss so far, ...)."""
+    """The training state after `step` steps: tensors by name, and plain facts (best loss so far, ...)."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -81,64 +81,58 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here."""
         return (self.path / "spec.json").is_file()
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the folder for writing; refused while another process does."""
+        """Lock the folder for writing; refused while another process holds it."""
         try:
-            return locked(self.path)
+            return lock_folder(self.path)
         except OSError as error:
             raise DiskError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Write spec.json."""
         write_text(self.path / "spec.json", spec.to_json() + "\n")
 
     def read_spec(self) -> RunSpec:
-        """Read spec.json, of this or an older version."""
+        """spec.json, of this or an older version."""
         tree = self._read_json("spec.json")
         if "task" not in tree:
-            raise SpecError(f"{self.path / 'spec.json'} is no run's spec: it names no task")
+            raise SpecError(f"{self.path / 'spec.json'} is not a run's spec: it names no task")
         return RunSpec.from_tree(tree)
 
     def write_plan(self, plan: Tree) -> None:
-        """Write plan.json."""
         write_text(self.path / "plan.json", json.dumps(plan, indent=2) + "\n")
 
     def read_plan(self) -> Tree:
-        """Read plan.json."""
         return self._read_json("plan.json")
 
     def write_model(self, weights: dict[str, Tensor], facts: Tree | None = None) -> None:
-        """Write model.safetensors."""
         write_tensors(self.path / "model.safetensors", weights, _note(facts or {}))
 
     def read_model(self) -> dict[str, Tensor]:
-        """Read model.safetensors."""
         if not (self.path / "model.safetensors").is_file():
             raise DiskError(f"{self.path} has no model.safetensors yet: train on with --resume")
         return read_tensors(self.path / "model.safetensors")
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Write tokenizer.json, and target_tokenizer.json where the language that is written has its own."""
+        """Write tokenizer.json, and target_tokenizer.json if the target language has its own."""
         write_atomic(self.path / "tokenizer.json", tokenizer.save)
-        if tokenizer.other is not None:
+        if tokenizer.target_engine is not None:
             write_atomic(self.path / "target_tokenizer.json", tokenizer.target.save)
 
     @property
     def tokenizer(self) -> Path | None:
-        """The file of the tokenizer, if the task has one."""
+        """The tokenizer's file, if the task has one."""
         file = self.path / "tokenizer.json"
         return file if file.is_file() else None
 
     def write_snapshot(self, snapshot: Snapshot, keep: int = 1) -> None:
-        """Write the state of training, then drop older ones; until the rename the last one stays."""
+        """Write the training state, then remove older ones; the last one stays until the new one is in place."""
         folder = self.path / "training"
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DiskError(f"cannot write to {folder}: {error.strerror}; the run itself is whole") from None
+            raise DiskError(f"cannot write to {folder}: {error.strerror}; the run itself is complete") from None
         note = _note({"step": snapshot.step, **snapshot.facts})
         write_tensors(folder / STATE.format(step=snapshot.step), snapshot.tensors, note)
         for old in self._states()[:-keep]:
@@ -146,24 +140,24 @@ class RunFolder:
                 old.unlink()
 
     def read_snapshot(self) -> Snapshot | None:
-        """The newest whole state of training; None if there is none."""
+        """The newest complete training state; None if there is none."""
         from safetensors import SafetensorError, safe_open
 
         for file in reversed(self._states()):
             try:
                 with safe_open(file, framework="pt") as opened:
                     facts = json.loads((opened.metadata() or {})["weft"])
-                tensors = {_renamed(name): tensor for name, tensor in read_tensors(file).items()}
+                tensors = {_current_name(name): tensor for name, tensor in read_tensors(file).items()}
                 return Snapshot(facts.pop("step"), tensors, facts)
             except (DiskError, SafetensorError, OSError, KeyError, ValueError):
-                continue  # a damaged file: the one before it may be whole
+                continue  # a damaged file: the one before it may be complete
         return None
 
     def _states(self) -> list[Path]:
         return sorted((self.path / "training").glob("state-*.safetensors"))
 
     def add_metrics(self, row: Tree) -> None:
-        """Append a line to metrics.jsonl."""
+        """Append one line to metrics.jsonl."""
         try:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -173,7 +167,7 @@ class RunFolder:
             ) from None
 
     def read_metrics(self) -> Iterator[Tree]:
-        """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+        """The rows of metrics.jsonl; a last line cut short by a kill is skipped."""
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return
@@ -183,7 +177,7 @@ class RunFolder:
                     yield json.loads(line)
 
     def keep_metrics_until(self, step: int) -> None:
-        """Drop the lines after a step, which training is about to write again."""
+        """Remove the rows after a step, which training is about to write again."""
         rows = [row for row in self.read_metrics() if row.get("step", 0) <= step and "metrics" not in row]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -192,7 +186,7 @@ class RunFolder:
         try:
             return expect_table(json.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            where = "no run folder" if not self.exists else f"a run without {name}"
+            where = "not a run folder" if not self.exists else f"a run without {name}"
             raise WeftError(f"{self.path} is {where}: give a folder that `weft train` wrote") from None
         except NotADirectoryError:
             raise WeftError(f"{self.path} is a file: give a run's folder") from None
@@ -200,12 +194,12 @@ class RunFolder:
             raise SpecError(f"{file} cannot be read ({error}): restore it or train again") from None
 
 
-def _renamed(tensor: str) -> str:
-    """The name of a tensor in a state of training that version 1 may have written."""
-    room, dot, rest = tensor.partition(".")
-    return f"{RENAMED.get(room, room)}{dot}{rest}"
+def _current_name(tensor: str) -> str:
+    """Today's name of a tensor in a training state that version 1 may have written (`optimiser.0.NAME.exp_avg`)."""
+    prefix, dot, rest = tensor.partition(".")
+    return f"{RENAMED_IN_2.get(prefix, prefix)}{dot}{rest}"
 
 
 def _note(facts: Tree) -> dict[str, str]:
-    """Facts for a safetensors file, as one entry: several would be written in an order that varies."""
+    """Facts as metadata of a safetensors file, in one entry: the order of several would vary."""
     return {"weft": json.dumps(facts)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from weft.checkpoints.export.export import Exported
+from weft.checkpoints.export.export_checkpoint import ExportReport
 from weft.cli.terminal import console, print_json, progress
 from weft.runs.export_run import export
 
@@ -29,7 +29,7 @@ def run_export(run: Path, to: str, out: Path, kind: str | None, certified: bool,
         _print(console(), made)
 
 
-def _print(out: Console, made: Exported) -> None:
+def _print(out: Console, made: ExportReport) -> None:
     out.print(f"[bold]{escape(str(made.path))}[/bold]: {made.architecture}, {made.parameters:,} parameters")
     if made.parity is None:
         out.print(f"not compared: {made.why}", markup=False)

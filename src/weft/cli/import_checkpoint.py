@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from weft.checkpoints.convert import Imported, convert_checkpoint
+from weft.checkpoints.convert_checkpoint import ImportReport, convert_checkpoint
 from weft.cli.terminal import console, print_json, progress
 from weft.tasks.registry import task_named
 
@@ -29,7 +29,7 @@ def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
     _print(console(), made)
 
 
-def _print(out: Console, made: Imported) -> None:
+def _print(out: Console, made: ImportReport) -> None:
     out.print(
         f"[bold]{escape(str(made.run))}[/bold]: {made.architecture} ({made.family}), {made.parameters:,} parameters"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from weft.cli.terminal import console, in_bytes, print_json
-from weft.figures.panels.unfolding import Unfolding, as_text
+from weft.figures.panels.attention_steps import AttentionStepsPanel, steps_text
 from weft.figures.picture import Picture
 from weft.inspection.pictures.look import kinds_of, observe, picture_of
 from weft.inspection.pictures.look_options import LookOptions
@@ -37,11 +37,11 @@ def _tree(observation: Observation, picture: Picture, written: Path) -> dict[str
         "panels": [{"kind": panel.kind, "title": panel.title, "shown": panel.shown()} for panel in picture.panels],
         "left_out": list(picture.left_out),
         "kinds": list(kinds_of(observation)),
-        "explained": [_steps(panel) for panel in picture.panels if isinstance(panel, Unfolding)],
+        "explained": [_steps(panel) for panel in picture.panels if isinstance(panel, AttentionStepsPanel)],
     }
 
 
-def _steps(panel: Unfolding) -> list[dict[str, object]]:
+def _steps(panel: AttentionStepsPanel) -> list[dict[str, object]]:
     return [
         {"name": step.name, "formula": step.formula, "part": step.part, "values": step.values.tolist()}
         for step in panel.steps
@@ -54,8 +54,8 @@ def _print(observation: Observation, picture: Picture, written: Path) -> None:
     for panel in picture.panels:
         shown = panel.shown()
         out.print(f"  {panel.title}" + (f" ({shown})" if shown else ""), markup=False, soft_wrap=True)
-        if isinstance(panel, Unfolding):
-            out.print(as_text(panel.steps), markup=False, soft_wrap=True)
+        if isinstance(panel, AttentionStepsPanel):
+            out.print(steps_text(panel.steps), markup=False, soft_wrap=True)
     for sentence in picture.left_out:
         out.print(f"  left out: {sentence}", markup=False, soft_wrap=True)
     out.print(f"\npicture: {written} ({in_bytes(written.stat().st_size)})", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What all drawings share: colors, fonts for the world's scripts, labels that can be drawn, writing to a file."""
+"""What all figures share: colors, fonts for the world's scripts, drawable labels, writing to a file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#6e7781", "#bf3989", "#9a6700")
 GRAY = "#57606a"
-FORMATS = (".png", ".svg", ".pdf")
+IMAGE_FORMATS = (".png", ".svg", ".pdf")
 FONTS = (
     "DejaVu Sans", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "WenQuanYi Zen Hei", "Arial Unicode MS",
     "Hiragino Sans", "PingFang SC", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Noto Sans Devanagari",
     "Nirmala UI", "Segoe UI Symbol", "Noto Emoji",
 )  # fmt: skip
-SEEN_AS = {"\n": "↵", "\r": "↵", "\t": "⇥"}
+VISIBLE_BREAKS = {"\n": "↵", "\r": "↵", "\t": "⇥"}
 
 
 @contextmanager
 def canvas_style() -> Iterator[None]:
-    """Fonts and lines of figures made inside; the caller's own settings come back afterwards."""
+    """Fonts and lines of figures made inside; the caller's settings are restored afterwards."""
     import matplotlib
 
     settings: Any = {
@@ -46,10 +46,10 @@ def canvas_style() -> Iterator[None]:
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as .png, .svg or .pdf, by the end of the name; the same figure gives the same .svg."""
+    """Write a figure as .png, .svg or .pdf, by the suffix; the same figure gives the same .svg bytes."""
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise WeftError(f"cannot draw {path.name!r}: end the name in one of {', '.join(FORMATS)}")
+    if path.suffix.lower() not in IMAGE_FORMATS:
+        raise WeftError(f"cannot draw {path.name!r}: end the name in one of {', '.join(IMAGE_FORMATS)}")
     metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
     try:
         with canvas_style():
@@ -61,11 +61,13 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     return path
 
 
-def legible(text: str, most: int = 0) -> str:
-    """The text as it can be drawn: breaks shown, letters no font has as □, no formulas; cut after `most` letters."""
+def drawable_text(text: str, most: int = 0) -> str:
+    """The text as it can be drawn: breaks visible, missing glyphs as □, no formulas, cut after `most` letters."""
     text = text if not most or len(text) <= most else text[: most - 1] + "…"
     known = _letters()
-    shown = "".join(letter if letter in known else "□" for letter in (SEEN_AS.get(letter, letter) for letter in text))
+    shown = "".join(
+        letter if letter in known else "□" for letter in (VISIBLE_BREAKS.get(letter, letter) for letter in text)
+    )
     return shown.replace("$", r"\$")
 
 

@@ -1,6 +1,6 @@
-"""Colors of values: from none to much, and from negative to positive; the same stops for stills, pages and notebooks.
+"""Color scales: sequential and diverging, with the same stops for stills, pages and notebooks.
 
-Blue against orange, which all common kinds of color blindness tell apart; lightness alone tells little from much.
+Blue against orange, which all common kinds of color blindness distinguish; lightness alone orders the values.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
 
-Scale = Literal["share", "signed"]
+ColorScale = Literal["share", "signed"]
 
-# By scale: stops from the lowest to the highest value, on a light and on a dark ground.
-STOPS: dict[Scale, dict[str, tuple[str, ...]]] = {
+# By scale: stops from the lowest to the highest value, on a light and on a dark background.
+COLOR_STOPS: dict[ColorScale, dict[str, tuple[str, ...]]] = {
     "share": {
         "light": ("#ffffff", "#d3e5f5", "#8fc1e3", "#3f8fc9", "#135a9c", "#08306b"),
         "dark": ("#15181d", "#16324d", "#1d5c8f", "#3f93cf", "#93cdf2", "#f4fbff"),
@@ -30,23 +30,23 @@ STOPS: dict[Scale, dict[str, tuple[str, ...]]] = {
 
 
 @cache
-def color_map(scale: Scale) -> Colormap:
-    """For matplotlib; values that are missing stay gray."""
+def color_map(scale: ColorScale) -> Colormap:
+    """The scale for matplotlib; missing values are gray."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    found = LinearSegmentedColormap.from_list(f"weft-{scale}", STOPS[scale]["light"])
+    found = LinearSegmentedColormap.from_list(f"weft-{scale}", COLOR_STOPS[scale]["light"])
     return found.with_extremes(bad="#e6e8eb")
 
 
-def colored(values: NDArray[Any], limits: tuple[float, float], scale: Scale) -> NDArray[np.uint8]:
-    """Values as colors [..., 4], the limits being the ends of the scale."""
+def to_colors(values: NDArray[Any], limits: tuple[float, float], scale: ColorScale) -> NDArray[np.uint8]:
+    """Values as RGBA colors [..., 4]; `limits` are the ends of the scale."""
     low, high = limits
     shares = (np.asarray(values, dtype=np.float64) - low) / ((high - low) or 1.0)
     found: NDArray[np.uint8] = color_map(scale)(np.ma.masked_invalid(shares), bytes=True)
     return found
 
 
-def color_scale(scale: Scale) -> list[tuple[float, str]]:
-    """For plotly: (place from 0 to 1, color)."""
-    stops = STOPS[scale]["light"]
+def plotly_colors(scale: ColorScale) -> list[tuple[float, str]]:
+    """The scale for plotly: (position from 0 to 1, color)."""
+    stops = COLOR_STOPS[scale]["light"]
     return [(number / (len(stops) - 1), color) for number, color in enumerate(stops)]

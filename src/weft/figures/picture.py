@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.figures.canvas import FORMATS, GRAY, canvas_style, legible, save_figure
+from weft.figures.canvas import GRAY, IMAGE_FORMATS, canvas_style, drawable_text, save_figure
 from weft.figures.panels.panel import WIDTH, Panel, Sheet
 from weft.figures.web.interactive import page_text
 from weft.foundation.errors import WeftError
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 PAGES = (".html", ".htm")
-HEADING, NOTE, GAP = 0.34, 0.17, 0.18  # inches: a panel's title, a line of its note, the space below it
+HEADING, NOTE, GAP = 0.34, 0.17, 0.18  # inches: a panel's title, one line of its note, the space below it
 NOTE_LETTERS = 128
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Panels, one below the other; `words` says what was looked at, `left_out` what is not in the picture and why."""
+    """Panels, one below the other; `words` says what the input was, `left_out` what is not shown and why."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -34,7 +34,7 @@ class Picture:
             raise WeftError(f"there is nothing to see in {self.title!r}: choose another --kind")
 
     def html(self) -> str:
-        """The page as text: self-contained, no outside reference."""
+        """The page as text: self-contained, no external reference."""
         return page_text(self.title, self.words, [panel.tree() for panel in self.panels], self.left_out)
 
     def figure(self) -> Figure:
@@ -56,17 +56,17 @@ class Picture:
         return figure
 
     def _draw_head(self, box: SubFigure, height: float) -> None:
-        box.text(0, 1, legible(self.title, 96), fontsize=13, weight="bold", va="top")
+        box.text(0, 1, drawable_text(self.title, 96), fontsize=13, weight="bold", va="top")
         if self.words:
-            box.text(0, 1 - 0.27 / height, legible(self.words, 140), fontsize=9, color=GRAY, va="top")
+            box.text(0, 1 - 0.27 / height, drawable_text(self.words, 140), fontsize=9, color=GRAY, va="top")
 
     def write(self, path: str | Path) -> Path:
-        """As .html, .png, .svg or .pdf, by the end of the name."""
+        """Write .html, .png, .svg or .pdf, by the suffix."""
         path = Path(path)
-        if path.suffix.lower() in FORMATS:
+        if path.suffix.lower() in IMAGE_FORMATS:
             return save_figure(self.figure(), path)
         if path.suffix.lower() not in PAGES:
-            raise WeftError(f"cannot draw {path.name!r}: end the name in one of .html, {', '.join(FORMATS)}")
+            raise WeftError(f"cannot draw {path.name!r}: end the name in one of .html, {', '.join(IMAGE_FORMATS)}")
         try:
             path.write_text(self.html(), encoding="utf-8")
         except OSError as error:
@@ -75,21 +75,21 @@ class Picture:
 
     def plots(self) -> list[Any]:
         """The panels as plotly figures, for a notebook."""
-        from weft.figures.web.notebook import plot
+        from weft.figures.web.notebook import plotly_figure
 
-        return [plot(panel) for panel in self.panels]
+        return [plotly_figure(panel) for panel in self.panels]
 
 
 def _note_lines(panel: Panel) -> list[str]:
-    """What a still shows of the choices, and the panel's note, in lines."""
+    """The choices that a still shows, and the panel's note, wrapped."""
     words = ": ".join(filter(None, (panel.shown(), panel.note)))
     return textwrap.wrap(words, NOTE_LETTERS)
 
 
 def _draw_panel(panel: Panel, notes: list[str], box: SubFigure, height: float) -> None:
-    box.text(0, 1 - 0.04 / height, legible(panel.title, 110), fontsize=11, weight="bold", va="top")
+    box.text(0, 1 - 0.04 / height, drawable_text(panel.title, 110), fontsize=11, weight="bold", va="top")
     for number, line in enumerate(notes):
         down = HEADING - 0.08 + NOTE * number
-        box.text(0, 1 - down / height, legible(line), fontsize=8.5, color=GRAY, va="top")
+        box.text(0, 1 - down / height, drawable_text(line), fontsize=8.5, color=GRAY, va="top")
     start = HEADING + NOTE * len(notes)
     panel.draw(Sheet(box, WIDTH, height, start))

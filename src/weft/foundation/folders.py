@@ -1,4 +1,4 @@
-"""Folders of the user: where things are kept between runs that can be made again."""
+"""The cache folder: what can be made again but is kept between runs."""
 
 from __future__ import annotations
 

@@ -16,18 +16,18 @@ from typing import Any, Generic, TypeVar, cast
 
 from weft.foundation.errors import WeftError
 
-Kind = TypeVar("Kind")
+_Kind = TypeVar("_Kind")
 
 
-class Registry(Generic[Kind]):
+class Registry(Generic[_Kind]):
     """Kinds by name: built-in ones, given as objects or as `module:name`, and those of the entry-point group.
 
     Each is loaded when it is first asked for. A plugin cannot replace a built-in kind.
     """
 
-    def __init__(self, group: str, what: str, builtin: Mapping[str, Kind | str]) -> None:
+    def __init__(self, group: str, what: str, builtin: Mapping[str, _Kind | str]) -> None:
         self.group, self.what, self.builtin = group, what, dict(builtin)
-        self._loaded: dict[str, Kind] = {}
+        self._loaded: dict[str, _Kind] = {}
 
     def names(self) -> tuple[str, ...]:
         """All names, built-in ones first."""
@@ -39,23 +39,23 @@ class Registry(Generic[Kind]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
 
-    def __getitem__(self, name: str) -> Kind:
+    def __getitem__(self, name: str) -> _Kind:
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
-    def _load(self, name: str) -> Kind:
+    def _load(self, name: str) -> _Kind:
         found = self.builtin.get(name)
         if found is not None and not isinstance(found, str):
             return found
         if found is not None:
             module, _, attribute = found.partition(":")
-            return cast(Kind, getattr(importlib.import_module(module), attribute))
+            return cast(_Kind, getattr(importlib.import_module(module), attribute))
         point = self._plugins().get(name)
         if point is None:
             raise WeftError(f"there is no {self.what} {name!r}: choose one of {', '.join(self.names())}")
         try:
-            return cast(Kind, point.load())
+            return cast(_Kind, point.load())
         except Exception as error:  # a plugin is somebody else's program
             raise WeftError(
                 f"{self.what} {name!r} of {_owner(point)} cannot be loaded ({type(error).__name__}: {error}): "

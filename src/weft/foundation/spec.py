@@ -25,7 +25,7 @@ class Spec(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise SpecError(explain(error, type(self))) from None
+            raise SpecError(describe_validation_error(error, type(self))) from None
 
     def replace(self, **changes: Any) -> Self:
         """A changed copy: `spec.replace(layers=2)`; nested fields by dots, `spec.replace(**{"mixer.heads": 2})`.
@@ -38,16 +38,14 @@ class Spec(BaseModel):
         return type(self).from_tree(tree)
 
     def to_tree(self) -> Tree:
-        """Plain dicts, lists and numbers."""
+        """Plain dicts, lists, strings and numbers, as JSON has them."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> Self:
-        """The inverse of `to_tree`."""
         return cls(**tree)
 
     def to_json(self) -> str:
-        """JSON text."""
         return json.dumps(self.to_tree(), indent=2)
 
     @classmethod
@@ -74,7 +72,7 @@ class Spec(BaseModel):
 
 
 class VersionedSpec(Spec):
-    """A spec that is written to disk: it carries its version, and older trees are migrated step by step."""
+    """A spec that is written to disk: it has a version, and older trees are migrated version by version."""
 
     VERSION: ClassVar[int] = 1
     MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {}
@@ -93,7 +91,7 @@ class VersionedSpec(Spec):
 
     @classmethod
     def migrate(cls, tree: Tree) -> Tree:
-        """Bring a tree up to this version; refuse one from the future."""
+        """Bring a tree up to this version; a newer one is refused."""
         version = tree.get("version", 1)
         if not isinstance(version, int) or version < 1:
             raise SpecError(f"the spec's version is {version!r}, but versions are whole numbers from 1")
@@ -105,7 +103,7 @@ class VersionedSpec(Spec):
 
 
 def rename_fields(tree: Any, names: Mapping[str, str]) -> Any:
-    """The tree with its fields renamed, at any depth: for migrations."""
+    """The tree with fields renamed at any depth, for migrations."""
     if isinstance(tree, dict):
         return {names.get(name, name): rename_fields(value, names) for name, value in tree.items()}
     return [rename_fields(value, names) for value in tree] if isinstance(tree, list) else tree
@@ -132,7 +130,7 @@ def expect_table(tree: Any) -> Tree:
 
 
 def set_path(tree: Tree, path: str, value: Any) -> None:
-    """Set `a.b.c` in nested dicts and lists; an unknown step names itself."""
+    """Set `a.b.c` in nested dicts and lists; an unknown field is named in the error."""
     *parents, last = path.split(".")
     place: Any = tree
     for depth, step in enumerate(parents):
@@ -156,13 +154,13 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
 
 
 def _name_fields(unknown: str, fields: Iterable[str]) -> str:
-    """What may have been meant by an unknown field, and the fields that there are."""
+    """A likely correction of an unknown field, and the fields that exist."""
     known = list(fields)
     near = get_close_matches(unknown, known, 1, cutoff=0.7)
     return (f"did you mean {near[0]}? " if near else "") + f"It has {', '.join(known)}"
 
 
-def explain(error: ValidationError, kind: type[BaseModel]) -> str:
+def describe_validation_error(error: ValidationError, kind: type[BaseModel]) -> str:
     """A validation error as one sentence that names the field, the value and what is allowed."""
     first, name = error.errors()[0], kind.__name__
     field = ".".join(str(step) for step in first["loc"]) or "the spec"

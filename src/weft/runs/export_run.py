@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.checkpoints.convert import Progress
-from weft.checkpoints.export.export import Exported, export_checkpoint
+from weft.checkpoints.convert_checkpoint import ConversionProgress
+from weft.checkpoints.export.export_checkpoint import ExportReport, export_checkpoint
 from weft.checkpoints.export.export_source import open_export_source
 from weft.runs.run import Run
 
@@ -17,8 +17,8 @@ def export(
     *,
     type: str | None = None,
     certificate: bool = True,
-    progress: Progress | None = None,
-) -> Exported:
+    progress: ConversionProgress | None = None,
+) -> ExportReport:
     """Write a run for other programs: `weft.export(run, "huggingface", "out")`; also "gguf" and "onnx".
 
     `type` is that of a GGUF file's weights: f32, f16, bf16 or q8_0. Of a `Run` in memory its present weights are

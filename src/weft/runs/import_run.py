@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.checkpoints.convert import convert_checkpoint
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
 from weft.runs.run import Run, load
 
 

@@ -17,12 +17,12 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from weft.data.batching import order_of
+from weft.data.batching import shuffled_order
 from weft.data.readers.captions import read_captions
 from weft.data.readers.files import DataError
 from weft.data.readers.images import read_image
-from weft.data.samples import Captioned
-from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
+from weft.data.samples import SampleCaptions
+from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.inference.decoding.generated import GeneratedText
@@ -305,11 +305,11 @@ def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery,
     if not 0 < share < 1:
         raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
     held = min(count - 1, max(1, round(share * count)))
-    order = order_of(count, seed, 0)
+    order = shuffled_order(count, seed, 0)
     return gallery.only(sorted(order[held:])), gallery.only(sorted(order[:held]))
 
 
-def _of_sample(split: Captioned) -> Gallery:
+def _of_sample(split: SampleCaptions) -> Gallery:
     return Gallery(split.pixels, tuple(enumerate(split.texts)))
 
 
@@ -320,10 +320,10 @@ def _spelled(text: str, options: CaptionsOptions) -> str:
 def _tokenizer(options: CaptionsOptions, texts: Sequence[str]) -> Tokenizer:
     """The one asked for; of many different words the rare ones are unknown."""
     kind = "words" if options.tokenizer == "auto" else options.tokenizer
-    if kind not in KINDS:
+    if kind not in TOKENIZER_KINDS:
         return load_tokenizer(kind)
     least = options.least
     if least is None:
         different = len({word for text in texts for word in text.split()}) if kind == "words" else 0
         least = RARE if different > SMALL else 1
-    return train_tokenizer(kind, texts, options.vocabulary, least=least)
+    return train_tokenizer(kind, texts, options.vocabulary, min_frequency=least)

@@ -16,9 +16,8 @@ from torch import nn
 
 from weft.data.readers.classes import number_labels
 from weft.data.readers.files import DataError
-from weft.data.readers.graphs import are_graphs, read_graphs
+from weft.data.readers.graphs import LabeledGraph, are_graphs, read_graphs
 from weft.data.readers.texts import read_labeled
-from weft.data.samples import Graph
 from weft.data.tokenizers.lexicon import Lexicon
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
@@ -121,7 +120,7 @@ class ClassificationTask(Task):
         known: ClassificationTask | EmbeddingTask | None,
     ) -> ClassificationTask:
         """How inputs are read, and the classes; what a run that is trained on knows already stays."""
-        graphs = isinstance(inputs[0], Graph)
+        graphs = isinstance(inputs[0], LabeledGraph)
         if known is None:
             learned = NodeEncoder.learn(inputs) if graphs else None
             return cls(options, learned or learn_encoder(options.tokenizer, inputs, options.vocabulary), classes)
@@ -209,7 +208,7 @@ class ClassificationTask(Task):
 
 def _examples(sample: Sequence[Any]) -> list[Example]:
     """A sample's examples: texts with a label, or graphs with one per node."""
-    return [(row, row.labels) if isinstance(row, Graph) else (row[0], (row[1],)) for row in sample]
+    return [(row, row.labels) if isinstance(row, LabeledGraph) else (row[0], (row[1],)) for row in sample]
 
 
 def _files(paths: Sequence[str], options: ClassificationOptions, learn: bool) -> list[Example]:

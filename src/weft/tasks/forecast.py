@@ -19,8 +19,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from weft.data.readers.files import DataError
-from weft.data.readers.series import Series, read_series
-from weft.data.samples import Best, Sample, brownian_best
+from weft.data.readers.series import TimeSeries, read_series
+from weft.data.samples import ReferenceScore, Sample, brownian_best
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.numerics import widen
 from weft.foundation.spec import Tree
@@ -122,12 +122,12 @@ class ForecastTask(Task):
 
     @classmethod
     def _learn(
-        cls, series: Series, options: ForecastOptions, borders: tuple[int, ...], seed: int, before: ForecastTask | None
+        cls, series: TimeSeries, options: ForecastOptions, borders: tuple[int, ...], seed: int, old: ForecastTask | None
     ) -> ForecastTask:
         if borders[0] < 2:
             raise DataError(f"{max(0, borders[0])} rows to learn from: give a longer series")
-        if before is not None:
-            return cls(options, before.known.elsewhere(series, borders, seed))
+        if old is not None:
+            return cls(options, old.known.elsewhere(series, borders, seed))
         # Half of a short series may be history: the other half is needed to learn from.
         wanted = options.context or max(1, min(CONTEXT, (borders[0] - options.horizon) // 2))
         patch = min(options.patch or max(1, min(PATCH, wanted // 4)), wanted)
@@ -150,7 +150,7 @@ class ForecastTask(Task):
         series = read_series(paths, self.known.columns)
         return self._split(series.values, self.known.context, len(series.values), Path(paths[0]).name)
 
-    def _best(self, found: Sample[Any]) -> Best | None:
+    def _best(self, found: Sample[Any]) -> ReferenceScore | None:
         """The sample's best score in units of the columns' deviations."""
         best = found.best
         if best is not None and found.name.startswith("brownian"):
@@ -160,7 +160,7 @@ class ForecastTask(Task):
         weights = 1 / np.square(self.known.deviation)
         value, spread = best.value * weights.mean(), best.spread * math.sqrt(np.square(weights).mean())
         why = f"{best.why}; {best.value:.4g} in the columns' own units"
-        return Best(best.metric, float(value), why, float(spread))
+        return ReferenceScore(best.metric, float(value), why, float(spread))
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ForecastTask:
@@ -363,6 +363,6 @@ class ForecastTask(Task):
         return f"{self.known.columns[0]}: {', '.join(words)}"
 
 
-def _notes(series: Series) -> tuple[str, ...]:
+def _notes(series: TimeSeries) -> tuple[str, ...]:
     names = ", ".join(series.left_out)
     return (f"left out, because they hold no numbers: {names}",) if names else ()

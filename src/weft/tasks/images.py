@@ -17,9 +17,17 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
-from weft.data.batching import order_of
+from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError, find_files
-from weft.data.readers.images import IMAGE_SUFFIXES, Fitting, Images, PixelFiles, Pixels, read_image, read_images
+from weft.data.readers.images import (
+    IMAGE_SUFFIXES,
+    LabeledImages,
+    PixelFiles,
+    ResizeCrop,
+    read_image,
+    read_images,
+)
+from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
@@ -119,7 +127,7 @@ class ImagesSplit(Split):
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Pictures in random order, or one after the other."""
-        order = list(range(len(self))) if seed is None else order_of(len(self), seed, epoch)
+        order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
         count = max(1, size // self.patches)
         found = [order[first : first + count] for first in range(0, len(order), count)]
         return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
@@ -157,7 +165,7 @@ class ImagesTask(Task):
         side: int,
         scale: Scale,
         changes: tuple[Change, ...],
-        fitting: Fitting | None = None,
+        fitting: ResizeCrop | None = None,
     ) -> None:
         self.options, self.classes, self.side = options, tuple(classes), side
         self.scale, self.changes, self.fitting = scale, changes, fitting
@@ -213,7 +221,7 @@ class ImagesTask(Task):
         if not self.classes:
             raise WeftError("this model has no classes yet: weft train images DATA --from RUN --out NEW")
 
-    def _split(self, images: Images, rows: NDArray[np.int64] | None = None) -> ImagesSplit:
+    def _split(self, images: LabeledImages, rows: NDArray[np.int64] | None = None) -> ImagesSplit:
         rows = mixed(len(images.labels)) if rows is None else rows
         labels = in_terms_of(self.classes, images.labels[rows], images.classes)
         return ImagesSplit(images.pixels, rows, labels, self.scale, self.default_model(Size()).side ** 2)
@@ -222,7 +230,7 @@ class ImagesTask(Task):
     def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> ImagesTask:
         scale = Scale(tuple(facts["mean"]), tuple(facts["deviation"]))
         how, side = facts.get("fitting"), int(facts["side"])
-        fitting = None if how is None else Fitting(side, tuple(how["scaled"]), how["filter"])
+        fitting = None if how is None else ResizeCrop(side, tuple(how["scaled"]), how["filter"])
         return cls(options, facts["classes"], side, scale, image_changes(tuple(facts["augmentation"])), fitting)
 
     def facts(self) -> Tree:
@@ -319,12 +327,12 @@ class ImagesTask(Task):
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
 
 
-def _as_images(split: Any, classes: Sequence[str]) -> Images:
+def _as_images(split: Any, classes: Sequence[str]) -> LabeledImages:
     pixels = split.pixels[..., None] if split.pixels.ndim == 3 else split.pixels
-    return Images(pixels, split.labels, tuple(classes), pixels.shape[3])
+    return LabeledImages(pixels, split.labels, tuple(classes), pixels.shape[3])
 
 
-def _read_like(paths: Sequence[str], side: int, channels: int, fitting: Fitting | None = None) -> Images:
+def _read_like(paths: Sequence[str], side: int, channels: int, fitting: ResizeCrop | None = None) -> LabeledImages:
     """Pictures to evaluate on, of the side and color that was learned."""
     images = read_images(paths, fitting or side, learn=False)
     return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)

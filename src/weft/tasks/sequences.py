@@ -17,10 +17,10 @@ from pydantic import PositiveInt
 from torch import nn
 
 from weft.data.readers.files import DataError
-from weft.data.readers.sequences import Sequences, Values, read_sequences
-from weft.data.readers.skeletons import SKELETON
+from weft.data.readers.sequences import LabeledSequences, Values, read_sequences
+from weft.data.readers.skeletons import SKELETON_FILE
 from weft.data.readers.sounds import log_mel
-from weft.data.samples import RATE
+from weft.data.samples import SAMPLE_RATE
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
@@ -112,7 +112,7 @@ class SequencesTask(Task):
             up: Axis | None = "z" if found.name == "skeletons" else None
         else:
             data, held = _hold_out(read_sequences(paths), options, seed)
-            up = "y" if all(SKELETON.match(name) for name in data.names) else None
+            up = "y" if all(SKELETON_FILE.match(name) for name in data.names) else None
         if known is None:
             task = cls._learn(data, options, up)
         else:
@@ -131,7 +131,7 @@ class SequencesTask(Task):
         return spec.replace(output=spec.output.replace(classes=len(self.classes)))
 
     @classmethod
-    def _learn(cls, data: Sequences, options: SequencesOptions, up: Axis | None) -> SequencesTask:
+    def _learn(cls, data: LabeledSequences, options: SequencesOptions, up: Axis | None) -> SequencesTask:
         vertical = up if options.vertical == "auto" else None if options.vertical == "none" else options.vertical
         _expect_joints(data, vertical)
         lengths = [len(one) for one in data.values]
@@ -141,7 +141,7 @@ class SequencesTask(Task):
         longest = -(-max(lengths) // stride)
         return cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
 
-    def _split(self, data: Sequences, learn: bool = False) -> VectorSequencesSplit:
+    def _split(self, data: LabeledSequences, learn: bool = False) -> VectorSequencesSplit:
         if data.channels != self.raw:
             raise DataError(f"sequences of {data.channels} channels, but the model learned {self.raw}: give the same")
         data = data if learn else _chosen(data, mixed(len(data.values)))
@@ -249,13 +249,17 @@ class SequencesTask(Task):
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
 
 
-def _as_sequences(name: str, split: Any, classes: Sequence[str]) -> Sequences:
+def _as_sequences(name: str, split: Any, classes: Sequence[str]) -> LabeledSequences:
     """A sample's split; tones go the way of .wav files."""
-    values = [log_mel(one[:, 0], RATE) if name == "tones" else one for one in split.values]
-    return Sequences(values, split.labels, tuple(classes), [f"{number} of {name}" for number in range(len(values))])
+    values = [log_mel(one[:, 0], SAMPLE_RATE) if name == "tones" else one for one in split.values]
+    return LabeledSequences(
+        values, split.labels, tuple(classes), [f"{number} of {name}" for number in range(len(values))]
+    )
 
 
-def _hold_out(data: Sequences, options: SequencesOptions, seed: int) -> tuple[Sequences, Sequences]:
+def _hold_out(
+    data: LabeledSequences, options: SequencesOptions, seed: int
+) -> tuple[LabeledSequences, LabeledSequences]:
     """(to learn from, held out): by other files, by names, or by chance."""
     if options.validation:
         return data, read_sequences(options.validation, learn=False)
@@ -281,12 +285,12 @@ def _hold_out(data: Sequences, options: SequencesOptions, seed: int) -> tuple[Se
     return _chosen(data, np.flatnonzero(matched)), _chosen(data, np.flatnonzero(~matched))
 
 
-def _chosen(data: Sequences, rows: Labels) -> Sequences:
+def _chosen(data: LabeledSequences, rows: Labels) -> LabeledSequences:
     names = [data.names[row] for row in rows]
-    return Sequences([data.values[row] for row in rows], data.labels[rows], data.classes, names)
+    return LabeledSequences([data.values[row] for row in rows], data.labels[rows], data.classes, names)
 
 
-def _expect_joints(data: Sequences, vertical: Axis | None) -> None:
+def _expect_joints(data: LabeledSequences, vertical: Axis | None) -> None:
     if vertical is not None and data.channels % 3:
         raise DataError(f"{data.channels} channels are no x, y, z of joints in turn: leave --set data.vertical out")
 

@@ -17,8 +17,8 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor, nn
 
-from weft.data.batching import order_of
-from weft.data.samples import Best, Sample, sample, samples
+from weft.data.batching import shuffled_order
+from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
@@ -87,7 +87,7 @@ class Split(ABC):
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
-        order = list(range(len(self))) if seed is None else order_of(len(self), seed, epoch)
+        order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
         count = max(1, round(size * len(self) / max(1, self.tokens)))
         found = [order[first : first + count] for first in range(0, len(order), count)]
         return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
@@ -217,7 +217,7 @@ class PreparedData:
     task: Task
     train: Split
     validation: Split
-    best: Best | None = None
+    best: ReferenceScore | None = None
     notes: tuple[str, ...] = ()
 
 

@@ -16,11 +16,11 @@ import torch
 from pydantic import PositiveInt
 from torch import nn
 
-from weft.data.batching import order_of
+from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
-from weft.data.stores.text_pieces import has_chats, letters_of, read_pieces, sample_texts
-from weft.data.stores.token_store import TokenStore, token_store
+from weft.data.stores.text_chunks import distinct_characters, has_chats, read_chunks, sample_texts
+from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
@@ -102,7 +102,7 @@ class TextSplit(Split):
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Windows in random order, or one after the other."""
-        order = list(range(len(self))) if seed is None else order_of(self._whole(), seed, epoch)
+        order = list(range(len(self))) if seed is None else shuffled_order(self._whole(), seed, epoch)
         rows = max(1, size // self.context)
         found = [order[first : first + rows] for first in range(0, len(order), rows)]
         return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < rows else found
@@ -173,13 +173,13 @@ class TextTask(FewShot, Task):
             texts = (("train", found.train), ("validation", found.validation))
             files = [_written(cache, f"{found.name}-{seed}-{name}", text) for name, text in texts]
             task = cls._begin(options, files[:1], known)
-            stores = [token_store([file], task.tokenizer, cache, prompt_format=prompt_format) for file in files]
+            stores = [open_token_store([file], task.tokenizer, cache, prompt_format=prompt_format) for file in files]
             train, validation = (task._split(store, most) for store in stores)
             return PreparedData(task, train, validation, found.best)
         task = cls._begin(options, paths, known)
-        store = token_store(paths, task.tokenizer, cache, prompt_format=prompt_format)
+        store = open_token_store(paths, task.tokenizer, cache, prompt_format=prompt_format)
         if options.validation:
-            held = token_store(options.validation, task.tokenizer, cache, prompt_format=prompt_format)
+            held = open_token_store(options.validation, task.tokenizer, cache, prompt_format=prompt_format)
         else:
             # A window needs a token and the one after it.
             store, held = store.split(max(options.held_out, min(0.5, 2 / max(1, len(store)))))
@@ -213,7 +213,7 @@ class TextTask(FewShot, Task):
         files: Sequence[str | Path] = paths
         if found is not None:
             files = [_written(cache, f"{found.name}-0-validation", found.validation)]
-        return self._split(token_store(files, self.tokenizer, cache, prompt_format=self.prompt_format))
+        return self._split(open_token_store(files, self.tokenizer, cache, prompt_format=self.prompt_format))
 
     def default_model(self, size: Size) -> DecoderSpec:
         """Rotary positions, norms on queries and keys, squared ReLU, zero-initialized output projections.
@@ -336,19 +336,19 @@ def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:
         kind = _suitable(paths)
     if kind not in ("characters", "bytes", "words", "bpe"):
         return load_tokenizer(kind)
-    texts = letters_of(paths) if kind == "characters" else sample_texts(paths, LEARNED_FROM)
+    texts = distinct_characters(paths) if kind == "characters" else sample_texts(paths, LEARNED_FROM)
     return train_tokenizer(
         cast(Literal["characters", "bytes", "words", "bpe"], kind),
         texts,
         options.vocabulary,
-        specials=CHAT_TOKENS if has_chats(paths) else (),
+        special_tokens=CHAT_TOKENS if has_chats(paths) else (),
     )
 
 
 def _suitable(paths: Sequence[str | Path]) -> str:
     letters: set[str] = set()
     size = 0
-    for piece in read_pieces(paths):
+    for piece in read_chunks(paths):
         size += len(piece.text.encode())
         letters |= set(piece.text)
         if size > SMALL_TEXT:

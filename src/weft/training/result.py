@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from weft.data.samples import Best
+from weft.data.samples import ReferenceScore
 from weft.runs.run import Run, load
 from weft.tasks.task import PreparedData, Split
 from weft.training.loop import Loop
@@ -30,7 +30,7 @@ class TrainingResult:
     loss: float
     metrics: dict[str, Any]
     references: dict[str, float]
-    best: Best | None = None
+    best: ReferenceScore | None = None
     leak: str | None = None
 
 
@@ -51,7 +51,7 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
     return TrainingResult(run, loop.plan, loop.step, seconds, loss, metrics, references, prepared.best, leak)
 
 
-def find_leak(best: Best | None, metrics: dict[str, Any]) -> str | None:
+def find_leak(best: ReferenceScore | None, metrics: dict[str, Any]) -> str | None:
     """A sentence if a metric is better than possible: the model must have seen what it is to predict."""
     if best is None or best.metric not in metrics:
         return None

@@ -1,4 +1,4 @@
-"""A run on its way out: its spec, weights and tokenizer, and what its task knows, for any format."""
+"""The source of an export: a run's spec, weights, tokenizer and task facts, for any format."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
-from weft.data.readers.texts import CHAT_TOKENS, ROLES
+from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
 from weft.parts.lora import merged_state
 
-NAMES = {
+SPECIAL_TOKENS = {
     "unk_token": ("<unknown>", "<unk>", "[UNK]"),
     "pad_token": ("<pad>", "[PAD]", "<|padding|>"),
     "cls_token": ("[CLS]",),
@@ -27,8 +27,8 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class Ids:
-    """The ids that frame a text and end an answer; `start` begins what an encoder-decoder writes."""
+class SpecialIds:
+    """The ids around a text and at the end of an answer; `start` begins the target of an encoder-decoder."""
 
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Ids:
 
 @dataclass(frozen=True)
 class ExportSource:
-    """Everything of a run that a format may need; weights are mapped from the disk until they are read."""
+    """Everything of a run that a format may need; weights are memory-mapped until they are read."""
 
     folder: RunFolder
     run: RunSpec
@@ -51,7 +51,6 @@ class ExportSource:
 
     @property
     def parameters(self) -> int:
-        """How many numbers there are."""
         return sum(tensor.numel() for tensor in self.weights.values())
 
     @property
@@ -60,23 +59,25 @@ class ExportSource:
         return self.run.facts
 
     @property
-    def ids(self) -> Ids:
-        """Ids around each text, as this run's task puts them."""
+    def ids(self) -> SpecialIds:
+        """The ids that this run's task puts around each text."""
         facts, tokenizer = self.facts, self.tokenizer
         if tokenizer is None:
-            return Ids()
-        pad = next((index for name in NAMES["pad_token"] if (index := tokenizer.id_of(name)) is not None), None)
+            return SpecialIds()
+        pad = next(
+            (index for name in SPECIAL_TOKENS["pad_token"] if (index := tokenizer.id_of(name)) is not None), None
+        )
         if self.run.task == "translation":
             ends = facts.get("ends") or {"start": tokenizer.start, "stop": tokenizer.stop, "pad": tokenizer.pad}
             start = ends["stop"] if ends["start"] is None else ends["start"]
             before = tuple(facts.get("before", {}).get("source", ()))
-            return Ids(before, (ends["stop"],), (ends["stop"],), start, ends["pad"])
+            return SpecialIds(before, (ends["stop"],), (ends["stop"],), start, ends["pad"])
         before, after = tuple(facts.get("before", ())), tuple(facts.get("after", ()))
         stops = tuple(facts.get("stops", ())) or (() if tokenizer.stop is None else (tokenizer.stop,))
-        return Ids(before, after, stops, None, pad)
+        return SpecialIds(before, after, stops, None, pad)
 
     def special_tokens(self) -> dict[str, str]:
-        """Special tokens by the names that other libraries have for them."""
+        """Special tokens by the names that other libraries give them."""
         tokenizer, ids = self.tokenizer, self.ids
         chat = self.facts.get("chat")
         if tokenizer is None:
@@ -85,7 +86,7 @@ class ExportSource:
             return dict(chat["names"])
         found = {
             name: token
-            for name, tokens in NAMES.items()
+            for name, tokens in SPECIAL_TOKENS.items()
             if (token := next((t for t in tokens if tokenizer.id_of(t) is not None), None)) is not None
         }
         first = ids.before[0] if ids.before else tokenizer.start
@@ -96,23 +97,24 @@ class ExportSource:
         return found
 
     def chat_template(self) -> str | None:
-        """The run's own template, or one for the role tokens of a model that was trained here on chats."""
+        """The run's own template, or one made of role tokens for a model trained here on chats."""
         chat, tokenizer = self.facts.get("chat"), self.tokenizer
         if chat is not None:
             return str(chat["template"])
         if self.run.task != "text" or tokenizer is None or tokenizer.id_of(CHAT_TOKENS[-1]) is None:
             return None
         stop = tokenizer.engine.id_to_token(self.ids.stops[0]) if self.ids.stops else ""
-        marks = json.dumps(dict(zip(ROLES, CHAT_TOKENS, strict=True)))
+        marks = json.dumps(dict(zip(CHAT_ROLES, CHAT_TOKENS, strict=True)))
         return (
             f"{{% set marks = {marks} %}}{{% for message in messages %}}{{{{ marks[message['role']] }}}}"
-            f"{{{{ message['content'] }}}}{{% if message['role'] == '{ROLES[-1]}' %}}{stop}{{% endif %}}{{% endfor %}}"
+            f"{{{{ message['content'] }}}}"
+            f"{{% if message['role'] == '{CHAT_ROLES[-1]}' %}}{stop}{{% endif %}}{{% endfor %}}"
             f"{{% if add_generation_prompt %}}{CHAT_TOKENS[-1]}{{% endif %}}"
         )
 
 
 def open_export_source(path: Path, module: nn.Module | None = None) -> ExportSource:
-    """The run in a folder; with a `module`, whose weights may have changed since, those count."""
+    """The run in a folder; with a `module`, its current weights are exported."""
     folder = RunFolder(path)
     run = folder.read_spec()
     stored = folder.read_model()
@@ -122,7 +124,7 @@ def open_export_source(path: Path, module: nn.Module | None = None) -> ExportSou
 
 
 def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], bool]:
-    """A module's weights, adapters merged; those that equal the stored ones stay as they are stored."""
+    """A module's weights, adapters merged; those that equal the stored ones keep the stored type."""
     own = {name: tensor.detach().cpu() for name, tensor in merged_state(module).items()}
     if set(own) != set(stored):
         raise WeftError("the weights of this run were rounded or replaced: load it again without quantize")
@@ -134,7 +136,7 @@ def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Ten
 
 
 def _origin(path: Path, base: str | None) -> str | None:
-    """The family that an imported run came from, or the run that it was trained on from."""
+    """The family of the checkpoint that the run, or the run it was trained from, was imported from."""
     for place in (path, *([] if base is None else [Path(base)])):
         try:
             tree = json.loads((place / "import.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""GGUF files from runs of Llama and GPT-2 kinds, for llama.cpp; the tables of the import read backwards."""
+"""GGUF files for llama.cpp from runs of Llama and GPT-2 kinds; the import's weight maps in reverse."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_atomic
-from weft.checkpoints.convert import Progress
+from weft.checkpoints.convert_checkpoint import ConversionProgress
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.gguf_vocabulary import vocabulary_settings
-from weft.checkpoints.families import describe, plain_spec
+from weft.checkpoints.families import explicit_spec, find_family
 from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.foreign_tensors import Shape
-from weft.checkpoints.formats.gguf import EXPERTS, NUMBER, pair_up, to_gguf
+from weft.checkpoints.formats.gguf_checkpoint import EXPERT_STACKS, LAYER_NUMBER, interleave_pairs, to_gguf
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.parts.relative import Llama3, rotary_frequencies
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 ARCHITECTURES["gpt2"] = "gpt2"
-ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gpt2": "gelu_new"}
+LLAMA_CPP_ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gpt2": "gelu_new"}
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}
-STORED = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-LLAMA3 = (1.0, 4.0, 8192)  # low, high and original of all models of that kind; the file keeps factors alone
-EXPERT = {theirs: ours for ours, theirs in EXPERTS.items()}
+STORED_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+LLAMA3 = (1.0, 4.0, 8192)  # low, high and original length of all Llama 3 models; a GGUF file stores factors only
+EXPERT_NAMES = {theirs: ours for ours, theirs in EXPERT_STACKS.items()}
 
 
-class GGUFPiece(NamedTuple):
-    """A tensor of the file: its name, shape, type, and how it is made."""
+class GGUFTensor(NamedTuple):
+    """A tensor of the file: its name, shape, type, and the function that makes it."""
 
     name: str
     shape: Shape
@@ -40,31 +40,33 @@ class GGUFPiece(NamedTuple):
     make: Callable[[], Tensor]
 
 
-def write_gguf(run: ExportSource, path: Path, kind: str | None = None, progress: Progress | None = None) -> str:
-    """Write one GGUF file with weights of this type (as they are stored if none is given); gives the architecture."""
+def write_gguf(
+    run: ExportSource, path: Path, kind: str | None = None, progress: ConversionProgress | None = None
+) -> str:
+    """Write one GGUF file with weights of this type (as stored if none is given); returns the architecture."""
     if kind is not None and kind not in FILE_TYPES:
         raise WeftError(f"there is no type {kind!r}: choose one of {', '.join(FILE_TYPES)}")
-    family, config = describe(run.model, run.family)
+    family, config = find_family(run.model, run.family)
     name = ARCHITECTURES.get(str(config["model_type"]))
     if name is None:
         raise WeftError(f"a GGUF file holds models of Llama and GPT-2 kinds, but this one is of {family.name}'s")
     _expect_known(name, config)
     types = {tensor.dtype for tensor in run.weights.values()}
-    kind = kind or STORED.get(next(iter(types)) if len(types) == 1 else torch.float32, "f32")
+    kind = kind or STORED_TYPES.get(next(iter(types)) if len(types) == 1 else torch.float32, "f32")
     settings = {**_settings(name, config), **vocabulary_settings(run, int(config["vocab_size"]))}
     settings |= {"general.name": run.folder.path.name, "general.file_type": FILE_TYPES[kind]}
-    pieces = list(_pieces(run, family.table(plain_spec(run.model)), name, config, kind))
+    pieces = list(_pieces(run, family.table(explicit_spec(run.model)), name, config, kind))
     write_atomic(path, lambda fresh: _write(fresh, name, settings, pieces, progress))
     return name
 
 
 def _expect_known(name: str, config: Tree) -> None:
-    """Refuse, by the name of the field, what llama.cpp would compute in another way."""
+    """Refuse, by the name of the field, what llama.cpp would compute differently."""
     activation = config.get("activation_function", config.get("hidden_act"))
-    if activation != ACTIVATIONS[name]:
+    if activation != LLAMA_CPP_ACTIVATIONS[name]:
         raise WeftError(
-            f"feedforward.activation is {activation!r} in the words of transformers, but llama.cpp computes "
-            f"{ACTIVATIONS[name]!r} in models of kind {name}: train with that one, or export to huggingface"
+            f"feedforward.activation is {activation!r} (transformers' name), but llama.cpp computes "
+            f"{LLAMA_CPP_ACTIVATIONS[name]!r} in models of kind {name}: train with that one, or export to huggingface"
         )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if window is not None and window < config["max_position_embeddings"]:
@@ -117,75 +119,77 @@ def _settings(name: str, config: Tree) -> Tree:
     return {f"{name}.{key}": value for key, value in own.items()}
 
 
-def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, kind: str) -> Iterator[GGUFPiece]:
+def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, kind: str) -> Iterator[GGUFTensor]:
     """All tensors of the file."""
     for row in rows:
         ours = run.weights[row.ours]
-        shapes = row.change.shapes(tuple(ours.shape))
+        shapes = row.transform.shapes(tuple(ours.shape))
         groups: dict[str, list[int]] = {}
         for place, theirs in enumerate(row.theirs):
             groups.setdefault(_name(name, theirs), []).append(place)
         for own, places in groups.items():
             shape = shapes[places[0]]
-            turned = name == "gpt2" and own.startswith("blk.") and len(shape) == 2
+            transposed = name == "gpt2" and own.startswith("blk.") and len(shape) == 2
             if "_exps" in own:
                 shape = (len(places), *shape)
             make = _maker(row, ours, places, own, name, config)
-            yield GGUFPiece(
-                own, shape[::-1] if turned else shape, _kind(own, shape[::-1] if turned else shape, kind), make
+            yield GGUFTensor(
+                own, shape[::-1] if transposed else shape, _kind(own, shape[::-1] if transposed else shape, kind), make
             )
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         size = int(config["head_dim"])
-        yield GGUFPiece("rope_freqs.weight", (size // 2,), "F32", lambda: _stretching(rope, size))
+        yield GGUFTensor("rope_freqs.weight", (size // 2,), "F32", lambda: _stretching(rope, size))
 
 
 def _name(architecture: str, theirs: str) -> str:
-    """The name in the file; the experts of a layer share one."""
+    """The tensor's name in the file; the experts of a layer share one."""
     if ".experts." not in theirs:
         return to_gguf(architecture, theirs)
-    layer, matrix = NUMBER.search(theirs), theirs.split(".")[-2]
+    layer, matrix = LAYER_NUMBER.search(theirs), theirs.split(".")[-2]
     assert layer is not None
-    return f"blk.{layer.group(1)}.{EXPERT[matrix]}.weight"
+    return f"blk.{layer.group(1)}.{EXPERT_NAMES[matrix]}.weight"
 
 
 def _maker(
     row: WeightRow, ours: Tensor, places: list[int], own: str, architecture: str, config: Tree
 ) -> Callable[[], Tensor]:
-    """How a tensor is made: theirs from ours, then as llama.cpp wants it."""
+    """The function that makes a tensor: theirs from ours, then in llama.cpp's layout."""
     part = own.split(".")[-2]
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part)
 
     def make() -> Tensor:
-        theirs = row.change.write(ours)
+        theirs = row.transform.write(ours)
         tensor = torch.stack([theirs[place] for place in places]) if "_exps" in own else theirs[places[0]]
         if architecture == "llama" and heads is not None:
-            tensor = pair_up(tensor, int(config[heads]))
+            tensor = interleave_pairs(tensor, int(config[heads]))
         return tensor.T if architecture == "gpt2" and own.startswith("blk.") and tensor.dim() == 2 else tensor
 
     return make
 
 
 def _kind(name: str, shape: Shape, wanted: str) -> str:
-    """Vectors, positions and routers stay in float32; a row that is no whole number of blocks cannot be quantized."""
+    """Vectors, positions and routers stay in float32; rows that do not divide into blocks cannot be quantized."""
     if len(shape) == 1 or name.startswith("position_embd") or "ffn_gate_inp" in name:
         return "F32"
     return "F16" if wanted == "q8_0" and shape[-1] % 32 else wanted.upper()
 
 
 def _stretching(rope: Tree, size: int) -> Tensor:
-    """How many times slower each rotary pair turns."""
+    """The factor by which each rotary frequency is reduced."""
     plain = torch.zeros(1, dtype=torch.float64)
     base, scaling = float(rope["rope_theta"]), Llama3(float(rope["factor"]), *LLAMA3)
     return (rotary_frequencies(base, size, plain) / scaling.frequencies(base, size, plain)).float()
 
 
-def _write(path: Path, name: str, settings: Tree, pieces: list[GGUFPiece], progress: Progress | None) -> None:
+def _write(
+    path: Path, name: str, settings: Tree, pieces: list[GGUFTensor], progress: ConversionProgress | None
+) -> None:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
     from gguf.quants import quantize
 
     class Writer(GGUFWriter):
-        """The package's own writer, which leaves empty lists out; a tokenizer of bytes has no merges."""
+        """The package's writer omits empty lists, but a byte tokenizer has no merges."""
 
         def _pack_val(self, val: Any, vtype: Any, add_vtype: bool, sub_type: Any = None) -> bytes:
             if vtype == GGUFValueType.ARRAY and len(val) == 0:

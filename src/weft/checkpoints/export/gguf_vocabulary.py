@@ -1,4 +1,4 @@
-"""A run's tokenizer as GGUF files keep it; which of llama.cpp's ways fits is found by trying them on hard texts."""
+"""A run's tokenizer for GGUF files; which of llama.cpp's pre-tokenizers fits is found by trying them on hard texts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.tokenizers.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.data.tokenizers.vocabulary_files import SPACE
+from weft.data.tokenizers.vocabulary_files import METASPACE
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 
 PREFIX = "tokenizer.ggml."
-WAYS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
-STOPS = ("eos", "eot", "eom")
-NAMED = ((), ("eot", "end_of_turn"), ("eom",))
+PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+STOP_ROLES = ("eos", "eot", "eom")
+STOP_ROLE_WORDS = ((), ("eot", "end_of_turn"), ("eom",))
 HEX = re.compile(r"<0x[0-9A-F]{2}>")
-# Texts on which the known ways to take a text apart differ.
+# Texts on which the known pre-tokenizers differ.
 PROBES = (
     "Hello world",
     " two  spaces,   three\tand a tab",
@@ -34,7 +34,7 @@ PROBES = (
 
 
 def vocabulary_settings(run: ExportSource, rows: int) -> Tree:
-    """Tokens, their kinds, merges or scores, special ids and the chat template, for an embedding of so many rows."""
+    """Tokens, their kinds, merges or scores, special ids and the chat template, for an embedding of `rows` rows."""
     tokenizer = run.tokenizer
     if tokenizer is None:
         raise WeftError("this run has no tokenizer, but a GGUF file needs one: train or import a text run")
@@ -48,20 +48,20 @@ def vocabulary_settings(run: ExportSource, rows: int) -> Tree:
             template = run.chat_template()
             return settings | ({} if template is None else {"tokenizer.chat_template": template})
     raise WeftError(
-        f"llama.cpp knows no way to take texts apart as this {tree['model']['type']} tokenizer does: "
+        f"llama.cpp has no pre-tokenizer that splits texts as this {tree['model']['type']} tokenizer does: "
         "train with --set data.tokenizer=bpe or characters"
     )
 
 
 def _agrees(tokenizer: Tokenizer, settings: Tree) -> bool:
-    """Whether what is read back gives the same tokens."""
+    """Whether the vocabulary, read back, gives the same tokens."""
     back = read_gguf_vocabulary("the file", settings).tokenizer
     known = {token for token in tokenizer.engine.get_vocab(with_added_tokens=False) if len(token) == 1}
     letters = json.loads(tokenizer.engine.to_str())["model"]["type"] == "WordLevel"
     texts = ["".join(c for c in text if c in known) for text in PROBES] if letters else list(PROBES)
-    texts += ["".join(sorted(known - {SPACE}))] if letters else []
+    texts += ["".join(sorted(known - {METASPACE}))] if letters else []
     alike = all(back.encode(text) == tokenizer.encode(text) for text in texts)
-    # Where the vocabulary is small, other ways to take texts apart may give the same tokens by chance.
+    # With a small vocabulary, a wrong pre-tokenizer may give the same tokens by chance.
     return alike and (settings[f"{PREFIX}model"] != "gpt2" or all(_cut(back, t) == _cut(tokenizer, t) for t in PROBES))
 
 
@@ -73,21 +73,21 @@ def _cut(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def _trials(tree: Tree, tokenizer: Tokenizer, rows: int) -> Iterator[Tree]:
-    """Ways to say this vocabulary in a GGUF file, to be tried one after the other."""
+    """Candidate settings for this vocabulary, to be tried one after the other."""
     model, kind = tree["model"], tree["model"]["type"]
     tokens, kinds = _tokens(tree, tokenizer, rows)
     if kind == "BPE" and _mentions(tree.get("decoder"), "ByteLevel"):
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-        for way in WAYS:
+        for way in PRE_TOKENIZERS:
             yield {"model": "gpt2", "pre": way, "tokens": tokens, "token_type": kinds, "merges": merges}
     elif kind == "BPE":
         scores = _scores(tokens, model["merges"])
         spm = {"model": "llama", "pre": "default", "tokens": tokens, "token_type": kinds, "scores": scores}
         for prefix in (True, False):
             yield spm | {"add_space_prefix": prefix}
-    elif kind == "WordLevel" and SPACE not in tokens:
-        # Letters: a unigram model, which knows what to do with a letter that it lacks; a space has its own sign.
-        signs = [SPACE if token == " " else token for token in tokens]
+    elif kind == "WordLevel" and METASPACE not in tokens:
+        # Characters: a unigram model, which can handle unknown characters; a space is written as its mark.
+        signs = [METASPACE if token == " " else token for token in tokens]
         unigram = {"model": "t5", "pre": "default", "tokens": signs, "token_type": kinds, "scores": [0.0] * rows}
         yield unigram | {"add_space_prefix": False, "remove_extra_whitespaces": False}
 
@@ -107,7 +107,7 @@ def _tokens(tree: Tree, tokenizer: Tokenizer, rows: int) -> tuple[list[str], lis
 
 
 def _scores(tokens: list[str], merges: list[Any]) -> list[float]:
-    """SentencePiece joins the pair of the highest score: what is merged earlier scores higher."""
+    """SentencePiece merges the pair of the highest score, so earlier merges score higher."""
     rank: dict[str, int] = {}
     for number, merge in enumerate(merges):
         rank.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), number)
@@ -119,11 +119,11 @@ def _mentions(tree: Any, kind: str) -> bool:
 
 
 def _by_role(stops: tuple[int, ...], tokenizer: Tokenizer) -> list[int]:
-    """The ids at which a text stops: of the whole, of a turn, of a message; by their names where these tell."""
+    """Stop ids in the order of `STOP_ROLES` (text, turn, message), recognized by their names."""
 
     def role(index: int) -> int:
         name = str(tokenizer.engine.id_to_token(index))
-        return next((number for number, words in enumerate(NAMED) if any(word in name for word in words)), 0)
+        return next((number for number, words in enumerate(STOP_ROLE_WORDS) if any(word in name for word in words)), 0)
 
     return sorted(stops, key=role)
 
@@ -137,7 +137,9 @@ def _special(run: ExportSource, tokenizer: Tokenizer) -> Tree:
     if len(ids.before) > 1:
         raise WeftError(f"{len(ids.before)} tokens stand before each text, but a GGUF file has room for one")
     found: Tree = {"bos_token_id": start, "add_bos_token": bool(ids.before), "add_eos_token": False}
-    found |= {f"{role}_token_id": index for role, index in zip(STOPS, _by_role(ids.stops, tokenizer), strict=False)}
+    found |= {
+        f"{role}_token_id": index for role, index in zip(STOP_ROLES, _by_role(ids.stops, tokenizer), strict=False)
+    }
     for name, theirs in (("unknown", "unk_token"), ("padding", "pad_token")):
         found[f"{name}_token_id"] = tokenizer.id_of(names[theirs]) if theirs in names else None
     return {name: value for name, value in found.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Hugging Face folders from runs: the tables read backwards, so that `from_pretrained` gives the same logits."""
+"""Hugging Face folders from runs: the weight maps in reverse, so that `from_pretrained` gives the same logits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from weft.checkpoints.atomic import write_text
-from weft.checkpoints.convert import Progress
-from weft.checkpoints.detect_task import FILTERS, POOLS
+from weft.checkpoints.convert_checkpoint import ConversionProgress
 from weft.checkpoints.export.export_source import ExportSource
-from weft.checkpoints.export.tokenizer import write_tokenizer
-from weft.checkpoints.families import describe, plain_spec
+from weft.checkpoints.export.tokenizer_files import write_tokenizer
+from weft.checkpoints.families import explicit_spec, find_family
 from weft.checkpoints.families.family import Family
 from weft.checkpoints.families.weight_maps import WeightRow
-from weft.checkpoints.formats.streamed_writing import Slot, write_streamed
+from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
+from weft.checkpoints.task_facts import FILTERS, POOLS
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 
@@ -24,10 +24,10 @@ HEAD = "lm_head.weight"
 GENERATED = ("text", "translation")
 
 
-def write_huggingface(run: ExportSource, out: Path, progress: Progress | None = None) -> str:
-    """Write config.json, model.safetensors, the tokenizer, and what the task needs beside; gives the architecture."""
-    family, config = describe(run.model, run.family)
-    rows = family.table(plain_spec(run.model))
+def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress | None = None) -> str:
+    """Write config.json, model.safetensors, the tokenizer and the task's other files; returns the architecture."""
+    family, config = find_family(run.model, run.family)
+    rows = family.table(explicit_spec(run.model))
     kinds = {tensor.dtype for tensor in run.weights.values()}
     config["dtype"] = str(max(kinds, key=lambda kind: kind.itemsize)).removeprefix("torch.")
     config |= _ids(run, str(config["model_type"]))
@@ -46,32 +46,34 @@ def write_huggingface(run: ExportSource, out: Path, progress: Progress | None = 
 
 
 def _copied_head(rows: list[WeightRow], family: Family) -> list[WeightRow]:
-    """A head that is the embedding but that a config cannot call tied (T5's without a scale) is written as a copy."""
+    """A tied head that the config cannot call tied (T5's without a scale) is written as a copy."""
     original = family.copies.get(HEAD)
     if original is None or any(HEAD in row.theirs for row in rows):
         return []
     return [WeightRow(row.ours, (HEAD,)) for row in rows if row.theirs == (original,)]
 
 
-def _write_weights(rows: list[WeightRow], weights: dict[str, Tensor], path: Path, progress: Progress | None) -> None:
-    """Their tensors, one at a time, each a view or a small copy of ours."""
-    slots: dict[str, Slot] = {}
+def _write_weights(
+    rows: list[WeightRow], weights: dict[str, Tensor], path: Path, progress: ConversionProgress | None
+) -> None:
+    """Write their tensors one at a time, each a view or a small copy of ours."""
+    infos: dict[str, TensorInfo] = {}
     origin: dict[str, tuple[WeightRow, int]] = {}
     for row in rows:
         ours = weights[row.ours]
-        for place, (name, shape) in enumerate(zip(row.theirs, row.change.shapes(tuple(ours.shape)), strict=True)):
-            slots[name], origin[name] = Slot(ours.dtype, shape), (row, place)
-    whole, done = max(1, sum(slot.bytes for slot in slots.values())), 0
+        for place, (name, shape) in enumerate(zip(row.theirs, row.transform.shapes(tuple(ours.shape)), strict=True)):
+            infos[name], origin[name] = TensorInfo(ours.dtype, shape), (row, place)
+    whole, done = max(1, sum(info.bytes for info in infos.values())), 0
 
     def make(name: str) -> Tensor:
         nonlocal done
         if progress is not None:
             progress(done / whole, name)
-        done += slots[name].bytes
+        done += infos[name].bytes
         row, place = origin[name]
-        return row.change.write(weights[row.ours])[place]
+        return row.transform.write(weights[row.ours])[place]
 
-    write_streamed(path, slots, make, {"format": "pt"})
+    stream_safetensors(path, infos, make, {"format": "pt"})
 
 
 def _ids(run: ExportSource, kind: str) -> Tree:
@@ -89,7 +91,7 @@ def _ids(run: ExportSource, kind: str) -> Tree:
 
 
 def _generation(run: ExportSource) -> Tree:
-    """Where texts begin and end when they are written."""
+    """The ids that begin and end generated texts."""
     ids, tokenizer = run.ids, run.tokenizer
     assert tokenizer is not None
     found: Tree = {"eos_token_id": ids.stops[0] if len(ids.stops) == 1 else list(ids.stops) or None}
@@ -111,7 +113,7 @@ def _classes(run: ExportSource) -> Tree:
 
 
 def _preprocessor(run: ExportSource) -> Tree:
-    """How pictures become what the model sees; a run without a way of its own covers the square and cuts its center."""
+    """The image preprocessing; by default pictures are resized to cover the square and center-cropped."""
     facts, side = run.facts, int(run.facts["side"])
     how: Any = facts.get("fitting") or {"scaled": [side], "filter": "bilinear"}
     scaled = how["scaled"]
@@ -132,7 +134,7 @@ def _preprocessor(run: ExportSource) -> Tree:
 
 
 def _write_modules(run: ExportSource, out: Path) -> None:
-    """How tokens become one vector, as the library sentence-transformers keeps it."""
+    """The pooling modules in the files of sentence-transformers."""
     facts = run.facts
     name = next((name for name, pool in POOLS.items() if pool == facts["pool"]), None)
     if name is None:

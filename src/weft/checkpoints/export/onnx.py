@@ -1,4 +1,4 @@
-"""ONNX files from runs: any batch and length; decoders with their memory as inputs and outputs."""
+"""ONNX files from runs, for any batch and length; decoders have their cache as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ from weft.checkpoints.export.onnx_graphs import (
     expect_exportable,
     make_exportable,
 )
-from weft.checkpoints.export.tokenizer import write_tokenizer
+from weft.checkpoints.export.tokenizer_files import write_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import build
 from weft.models.encoder import EncoderSpec
 from weft.models.vision import VisionSpec
 
-LARGEST = 1 << 30  # bytes of weights in the file itself; more lie beside it, because a file of ONNX ends at 2 GiB
+MAX_EMBEDDED_WEIGHTS = (
+    1 << 30
+)  # bytes; larger weights are stored beside the file, because an ONNX file is at most 2 GiB
 INSTALL = "pip install 'weft[onnx]'"
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """One file: a module, an example of its inputs by name with the axes that vary, and names of its outputs."""
+    """One file: a module, example inputs by name with their dynamic axes, and names of its outputs."""
 
     file: str
     module: nn.Module
@@ -49,14 +51,14 @@ class OnnxGraph:
 
 
 def write_onnx(run: ExportSource, out: Path) -> list[str]:
-    """Write one file, or encoder.onnx and decoder.onnx, the tokenizer, and model.json, which tells names and sizes."""
+    """Write one file, or encoder.onnx and decoder.onnx, the tokenizer, and model.json with names and sizes."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise WeftError(f"ONNX files need the package {error.name}: {INSTALL}") from None
     expect_exportable(run.model)
-    graphs = _graphs(run, make_exportable(module_of(run)))
+    graphs = _graphs(run, make_exportable(float32_module(run)))
     for graph in graphs:
         _write(graph, out, sum(tensor.nbytes for tensor in run.weights.values()))
     write_tokenizer(run, out)
@@ -64,7 +66,7 @@ def write_onnx(run: ExportSource, out: Path) -> list[str]:
     return [graph.file for graph in graphs]
 
 
-def module_of(run: ExportSource) -> nn.Module:
+def float32_module(run: ExportSource) -> nn.Module:
     """The model with the run's weights in float32."""
     module = build(run.model, device="meta")
     module.load_state_dict({name: tensor.float() for name, tensor in run.weights.items()}, assign=True)
@@ -83,7 +85,7 @@ def _tree(run: ExportSource, graphs: list[OnnxGraph]) -> Tree:
 
 
 def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
-    """The graphs of a model, each with example inputs of unlike sizes."""
+    """The graphs of a model, each with example inputs of distinct sizes."""
     spec: Any = run.model
     B, T, S, N = 2, 5, 3, 7
     if isinstance(spec, VisionSpec):
@@ -91,7 +93,7 @@ def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
         return [OnnxGraph("model.onnx", PlainGraph(model), images, {"images": {0: "batch"}}, ["logits"])]
     if spec.family == "series":
         values = {"values": torch.randn(B, T * spec.patch, spec.channels)}
-        return [OnnxGraph("model.onnx", PlainGraph(model), values, {"values": ROWS}, ["logits"])]
+        return [OnnxGraph("model.onnx", PlainGraph(model), values, {"values": BATCH_AND_LENGTH}, ["logits"])]
     if isinstance(spec, EncoderSpec):
         return [_encoder(run, model, B, T)]
     past, past_axes, present = _memory(model.decoder if spec.family == "encoder-decoder" else model.stack, B, S)
@@ -99,18 +101,18 @@ def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
     if spec.family == "decoder":
         mask = torch.ones(B, S + T, dtype=torch.long)
         inputs = {"tokens": tokens, "mask": mask, **past}
-        axes = {"tokens": ROWS, "mask": {0: "batch", 1: "past + length"}, **past_axes}
+        axes = {"tokens": BATCH_AND_LENGTH, "mask": {0: "batch", 1: "past + length"}, **past_axes}
         return [OnnxGraph("model.onnx", DecoderGraph(model), inputs, axes, ["logits", *present])]
     source = {"source": torch.randint(0, spec.vocabulary, (B, N)), "source_mask": torch.ones(B, N, dtype=torch.long)}
     seen = {0: "batch", 1: "source length"}
     first = OnnxGraph("encoder.onnx", SourceGraph(model), source, dict.fromkeys(source, seen), ["memory"])
     memory = {"memory": torch.randn(B, N, spec.width), "source_mask": source["source_mask"]}
     inputs = {"target": tokens, **memory, **past}
-    axes = {"target": ROWS, **dict.fromkeys(memory, seen), **past_axes}
+    axes = {"target": BATCH_AND_LENGTH, **dict.fromkeys(memory, seen), **past_axes}
     return [first, OnnxGraph("decoder.onnx", TargetGraph(model), inputs, axes, ["logits", *present])]
 
 
-ROWS = {0: "batch", 1: "length"}
+BATCH_AND_LENGTH = {0: "batch", 1: "length"}
 
 
 def _encoder(run: ExportSource, model: Any, B: int, T: int) -> OnnxGraph:
@@ -118,12 +120,14 @@ def _encoder(run: ExportSource, model: Any, B: int, T: int) -> OnnxGraph:
     assert isinstance(spec, EncoderSpec)
     tokens = encoder_inputs(spec, B, T)
     if any(mixer.kind == "convolution" for mixer in spec.mixer):
-        # A convolution over rows with padding is no fixed graph: rows of one call have one length.
-        return OnnxGraph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": ROWS}, ["logits"])
+        # A convolution over padded rows has no static graph: all rows of a call have one length.
+        return OnnxGraph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": BATCH_AND_LENGTH}, ["logits"])
     facts = run.facts if run.run.task == "embedding" else {}
     graph = EncoderGraph(model, facts.get("pool"), bool(facts.get("normalize")))
     inputs = {"tokens": tokens, "mask": torch.ones(B, T, dtype=torch.long)}
-    return OnnxGraph("model.onnx", graph, inputs, dict.fromkeys(inputs, ROWS), ["vectors" if facts else "logits"])
+    return OnnxGraph(
+        "model.onnx", graph, inputs, dict.fromkeys(inputs, BATCH_AND_LENGTH), ["vectors" if facts else "logits"]
+    )
 
 
 def encoder_inputs(spec: EncoderSpec, B: int, T: int) -> Tensor:
@@ -143,7 +147,7 @@ def encoder_inputs(spec: EncoderSpec, B: int, T: int) -> Tensor:
 
 
 def _memory(stack: Any, B: int, S: int) -> tuple[dict[str, Tensor], dict[str, dict[int, str]], list[str]]:
-    """Keys and values of all layers that look: examples, axes, and the names under which they come out."""
+    """Keys and values of all attention layers: example inputs, dynamic axes, and names of the outputs."""
     past: dict[str, Tensor] = {}
     for layer, block in enumerate(stack.blocks):
         mixer = block.mixer
@@ -174,7 +178,7 @@ def _write(graph: OnnxGraph, out: Path, size: int) -> None:
             )
             assert program is not None
             _name_axes(program, graph.axes)
-            program.save(out / graph.file, external_data=size > LARGEST)
+            program.save(out / graph.file, external_data=size > MAX_EMBEDDED_WEIGHTS)
         except (torch.onnx.OnnxExporterError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0][:160]
             raise WeftError(
@@ -183,7 +187,7 @@ def _write(graph: OnnxGraph, out: Path, size: int) -> None:
 
 
 def _name_axes(program: Any, axes: dict[str, dict[int, str]]) -> None:
-    """Axes that vary have the names of what they count."""
+    """Name the dynamic axes by what they count."""
     for value in program.model.graph.inputs:
         if value.shape is not None:
             for axis, name in axes.get(str(value.name), {}).items():
@@ -192,7 +196,7 @@ def _name_axes(program: Any, axes: dict[str, dict[int, str]]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter's own words are no news for users."""
+    """Hide the exporter's own messages."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -205,11 +209,11 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-Session = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+OnnxSession = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-def open_session(path: Path) -> Session:
-    """A file ready to run: tensors by name in, tensors by name out."""
+def open_session(path: Path) -> OnnxSession:
+    """An onnxruntime session: tensors by name in, tensors by name out."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -224,14 +228,14 @@ def open_session(path: Path) -> Session:
     return ask
 
 
-def judge_onnx(run: ExportSource, out: Path) -> tuple[float, float] | None:
-    """(largest difference, largest number) of onnxruntime's answers and ours to other sizes than the example's; None
-    where it is not installed."""
+def compare_onnx(run: ExportSource, out: Path) -> tuple[float, float] | None:
+    """(largest difference, largest value) of onnxruntime's outputs and ours, for other sizes than the example's; None
+    without onnxruntime."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
         return None
-    graphs = _graphs(run, make_exportable(module_of(run)))
+    graphs = _graphs(run, make_exportable(float32_module(run)))
     worst = largest = 0.0
     with torch.no_grad():
         for graph in graphs:

@@ -1,6 +1,6 @@
-"""Models as graphs of tensors alone, for ONNX: no state objects, no checks of values, one way to compute attention.
+"""Models as pure tensor graphs, for ONNX: no state objects, no checks of values, one attention kernel.
 
-Keys and values that a decoder remembers go in as `past.L.keys`, `past.L.values` [B, G, S, K] and come out as
+A decoder's cached keys and values go in as `past.L.keys`, `past.L.values` [B, G, S, K] and come out as
 `present.L.*` [B, G, S + T, K]; S may be 0. `mask` is 1 where a token is real, 0 for padding, over past and new tokens.
 """
 
@@ -28,14 +28,14 @@ from weft.parts.token_positions import TokenPositions
 from weft.parts.word_embedding import WordEmbedding
 
 
-def token_positions_of(mask: Tensor) -> TokenPositions:
-    """Real tokens count from 0, padding has -1."""
+def positions_from_mask(mask: Tensor) -> TokenPositions:
+    """Positions of real tokens count from 0, padding has -1."""
     real = mask > 0
     return TokenPositions.of(torch.where(real, real.long().cumsum(1) - 1, -1))
 
 
 class Past:
-    """What one attention remembers: new keys and values are put behind those that came in."""
+    """The cache of one attention layer: new keys and values are appended to the given ones."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
@@ -49,15 +49,15 @@ class Past:
 def run_stack(
     stack: Stack, x: Tensor, queries: TokenPositions, keys: TokenPositions, past: tuple[Tensor, ...], memory: Any = None
 ) -> tuple[Tensor, list[Tensor]]:
-    """(hidden states, keys and values of all layers) of a stack whose memory is `past`."""
+    """(hidden states, keys and values of all layers) of a stack with the cache `past`."""
     cache_write = CacheWrite(keys, 0, 0)
-    sights = {
+    contexts = {
         own: AttentionContext(queries, keys, own & Everything(), stack.position, cache_write) for own in stack.masks
     }
     present: list[Tensor] = []
     for layer, (block, own) in enumerate(zip(stack.blocks, stack.masks, strict=True)):
         kept = Past(*past[2 * layer : 2 * layer + 2])
-        x = block(x, sights[own], kept, memory, None)
+        x = block(x, contexts[own], kept, memory, None)
         present += [kept.keys, kept.values]
     return (x if stack.norm is None else stack.norm(x)), present
 
@@ -70,8 +70,7 @@ class DecoderGraph(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
-        model, keys = self.model, token_positions_of(mask)
+        model, keys = self.model, positions_from_mask(mask)
         queries = TokenPositions.of(keys.positions[:, past[0].shape[2] :])
         x = model.input(model.embedding(tokens), queries)
         hidden, present = run_stack(model.stack, x, queries, keys, past)
@@ -86,8 +85,7 @@ class SourceGraph(nn.Module):
         self.model = model
 
     def forward(self, source: Tensor, source_mask: Tensor) -> Tensor:
-        """See the class."""
-        return self.model.encode(source, positions=token_positions_of(source_mask).positions).hidden
+        return self.model.encode(source, positions=positions_from_mask(source_mask).positions).hidden
 
 
 class TargetGraph(nn.Module):
@@ -98,7 +96,6 @@ class TargetGraph(nn.Module):
         self.model = model
 
     def forward(self, target: Tensor, memory: Tensor, source_mask: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """See the class."""
         from weft.parts.block import CrossAttentionSource
 
         model, S = self.model, past[0].shape[2]
@@ -106,21 +103,20 @@ class TargetGraph(nn.Module):
         queries, keys = TokenPositions.of(index[:, S:]), TokenPositions.of(index)
         embedding = model.target_embedding or model.embedding
         x = model.target_input(embedding(target), queries)
-        seen = CrossAttentionSource(memory, AttentionContext(queries, token_positions_of(source_mask)))
+        seen = CrossAttentionSource(memory, AttentionContext(queries, positions_from_mask(source_mask)))
         hidden, present = run_stack(model.decoder, x, queries, keys, past, seen)
         return model.head(hidden, embedding=embedding), *present
 
 
 class EncoderGraph(nn.Module):
-    """tokens (or words, or vectors) with a mask [B, T] -> logits; or with `pool` the vector of each text."""
+    """tokens (or words, or vectors) and mask [B, T] -> logits, or with `pool` one vector per text."""
 
     def __init__(self, model: Encoder, pool: Pool | None = None, normalize: bool = False) -> None:
         super().__init__()
         self.model, self.pool, self.normalize = model, pool, normalize
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """See the class."""
-        token_positions = token_positions_of(mask)
+        token_positions = positions_from_mask(mask)
         output = self.model(tokens, positions=token_positions.positions)
         if self.pool is None:
             return output.logits
@@ -136,12 +132,11 @@ class PlainGraph(nn.Module):
         self.model = model
 
     def forward(self, given: Tensor) -> Tensor:
-        """See the class."""
         return self.model(given).logits
 
 
 class UncheckedPositions(nn.Module):
-    """Learned positions that trust their input."""
+    """Learned positions without checks of the input."""
 
     def __init__(self, positions: LearnedPositions) -> None:
         super().__init__()
@@ -152,8 +147,8 @@ class UncheckedPositions(nn.Module):
         return join_positions(x, F.embedding(token_positions.positions.clamp(min=0), self.table), self.join)
 
 
-class SpelledWords(nn.Module):
-    """Words with their characters by an ordinary convolution over places, empty ones left out of the maximum."""
+class MaskedWordEmbedding(nn.Module):
+    """Word embeddings with a plain convolution over characters, padding masked in the maximum."""
 
     def __init__(self, words: WordEmbedding) -> None:
         super().__init__()
@@ -171,8 +166,8 @@ class SpelledWords(nn.Module):
         return own.words(tokens[..., 0]) + looks.unflatten(0, tokens.shape[:2])
 
 
-class AllExperts(nn.Module):
-    """Every expert answers every token, and the gates of those that are not active are 0: the same sum."""
+class DenseExperts(nn.Module):
+    """Every expert processes every token; the gates of inactive experts are 0, so the sum is the same."""
 
     def __init__(self, experts: Experts) -> None:
         super().__init__()
@@ -191,22 +186,22 @@ class AllExperts(nn.Module):
 
 
 def make_exportable(model: nn.Module) -> nn.Module:
-    """Replace, in place, what a graph of tensors cannot say; computes the same numbers."""
+    """Replace modules that have no tensor graph, in place; the outputs stay the same."""
     for part in list(model.modules()):
         for name, child in part.named_children():
             if isinstance(child, LearnedPositions):
                 setattr(part, name, UncheckedPositions(child))
             elif isinstance(child, WordEmbedding):
-                setattr(part, name, SpelledWords(child))
+                setattr(part, name, MaskedWordEmbedding(child))
             elif isinstance(child, Experts):
-                setattr(part, name, AllExperts(child))
-    # Rows that may look nowhere must give zeros: the one kernel that promises it wherever it runs.
+                setattr(part, name, DenseExperts(child))
+    # Fully masked rows must give zeros: only this kernel guarantees it on every runtime.
     set_backend(model, "explicit")
     return model.eval().requires_grad_(False)
 
 
 def expect_exportable(spec: Any) -> None:
-    """Refuse, by the name of the field, what has no graph."""
+    """Refuse, by the name of the field, what cannot be exported."""
     families = ("decoder", "encoder", "encoder-decoder", "vision", "series")
     if spec.family not in families:
         raise WeftError(f"family is {spec.family!r}, but ONNX is written for {', '.join(families)}")

@@ -32,8 +32,8 @@ FAMILIES: Registry[Family] = Registry(
 )
 
 
-# What to do where a model does not map, by its family: small presets do.
-INSTEAD = {
+# What to do if a model has no counterpart elsewhere, by its family.
+ALTERNATIVES = {
     "decoder": "train with --preset nano-llama or nano-mixtral, or export to onnx",
     "encoder-decoder": "train with --preset nano-t5, or export to onnx",
     "vision": "train with --preset nano-vit, or export to onnx",
@@ -42,8 +42,8 @@ INSTEAD = {
 }
 
 
-def family_of(config: Config) -> Family:
-    """The adapter for a config; an architecture that has none is refused."""
+def family_for_config(config: Config) -> Family:
+    """The adapter for a config; an architecture without one is refused."""
     kind = config.get("model_type")
     names = config.get("architectures") or []
     name = names[0] if isinstance(names, list) and names else None
@@ -65,19 +65,19 @@ def family_of(config: Config) -> Family:
     return known
 
 
-def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
-    """The family and config that another library knows a spec by; one that maps to none says what stands in the way.
+def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
+    """The family and config of another library for a spec; the error for a spec without one names the obstacle.
 
-    A config is right if, read again, it gives the spec back; what counts in training only is left aside. Of several
+    A config is right if reading it gives the spec back, except for fields that matter in training only. Of several
     families the one named `first` is taken: RoBERTa's and BERT's models are the same.
     """
     reasons: list[str] = []
-    plain = plain_spec(spec)
+    plain = explicit_spec(spec)
     for family in _in_turn(first):
         try:
             config = family.write(plain)
             names = {family.canonical(name) for row in family.table(plain) for name in row.theirs}
-            back = plain_spec(family.read(Config(config), _Names(names)))
+            back = explicit_spec(family.read(Config(config), _Names(names)))
         except (AssertionError, AttributeError, KeyError, TypeError, WeftError, StopIteration):
             continue
         if back == plain:
@@ -85,7 +85,7 @@ def describe(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
         if back.family == plain.family:
             reasons.append(f"{family.name}: {_difference(plain.to_tree(), back.to_tree())}")
     told = "; ".join(reasons[:3]) or _obstacle(spec)
-    other = INSTEAD.get(spec.family, "keep it as a run")
+    other = ALTERNATIVES.get(spec.family, "keep it as a run")
     raise WeftError(f"this model maps to no architecture of another library ({told}): {other}")
 
 
@@ -103,7 +103,7 @@ def _added() -> list[Family]:
 
 
 class _Names:
-    """What `read` may ask of weights that are not there yet: their names, and that none is another's copy."""
+    """What `read` may ask about tensors that do not exist yet: their names; none is a copy of another."""
 
     def __init__(self, names: set[str | None]) -> None:
         self.names = names
@@ -115,14 +115,14 @@ class _Names:
         return False
 
 
-TRAINING = ("dropout", "stochastic_depth", "initialization")
+TRAINING_FIELDS = ("dropout", "stochastic_depth", "initialization")
 
 
-def plain_spec(spec: AnySpec) -> Any:
-    """Without what counts in training only, and with numbers that are left out written down."""
+def explicit_spec(spec: AnySpec) -> Any:
+    """The spec without fields that matter in training only, and with all defaults filled in."""
     tree = spec.to_tree()
     for part in (tree, *tree.get("mixer", []), tree.get("feedforward", {})):
-        for name in TRAINING:
+        for name in TRAINING_FIELDS:
             part.pop(name, None)
     for mixer in tree.get("mixer", []):
         if mixer["kind"] == "attention":
@@ -145,7 +145,7 @@ def plain_spec(spec: AnySpec) -> Any:
 
 
 def _obstacle(spec: AnySpec) -> str:
-    """What no family has, where none could even be tried."""
+    """The feature that no family has."""
     mixers = getattr(spec, "mixer", ())
     other = next((mixer.kind for mixer in mixers if mixer.kind != "attention"), None)
     if spec.family in ("decoder", "encoder", "encoder-decoder", "vision") and other is not None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
-from weft.checkpoints.families.weight_maps import Shaped, WeightRow, Without, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.weight_maps import Reshaped, SkippedRows, WeightRow, map_linear, map_norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder_decoder import EncoderDecoderSpec
@@ -18,7 +18,7 @@ from weft.models.position_specs import LearnedSpec, SinusoidalSpec
 UNUSED_POSITIONS = 2
 
 
-def read(config: Config, known: KnownFields, marian: bool = False) -> EncoderDecoderSpec:
+def read(config: Config, known: KnownTensors, marian: bool = False) -> EncoderDecoderSpec:
     """The spec of a config."""
     config.expect("normalize_before", False)
     config.expect("add_final_layer_norm", False)
@@ -83,39 +83,39 @@ def table(spec: EncoderDecoderSpec, marian: bool = False) -> list[WeightRow]:
     D, C = spec.width, spec.vocabulary
     rows = [WeightRow("embedding.weight", ("model.shared.weight",))]
     if isinstance(spec.head, TiedHeadSpec) and spec.head.bias:
-        rows.append(WeightRow("head.bias", ("final_logits_bias",), Shaped((1, C), (C,))))
+        rows.append(WeightRow("head.bias", ("final_logits_bias",), Reshaped((1, C), (C,))))
     decoders = spec.layers if spec.decoder_layers is None else spec.decoder_layers
     for side, entry, layers in (("encoder", "source", spec.layers), ("decoder", "target", decoders)):
         body = f"model.{side}"
         if not marian:
             places = (f"{body}.embed_positions.weight",)
-            rows.append(WeightRow(f"{entry}_input.position.table", places, Without(UNUSED_POSITIONS)))
-            rows += norm(f"{entry}_input.norm", f"{body}.layernorm_embedding")
+            rows.append(WeightRow(f"{entry}_input.position.table", places, SkippedRows(UNUSED_POSITIONS)))
+            rows += map_norm(f"{entry}_input.norm", f"{body}.layernorm_embedding")
         for layer in range(layers):
             ours, theirs = f"{side}.blocks.{layer}", f"{body}.layers.{layer}"
-            looks = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
-            rows += linear(f"{ours}.mixer.qkv", *looks, sizes=(D,) * 3)
-            rows += linear(f"{ours}.mixer.output", f"{theirs}.self_attn.out_proj")
-            rows += norm(f"{ours}.mixer_norm", f"{theirs}.self_attn_layer_norm")
+            projections = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
+            rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(D,) * 3)
+            rows += map_linear(f"{ours}.mixer.output", f"{theirs}.self_attn.out_proj")
+            rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.self_attn_layer_norm")
             if side == "decoder":
                 rows += _cross(ours, f"{theirs}.encoder_attn", D)
-            rows += linear(f"{ours}.feedforward.up", f"{theirs}.fc1")
-            rows += linear(f"{ours}.feedforward.down", f"{theirs}.fc2")
-            rows += norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
+            rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.fc1")
+            rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.fc2")
+            rows += map_norm(f"{ours}.feedforward_norm", f"{theirs}.final_layer_norm")
     return rows
 
 
 def _cross(ours: str, theirs: str, width: int) -> list[WeightRow]:
     return [
-        *linear(f"{ours}.cross.query", f"{theirs}.q_proj"),
-        *linear(f"{ours}.cross.key_value", f"{theirs}.k_proj", f"{theirs}.v_proj", sizes=(width, width)),
-        *linear(f"{ours}.cross.output", f"{theirs}.out_proj"),
-        *norm(f"{ours}.cross_norm", f"{theirs}_layer_norm"),
+        *map_linear(f"{ours}.cross.query", f"{theirs}.q_proj"),
+        *map_linear(f"{ours}.cross.key_value", f"{theirs}.k_proj", f"{theirs}.v_proj", sizes=(width, width)),
+        *map_linear(f"{ours}.cross.output", f"{theirs}.out_proj"),
+        *map_norm(f"{ours}.cross_norm", f"{theirs}_layer_norm"),
     ]
 
 
 def canonical(name: str, marian: bool = False) -> str | None:
-    """With or without the body's prefix; Marian's positions are a formula, whoever stores them."""
+    """With or without the body's prefix; Marian's positions are a formula, even if a file stores them."""
     name = name.removeprefix("model.")
     if name in ("encoder.version", "decoder.version") or (marian and name.endswith("coder.embed_positions.weight")):
         return None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
-from weft.checkpoints.families.weight_maps import WeightRow, Without, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.weight_maps import SkippedRows, WeightRow, map_linear, map_norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec, TokensSpec
@@ -19,7 +19,7 @@ LABELS, TAGS = "ForSequenceClassification", "ForTokenClassification"
 UNUSED_POSITIONS = 2  # RoBERTa counts from its padding token, 1, on
 
 
-def read(config: Config, known: KnownFields, roberta: bool = False) -> EncoderSpec:
+def read(config: Config, known: KnownTensors, roberta: bool = False) -> EncoderSpec:
     """The spec of a config; the architecture and the weights say whether there are a pooler and classes."""
     config.expect("position_embedding_type", "absolute")
     config.expect("is_decoder", False)
@@ -45,8 +45,8 @@ def read(config: Config, known: KnownFields, roberta: bool = False) -> EncoderSp
     )
 
 
-def _output(config: Config, known: KnownFields, width: int) -> PooledSpec | PerTokenSpec:
-    """An answer a text, an answer a token, or the states themselves; the first by a pooler if there is one."""
+def _output(config: Config, known: KnownTensors, width: int) -> PooledSpec | PerTokenSpec:
+    """One output per text (with a pooler if there is one), one per token, or the hidden states."""
     name = str((config.get("architectures") or [""])[0])
     if name.endswith(TAGS):
         return PerTokenSpec(classes=_classes(config))
@@ -98,29 +98,29 @@ def table(spec: EncoderSpec, roberta: bool = False) -> list[WeightRow]:
     places = WeightRow("input.position.table", (f"{body}embeddings.position_embeddings.weight",))
     rows = [
         WeightRow("embedding.weight", (f"{body}embeddings.word_embeddings.weight",)),
-        places._replace(change=Without(UNUSED_POSITIONS)) if roberta else places,
+        places._replace(transform=SkippedRows(UNUSED_POSITIONS)) if roberta else places,
         WeightRow("input.segments.table", (f"{body}embeddings.token_type_embeddings.weight",)),
-        *norm("input.norm", f"{body}embeddings.LayerNorm"),
+        *map_norm("input.norm", f"{body}embeddings.LayerNorm"),
     ]
     own_head = roberta and isinstance(output, PooledSpec) and output.classes is not None
     if isinstance(output, PooledSpec) and output.hidden is not None:
-        rows += linear("head.hidden", "classifier.dense" if own_head else f"{body}pooler.dense")
+        rows += map_linear("head.hidden", "classifier.dense" if own_head else f"{body}pooler.dense")
     if output.classes is not None:
-        rows += linear("head.linear", "classifier.out_proj" if own_head else "classifier")
+        rows += map_linear("head.linear", "classifier.out_proj" if own_head else "classifier")
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"{body}encoder.layer.{layer}"
-        looks = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
-        rows += linear(f"{ours}.mixer.qkv", *looks, sizes=(spec.width,) * 3)
-        rows += linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
-        rows += linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
-        rows += linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-        rows += norm(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm")
-        rows += norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
+        projections = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
+        rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(spec.width,) * 3)
+        rows += map_linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
+        rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
+        rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")
+        rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.attention.output.LayerNorm")
+        rows += map_norm(f"{ours}.feedforward_norm", f"{theirs}.output.LayerNorm")
     return rows
 
 
 def canonical(name: str) -> str | None:
-    """With or without the prefix of the body; the first files named a norm's weights gamma and beta."""
+    """With or without the prefix of the body; the first files call a norm's weights gamma and beta."""
     if name.endswith("embeddings.position_ids"):
         return None
     name = name.removeprefix("bert.").removeprefix("roberta.")

@@ -1,4 +1,4 @@
-"""What an adapter is: a name table, a few transposes, and how a config becomes a spec and back; nothing else."""
+"""What an adapter is: a table of weight maps, and functions from config to spec and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-# The other way, the name that all libraries know.
+# In reverse, the name that all libraries know.
 THEIR_ACTIVATIONS = {
     "gelu": "gelu",
     "gelu-tanh": "gelu_new",
@@ -31,8 +31,8 @@ THEIR_ACTIVATIONS = {
 }
 
 
-class KnownFields(Protocol):
-    """What is known of the weights when a config is read, by canonical names."""
+class KnownTensors(Protocol):
+    """What is known about the tensors when a config is read, by canonical names."""
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
@@ -44,18 +44,18 @@ class KnownFields(Protocol):
 
 
 class Config:
-    """A config.json, read field by field; a field of the wrong kind is named."""
+    """A config.json, read field by field; errors name the field."""
 
     def __init__(self, tree: Mapping[str, Any], name: str = "config.json") -> None:
         self.tree, self.name = tree, name
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A field as it is; one that is null counts as left out."""
+        """A field as it is; null counts as missing."""
         value = self.tree.get(key)
         return default if value is None else value
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1."""
+        """A whole number of at least 1."""
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 40:
             raise self.wrong(key, "a whole number from 1")
@@ -76,14 +76,14 @@ class Config:
         return value
 
     def activation(self, key: str, default: str) -> Any:
-        """Our name of an activation."""
+        """Weft's name of an activation."""
         name = self.get(key, default)
         if name not in ACTIVATIONS:
             raise self.wrong(key, f"one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
     def expect(self, key: str, *allowed: Any) -> None:
-        """Refuse a field that is there and says something else; the first of the values is what no field means."""
+        """Refuse any value but the allowed ones; the first of them is the default of a missing field."""
         value = self.get(key, allowed[0])
         if value not in allowed:
             raise DataError(
@@ -91,7 +91,7 @@ class Config:
             )
 
     def wrong(self, key: str, what: str) -> DataError:
-        """The sentence for a field of the wrong kind."""
+        """The error for a field of the wrong kind."""
         return DataError(
             f"{self.name}: {key} is {self.tree.get(key)!r:.60}, but {what} is needed; fetch the folder again"
         )
@@ -105,15 +105,15 @@ def _same_name(name: str) -> str | None:
 class Family:
     """One adapter. `types` are the model_type of its configs, `architectures` the classes that can be read.
 
-    `canonical` brings the spellings of a name to one (None: a buffer, no weight); `copies` are tied tensors that may be
-    stored once more; `unused` begin the names of heads that no task here asks for; `text`: whether its
-    folders hold a vocabulary.
+    `canonical` maps the spellings of a tensor name to one (None: a buffer, no weight); `copies` are tied tensors that
+    may be stored again; `unused` are prefixes of heads that no task here uses; `text`: whether its folders hold a
+    vocabulary.
     """
 
     name: str
     types: tuple[str, ...]
     architectures: tuple[str, ...]
-    read: Callable[[Config, KnownFields], AnySpec]
+    read: Callable[[Config, KnownTensors], AnySpec]
     write: Callable[[Any], Tree]
     table: Callable[[Any], list[WeightRow]]
     canonical: Canonical = _same_name

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
-from weft.checkpoints.families.weight_maps import Turned, WeightRow, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.weight_maps import Transposed, WeightRow, map_linear, map_norm
 from weft.foundation.spec import Tree
 from weft.models.decoder import DecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec, LinearHeadSpec, TiedHeadSpec
 from weft.models.position_specs import LearnedSpec
 
 
-def read(config: Config, known: KnownFields) -> DecoderSpec:
+def read(config: Config, known: KnownTensors) -> DecoderSpec:
     """The spec of a config."""
     config.expect("scale_attn_weights", True)
     config.expect("scale_attn_by_inverse_layer_idx", False)
@@ -55,23 +55,23 @@ def table(spec: DecoderSpec) -> list[WeightRow]:
     rows = [
         WeightRow("embedding.weight", ("transformer.wte.weight",)),
         WeightRow("input.position.table", ("transformer.wpe.weight",)),
-        *norm("stack.norm", "transformer.ln_f"),
+        *map_norm("stack.norm", "transformer.ln_f"),
     ]
     if spec.head.kind == "linear":
-        rows += linear("head.linear", "lm_head", bias=False)
+        rows += map_linear("head.linear", "lm_head", bias=False)
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"transformer.h.{layer}"
-        rows += linear(f"{ours}.mixer.qkv", f"{theirs}.attn.c_attn", change=Turned())
-        rows += linear(f"{ours}.mixer.output", f"{theirs}.attn.c_proj", change=Turned())
-        rows += linear(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", change=Turned())
-        rows += linear(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", change=Turned())
-        rows += norm(f"{ours}.mixer_norm", f"{theirs}.ln_1")
-        rows += norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
+        rows += map_linear(f"{ours}.mixer.qkv", f"{theirs}.attn.c_attn", transform=Transposed())
+        rows += map_linear(f"{ours}.mixer.output", f"{theirs}.attn.c_proj", transform=Transposed())
+        rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", transform=Transposed())
+        rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", transform=Transposed())
+        rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.ln_1")
+        rows += map_norm(f"{ours}.feedforward_norm", f"{theirs}.ln_2")
     return rows
 
 
 def canonical(name: str) -> str | None:
-    """Older files leave the prefix out, and store the causal mask as a buffer."""
+    """Older files have no prefix, and store the causal mask as a buffer."""
     if name.endswith((".attn.bias", ".attn.masked_bias")):
         return None
     return name.removeprefix("transformer.")

@@ -1,11 +1,18 @@
-"""Llama and its kin: Mistral (window), Qwen2 (biases), Qwen3 (norms on queries and keys), Mixtral (experts)."""
+"""The Llama family: Mistral (window), Qwen2 (biases), Qwen3 (norms on queries and keys), Mixtral (experts)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
-from weft.checkpoints.families.weight_maps import Rows, Same, Stacked, WeightRow, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.weight_maps import (
+    ConcatenatedRows,
+    Identity,
+    StackedExperts,
+    WeightRow,
+    map_linear,
+    map_norm,
+)
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.decoder import DecoderSpec
@@ -19,7 +26,7 @@ from weft.models.part_specs import (
 )
 from weft.models.position_specs import LinearScalingSpec, Llama3ScalingSpec, RotarySpec
 
-CLASSES = {
+ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -28,11 +35,11 @@ CLASSES = {
 }
 LENGTHS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "mixtral": 131072}
 EPSILONS = {"llama": 1e-6, "mistral": 1e-6, "qwen2": 1e-6, "qwen3": 1e-6, "mixtral": 1e-5}
-MISTRALS_WINDOW = 4096
+MISTRAL_WINDOW = 4096
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read(config: Config, known: KnownFields) -> DecoderSpec:
+def read(config: Config, known: KnownTensors) -> DecoderSpec:
     """The spec of a config."""
     kind = str(config.get("model_type"))
     if kind not in ("llama", "qwen3"):
@@ -53,7 +60,7 @@ def read(config: Config, known: KnownFields) -> DecoderSpec:
 
 
 def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
-    """One attention, or a pattern of them where layers differ in their window."""
+    """One attention, or a repeating pattern if layers differ in their window."""
     heads, width = config.whole("num_attention_heads"), config.whole("hidden_size")
     size = config.whole("head_dim", max(1, width // heads))
     epsilon = config.number("rms_norm_eps", EPSILONS[kind])
@@ -71,10 +78,10 @@ def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
 
 
 def _windows(config: Config, kind: str) -> list[int | None]:
-    """How many keys back each layer sees."""
+    """The attention window of each layer; None: no window."""
     layers = min(config.whole("num_hidden_layers"), 10_000)
-    # Mistral's configs that do not speak of a window mean this one; null means none.
-    default = MISTRALS_WINDOW if kind == "mistral" and "sliding_window" not in config.tree else None
+    # Mistral's configs without the field mean this window; null means none.
+    default = MISTRAL_WINDOW if kind == "mistral" and "sliding_window" not in config.tree else None
     if kind == "llama" or config.get("sliding_window", default) is None:
         return [None] * layers
     window = config.whole("sliding_window", default)
@@ -119,17 +126,17 @@ def _positions(config: Config) -> RotarySpec:
             original=rope.whole("original_max_position_embeddings"),
         )
         return RotarySpec(base=base, scaling=scaling)
-    raise DataError(f"{config.name} stretches rotary positions by {kind!r:.40}: Weft has default, linear and llama3")
+    raise DataError(f"{config.name} scales rotary positions by {kind!r:.40}: Weft has default, linear and llama3")
 
 
 def write(spec: DecoderSpec) -> Tree:
-    """The config of a spec: the plainest member of the kin that has what it needs."""
+    """The config of a spec: the simplest architecture of the family that has what it needs."""
     attention, positions = spec.attention(), spec.positions
     assert isinstance(positions, RotarySpec) and isinstance(spec.norm, RMSNormSpec)
     kind = _kind(spec)
     windows = [getattr(spec.mixer_of(layer), "window", None) for layer in range(spec.layers)]
     config: Tree = {
-        "architectures": [CLASSES[kind]],
+        "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
         "vocab_size": spec.vocabulary,
         "max_position_embeddings": spec.length,
@@ -176,7 +183,7 @@ def _width(feedforward: Any) -> Tree:
 
 
 def _rope(positions: RotarySpec) -> Tree:
-    """As transformers 5 reads it, and as all before do: rope_theta and rope_scaling."""
+    """In the fields of transformers 5, and in those of earlier versions: rope_theta and rope_scaling."""
     scaling, theta = positions.scaling, positions.base
     how: Tree = {"rope_type": "default"}
     if isinstance(scaling, LinearScalingSpec):
@@ -194,27 +201,27 @@ def _rope(positions: RotarySpec) -> Tree:
 
 
 def table(spec: DecoderSpec) -> list[WeightRow]:
-    """Names of LlamaForCausalLM and its kin."""
+    """Tensor names of LlamaForCausalLM and its relatives."""
     attention = spec.attention()
     size, heads, keys = attention.size(spec.width), attention.heads, attention.key_heads or attention.heads
     sizes = (heads * size, keys * size, keys * size)
     output_bias = attention.bias if attention.output_bias is None else attention.output_bias
     rows = [
         WeightRow("embedding.weight", ("model.embed_tokens.weight",)),
-        *norm("stack.norm", "model.norm", bias=False),
+        *map_norm("stack.norm", "model.norm", bias=False),
     ]
     if spec.head.kind == "linear":
-        rows += linear("head.linear", "lm_head", bias=False)
+        rows += map_linear("head.linear", "lm_head", bias=False)
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"model.layers.{layer}"
-        looks = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
-        rows += linear(f"{ours}.mixer.qkv", *looks, sizes=sizes, bias=attention.bias)
-        rows += linear(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=output_bias)
+        projections = [f"{theirs}.self_attn.{name}_proj" for name in "qkv"]
+        rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=sizes, bias=attention.bias)
+        rows += map_linear(f"{ours}.mixer.output", f"{theirs}.self_attn.o_proj", bias=output_bias)
         if attention.query_key_norm is not None:
-            rows += norm(f"{ours}.mixer.query_norm", f"{theirs}.self_attn.q_norm", bias=False)
-            rows += norm(f"{ours}.mixer.key_norm", f"{theirs}.self_attn.k_norm", bias=False)
-        rows += norm(f"{ours}.mixer_norm", f"{theirs}.input_layernorm", bias=False)
-        rows += norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
+            rows += map_norm(f"{ours}.mixer.query_norm", f"{theirs}.self_attn.q_norm", bias=False)
+            rows += map_norm(f"{ours}.mixer.key_norm", f"{theirs}.self_attn.k_norm", bias=False)
+        rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.input_layernorm", bias=False)
+        rows += map_norm(f"{ours}.feedforward_norm", f"{theirs}.post_attention_layernorm", bias=False)
         rows += _feedforward_rows(spec, ours, theirs)
     return rows
 
@@ -225,34 +232,36 @@ def _feedforward_rows(spec: DecoderSpec, ours: str, theirs: str) -> list[WeightR
     if not isinstance(feedforward, ExpertsSpec):
         sizes, bias = (hidden, hidden), feedforward.bias
         return [
-            *linear(
+            *map_linear(
                 f"{ours}.feedforward.gate_up",
                 f"{theirs}.mlp.gate_proj",
                 f"{theirs}.mlp.up_proj",
                 sizes=sizes,
                 bias=bias,
             ),
-            *linear(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=bias),
+            *map_linear(f"{ours}.feedforward.down", f"{theirs}.mlp.down_proj", bias=bias),
         ]
     numbers, moe = range(feedforward.experts), f"{theirs}.block_sparse_moe"
     ups = tuple(f"{moe}.experts.{number}.{name}.weight" for number in numbers for name in ("w1", "w3"))
     downs = tuple(f"{moe}.experts.{number}.w2.weight" for number in numbers)
     return [
         WeightRow(f"{ours}.feedforward.router", (f"{moe}.gate.weight",)),
-        WeightRow(f"{ours}.feedforward.up", ups, Stacked(feedforward.experts, Rows((hidden, hidden)))),
-        WeightRow(f"{ours}.feedforward.down", downs, Stacked(feedforward.experts, Same())),
+        WeightRow(
+            f"{ours}.feedforward.up", ups, StackedExperts(feedforward.experts, ConcatenatedRows((hidden, hidden)))
+        ),
+        WeightRow(f"{ours}.feedforward.down", downs, StackedExperts(feedforward.experts, Identity())),
     ]
 
 
 def canonical(name: str) -> str | None:
-    """Older files store the rotary frequencies."""
+    """Older files store the rotary frequencies, which are no weights."""
     return None if name.endswith("rotary_emb.inv_freq") else name
 
 
 FAMILY = Family(
     name="Llama",
-    types=tuple(CLASSES),
-    architectures=tuple(CLASSES.values()),
+    types=tuple(ARCHITECTURES),
+    architectures=tuple(ARCHITECTURES.values()),
     read=read,
     write=write,
     table=table,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
-from weft.checkpoints.families.weight_maps import WeightRow, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.weight_maps import WeightRow, map_linear, map_norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, GatedSpec, LinearHeadSpec, RMSNormSpec, TiedHeadSpec
 from weft.models.position_specs import BucketedSpec
 
-LENGTH = 512  # T5 was trained on so many tokens; its positions know no end
+LENGTH = 512  # tokens that T5 was trained on; its positions have no limit
 
 
-def read(config: Config, known: KnownFields) -> EncoderDecoderSpec:
+def read(config: Config, known: KnownTensors) -> EncoderDecoderSpec:
     """The spec of a config."""
     width, heads = config.whole("d_model", 512), config.whole("num_heads", 8)
     layers, size = config.whole("num_layers", 6), config.whole("d_kv", 64)
@@ -36,7 +36,7 @@ def read(config: Config, known: KnownFields) -> EncoderDecoderSpec:
 
 def _feedforward(config: Config) -> ClassicSpec | GatedSpec:
     kind, hidden = str(config.get("feed_forward_proj", "relu")), config.whole("d_ff", 2048)
-    # What T5 calls gated-gelu is the approximation by tanh.
+    # T5's gated-gelu is the tanh approximation.
     words = {"act": "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")}
     activation = Config(words, f"{config.name}, feed_forward_proj").activation("act", "relu")
     if kind.startswith("gated-"):
@@ -44,8 +44,8 @@ def _feedforward(config: Config) -> ClassicSpec | GatedSpec:
     return ClassicSpec(hidden=hidden, activation=activation, bias=False)
 
 
-def _head(config: Config, known: KnownFields, width: int) -> TiedHeadSpec | LinearHeadSpec:
-    """Tied and scaled in the first T5; its successors neither scale nor, mostly, tie: the weights tell."""
+def _head(config: Config, known: KnownTensors, width: int) -> TiedHeadSpec | LinearHeadSpec:
+    """Tied and scaled in the first T5; later ones do not scale, and mostly do not tie: the tensors tell."""
     scaled = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))
     if known.has("lm_head.weight") and not known.same("lm_head.weight", "shared.weight"):
         if scaled:
@@ -90,20 +90,20 @@ def table(spec: EncoderDecoderSpec) -> list[WeightRow]:
     size = spec.attention().heads * spec.attention().size(spec.width)
     rows = [WeightRow("embedding.weight", ("shared.weight",))]
     if spec.head.kind == "linear":
-        rows += linear("head.linear", "lm_head", bias=False)
+        rows += map_linear("head.linear", "lm_head", bias=False)
     decoders = spec.layers if spec.decoder_layers is None else spec.decoder_layers
     for side, layers in (("encoder", spec.layers), ("decoder", decoders)):
         first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rows += [
             WeightRow(f"{side}.position.table", (first,)),
-            *norm(f"{side}.norm", f"{side}.final_layer_norm", bias=False),
+            *map_norm(f"{side}.norm", f"{side}.final_layer_norm", bias=False),
         ]
         for layer in range(layers):
             ours, theirs = f"{side}.blocks.{layer}", f"{side}.block.{layer}.layer"
-            looks = [f"{theirs}.0.SelfAttention.{name}" for name in "qkv"]
-            rows += linear(f"{ours}.mixer.qkv", *looks, sizes=(size,) * 3, bias=False)
-            rows += linear(f"{ours}.mixer.output", f"{theirs}.0.SelfAttention.o", bias=False)
-            rows += norm(f"{ours}.mixer_norm", f"{theirs}.0.layer_norm", bias=False)
+            projections = [f"{theirs}.0.SelfAttention.{name}" for name in "qkv"]
+            rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(size,) * 3, bias=False)
+            rows += map_linear(f"{ours}.mixer.output", f"{theirs}.0.SelfAttention.o", bias=False)
+            rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.0.layer_norm", bias=False)
             if side == "decoder":
                 rows += _cross(ours, theirs, size)
             rows += _feedforward_rows(spec, ours, f"{theirs}.{2 if side == 'decoder' else 1}")
@@ -111,27 +111,27 @@ def table(spec: EncoderDecoderSpec) -> list[WeightRow]:
 
 
 def _cross(ours: str, theirs: str, size: int) -> list[WeightRow]:
-    looks = f"{theirs}.1.EncDecAttention"
+    projections = f"{theirs}.1.EncDecAttention"
     return [
-        *linear(f"{ours}.cross.query", f"{looks}.q", bias=False),
-        *linear(f"{ours}.cross.key_value", f"{looks}.k", f"{looks}.v", sizes=(size, size), bias=False),
-        *linear(f"{ours}.cross.output", f"{looks}.o", bias=False),
-        *norm(f"{ours}.cross_norm", f"{theirs}.1.layer_norm", bias=False),
+        *map_linear(f"{ours}.cross.query", f"{projections}.q", bias=False),
+        *map_linear(f"{ours}.cross.key_value", f"{projections}.k", f"{projections}.v", sizes=(size, size), bias=False),
+        *map_linear(f"{ours}.cross.output", f"{projections}.o", bias=False),
+        *map_norm(f"{ours}.cross_norm", f"{theirs}.1.layer_norm", bias=False),
     ]
 
 
 def _feedforward_rows(spec: EncoderDecoderSpec, ours: str, theirs: str) -> list[WeightRow]:
     mlp, hidden = f"{theirs}.DenseReluDense", getattr(spec.feedforward, "hidden", None) or 0
     if isinstance(spec.feedforward, GatedSpec):
-        up = linear(f"{ours}.feedforward.gate_up", f"{mlp}.wi_0", f"{mlp}.wi_1", sizes=(hidden,) * 2, bias=False)
+        up = map_linear(f"{ours}.feedforward.gate_up", f"{mlp}.wi_0", f"{mlp}.wi_1", sizes=(hidden,) * 2, bias=False)
     else:
-        up = linear(f"{ours}.feedforward.up", f"{mlp}.wi", bias=False)
-    down = linear(f"{ours}.feedforward.down", f"{mlp}.wo", bias=False)
-    return [*up, *down, *norm(f"{ours}.feedforward_norm", f"{theirs}.layer_norm", bias=False)]
+        up = map_linear(f"{ours}.feedforward.up", f"{mlp}.wi", bias=False)
+    down = map_linear(f"{ours}.feedforward.down", f"{mlp}.wo", bias=False)
+    return [*up, *down, *map_norm(f"{ours}.feedforward_norm", f"{theirs}.layer_norm", bias=False)]
 
 
 def canonical(name: str) -> str | None:
-    """The first files hold a table of distances for cross-attention too, which nothing uses."""
+    """The first files also hold an unused table of distances for cross-attention."""
     return None if name.endswith("EncDecAttention.relative_attention_bias.weight") else name
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownFields
-from weft.checkpoints.families.weight_maps import Shaped, WeightRow, linear, norm
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.weight_maps import Reshaped, WeightRow, map_linear, map_norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec
@@ -16,7 +16,7 @@ BARE = "Model"
 TEACHER = "DeiTForImageClassificationWithTeacher"
 
 
-def read(config: Config, known: KnownFields, deit: bool = False) -> VisionSpec:
+def read(config: Config, known: KnownTensors, deit: bool = False) -> VisionSpec:
     """The spec of a config."""
     names = config.get("architectures") or [""]
     bias = config.flag("qkv_bias", True)
@@ -44,7 +44,7 @@ def _side(config: Config, key: str, default: int) -> int:
     value = config.get(key, default)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
-            raise DataError(f"{config.name}: {key} is {value!r:.40}, but Weft's vision models see squares")
+            raise DataError(f"{config.name}: {key} is {value!r:.40}, but Weft's vision models take squares")
         return Config({key: value[0]}, config.name).whole(key)
     return config.whole(key, default)
 
@@ -85,26 +85,26 @@ def table(spec: VisionSpec, deit: bool = False) -> list[WeightRow]:
     entry, tokens = f"{body}embeddings", spec.extra + spec.side**2
     kernel = f"{entry}.patch_embeddings.projection"
     rows = [
-        *linear("patches.linear", kernel, change=Shaped((D, C, p, p), (D, C * p * p))),
-        WeightRow("class_token.vector", (f"{entry}.cls_token",), Shaped((1, 1, D), (D,))),
-        WeightRow("grid.table", (f"{entry}.position_embeddings",), Shaped((1, tokens, D), (tokens, D))),
-        *norm("stack.norm", f"{body}layernorm"),
+        *map_linear("patches.linear", kernel, transform=Reshaped((D, C, p, p), (D, C * p * p))),
+        WeightRow("class_token.vector", (f"{entry}.cls_token",), Reshaped((1, 1, D), (D,))),
+        WeightRow("grid.table", (f"{entry}.position_embeddings",), Reshaped((1, tokens, D), (tokens, D))),
+        *map_norm("stack.norm", f"{body}layernorm"),
     ]
     if spec.registers:
-        rows.append(WeightRow("registers.table", (f"{entry}.distillation_token",), Shaped((1, 1, D), (1, D))))
+        rows.append(WeightRow("registers.table", (f"{entry}.distillation_token",), Reshaped((1, 1, D), (1, D))))
     if spec.pool == "distilled":
-        rows += linear("head.linear", "cls_classifier") + linear("head.distilled", "distillation_classifier")
+        rows += map_linear("head.linear", "cls_classifier") + map_linear("head.distilled", "distillation_classifier")
     elif spec.classes is not None:
-        rows += linear("head.linear", "classifier")
+        rows += map_linear("head.linear", "classifier")
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"{body}encoder.layer.{layer}"
-        looks = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
-        rows += linear(f"{ours}.mixer.qkv", *looks, sizes=(D,) * 3, bias=spec.attention().bias)
-        rows += linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
-        rows += linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
-        rows += linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-        rows += norm(f"{ours}.mixer_norm", f"{theirs}.layernorm_before")
-        rows += norm(f"{ours}.feedforward_norm", f"{theirs}.layernorm_after")
+        projections = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
+        rows += map_linear(f"{ours}.mixer.qkv", *projections, sizes=(D,) * 3, bias=spec.attention().bias)
+        rows += map_linear(f"{ours}.mixer.output", f"{theirs}.attention.output.dense")
+        rows += map_linear(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
+        rows += map_linear(f"{ours}.feedforward.down", f"{theirs}.output.dense")
+        rows += map_norm(f"{ours}.mixer_norm", f"{theirs}.layernorm_before")
+        rows += map_norm(f"{ours}.feedforward_norm", f"{theirs}.layernorm_after")
     return rows
 
 

@@ -1,7 +1,7 @@
-"""Name tables: which tensors of another library make up each of ours, readable in both directions.
+"""Weight maps: which tensors of another library make up each of ours, in both directions.
 
-A row is one of our tensors, theirs that it is made from, and the change between: nothing, a transpose, rows put under
-each other, another shape, experts in a stack. `read` makes ours from theirs, `write` theirs from ours.
+A row of the table is one of our tensors, their tensors that it is made from, and the transform between: identity,
+transpose, concatenation, reshape, a stack of experts. `read` makes ours from theirs, `write` theirs from ours.
 """
 
 from __future__ import annotations
@@ -13,181 +13,162 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
+from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
 from weft.data.readers.files import DataError
 
-WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class WeightMap(Protocol):
-    """How theirs become ours, and back."""
+    """How their tensors become ours, and back."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
+        """Our tensor from theirs."""
         ...
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
+        """Their tensors from ours."""
         ...
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """The shapes of theirs that make up one of ours of this shape."""
+        """The shapes of their tensors that make up one of ours of this shape."""
         ...
 
 
 @dataclass(frozen=True)
-class Same:
+class Identity:
     """One tensor, as it is."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0]
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [ours]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """Ours."""
         return [ours]
 
 
 @dataclass(frozen=True)
-class Turned:
+class Transposed:
     """A matrix [in, out] where ours is [out, in]."""
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0].T
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [ours.T]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """[in, out]."""
         return [ours[::-1]]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Several tensors whose rows, `sizes` of them, stand under each other in ours: queries, keys and values."""
+class ConcatenatedRows:
+    """Several tensors, with `sizes` rows each, concatenated in ours: queries, keys and values."""
 
     sizes: tuple[int, ...]
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return torch.cat(list(theirs))
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return list(ours.split(list(self.sizes)))
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """One for each size."""
         return [(size, *ours[1:]) for size in self.sizes]
 
 
 @dataclass(frozen=True)
-class Shaped:
+class Reshaped:
     """The same numbers in another shape: a kernel [D, C, p, p] is our matrix [D, C p p]."""
 
     theirs: Shape
     ours: Shape
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0].reshape(self.ours)
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [ours.reshape(self.theirs)]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """As given."""
         return [self.theirs]
 
 
 @dataclass(frozen=True)
-class Without:
-    """Theirs has `first` rows more at its beginning, which are never used: positions that begin at 2."""
+class SkippedRows:
+    """Theirs has `first` additional rows at its start, which are never used: positions that begin at 2."""
 
     first: int
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs."""
         return theirs[0][self.first :]
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours; the rows that are never used are zeros."""
         return [torch.cat((ours.new_zeros(self.first, *ours.shape[1:]), ours))]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """So many rows more."""
         return [(ours[0] + self.first, *ours[1:])]
 
 
 @dataclass(frozen=True)
-class Stacked:
-    """One matrix an expert: ours holds all in a stack [E, ...], each made by `inner` from its own tensors."""
+class StackedExperts:
+    """One matrix per expert: ours stacks them [E, ...], each made by `inner` from its own tensors."""
 
     experts: int
     inner: WeightMap
 
     def read(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Ours from theirs, expert by expert."""
         each = len(theirs) // self.experts
         return torch.stack([self.inner.read(theirs[n * each : (n + 1) * each]) for n in range(self.experts)])
 
     def write(self, ours: Tensor) -> list[Tensor]:
-        """Theirs from ours."""
         return [tensor for one in ours for tensor in self.inner.write(one)]
 
     def shapes(self, ours: Shape) -> list[Shape]:
-        """Those of each expert."""
         return [shape for _ in range(self.experts) for shape in self.inner.shapes(ours[1:])]
 
 
 class WeightRow(NamedTuple):
-    """One of our tensors, and theirs that it is made from."""
+    """One of our tensors, and their tensors that it is made from."""
 
     ours: str
     theirs: tuple[str, ...]
-    change: WeightMap = Same()
+    transform: WeightMap = Identity()
 
 
-def linear(
-    ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, change: WeightMap | None = None
+def map_linear(
+    ours: str, *theirs: str, sizes: tuple[int, ...] = (), bias: bool = True, transform: WeightMap | None = None
 ) -> list[WeightRow]:
-    """A linear map from one or several of theirs, whose rows stand under each other; with or without biases."""
-    joined: WeightMap = Rows(sizes) if len(theirs) > 1 else Same()
-    rows = [WeightRow(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), change or joined)]
+    """Rows of a linear layer, from one of theirs or several that are concatenated, with or without bias."""
+    joined: WeightMap = ConcatenatedRows(sizes) if len(theirs) > 1 else Identity()
+    rows = [WeightRow(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), transform or joined)]
     return rows + ([WeightRow(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), joined)] if bias else [])
 
 
-def norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
-    """gamma and, where there is one, beta."""
+def map_norm(ours: str, theirs: str, bias: bool = True) -> list[WeightRow]:
+    """Rows of a norm: gamma and, with `bias`, beta."""
     return [
         WeightRow(f"{ours}.gamma", (f"{theirs}.weight",)),
         *([WeightRow(f"{ours}.beta", (f"{theirs}.bias",))] if bias else []),
     ]
 
 
-class Matched(NamedTuple):
-    """A row with the names that theirs have in the file at hand."""
+class MatchedRow(NamedTuple):
+    """A row with the names of their tensors in the file."""
 
     row: WeightRow
     names: tuple[str, ...]
 
-    def read(self, tensors: Tensors) -> Tensor:
-        """Our tensor; types that differ become the widest of them."""
+    def read(self, tensors: ForeignTensors) -> Tensor:
+        """Our tensor; differing types are promoted to the widest."""
         found = [tensors.read(name) for name in self.names]
-        widest = self.type(tensors)
-        return self.row.change.read([tensor.to(widest) for tensor in found])
+        widest = self.dtype(tensors)
+        return self.row.transform.read([tensor.to(widest) for tensor in found])
 
-    def type(self, tensors: Tensors) -> torch.dtype:
-        """The type of our tensor."""
-        kinds = [tensors.type_of(name) for name in self.names]
+    def dtype(self, tensors: ForeignTensors) -> torch.dtype:
+        kinds = [tensors.dtype_of(name) for name in self.names]
         widest = kinds[0]
         for kind in kinds[1:]:
             widest = torch.promote_types(widest, kind)
@@ -197,19 +178,19 @@ class Matched(NamedTuple):
 Canonical = Callable[[str], str | None]
 
 
-def match(
+def match_tensors(
     rows: Sequence[WeightRow],
     ours: Mapping[str, Shape],
-    tensors: Tensors,
+    tensors: ForeignTensors,
     canonical: Canonical,
     copies: Mapping[str, str],
     unused: Sequence[str],
-) -> tuple[list[Matched], list[str]]:
-    """Each row with its tensors in the file, and the names of those left out; anything missing, over or of a wrong
-    shape is refused.
+) -> tuple[list[MatchedRow], list[str]]:
+    """Each row with its tensors in the file, and the names of unused ones; missing or unexpected tensors and wrong
+    shapes are refused.
 
-    `canonical` brings the spellings of a name to one (None: no weight), `copies` may be there once more, `unused`
-    are the beginnings of names that this model has no use for.
+    `canonical` maps the spellings of a name to one (None: no weight), `copies` may be stored again, `unused` are
+    prefixes of names that this model does not use.
     """
     known: dict[str, str] = {}
     for name in tensors.shapes:
@@ -232,17 +213,17 @@ def match(
     for name in over:
         if known[name] not in left:
             _expect_copy(tensors, known, name, copies)
-    matched = [Matched(row, tuple(known[canonical(name) or name] for name in row.theirs)) for row in rows]
+    matched = [MatchedRow(row, tuple(known[canonical(name) or name] for name in row.theirs)) for row in rows]
     for one in matched:
         _expect_shapes(one, ours[one.row.ours], tensors)
     return matched, left
 
 
-def _expect_copy(tensors: Tensors, known: Mapping[str, str], name: str, copies: Mapping[str, str]) -> None:
+def _expect_copy(tensors: ForeignTensors, known: Mapping[str, str], name: str, copies: Mapping[str, str]) -> None:
     original = copies.get(name)
     if original is None or original not in known:
         raise DataError(
-            f"{tensors.files} holds {known[name]}, for which this architecture has no place: "
+            f"{tensors.files} holds {known[name]}, which this architecture does not have: "
             "check that config.json belongs to it"
         )
     if not tensors.same(known[name], known[original]):
@@ -252,13 +233,13 @@ def _expect_copy(tensors: Tensors, known: Mapping[str, str], name: str, copies: 
         )
 
 
-def _expect_shapes(one: Matched, shape: Shape, tensors: Tensors) -> None:
-    for name, expected in zip(one.names, one.row.change.shapes(shape), strict=True):
+def _expect_shapes(one: MatchedRow, shape: Shape, tensors: ForeignTensors) -> None:
+    for name, expected in zip(one.names, one.row.transform.shapes(shape), strict=True):
         found = tensors.shapes[name]
         if found != expected:
             raise DataError(
                 f"{name} is {list(found)}, but config.json makes it {list(expected)}: they do not belong together"
             )
-        if tensors.type_of(name) not in WEIGHTS:
-            kind = str(tensors.type_of(name)).removeprefix("torch.")
+        if tensors.dtype_of(name) not in WEIGHT_TYPES:
+            kind = str(tensors.dtype_of(name)).removeprefix("torch.")
             raise DataError(f"{name} holds {kind}, but weights are floating-point numbers of 16 bits or more")

@@ -1,4 +1,4 @@
-"""A foreign checkpoint that was looked through: what it is, and where each of our tensors comes from."""
+"""A foreign checkpoint, inspected: what it is, and where each of our tensors comes from."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.detect_task import detect_task
-from weft.checkpoints.families import family_of
+from weft.checkpoints.families import family_for_config
 from weft.checkpoints.families.family import Config, Family
-from weft.checkpoints.families.weight_maps import Canonical, Matched, match
-from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
-from weft.checkpoints.formats.streamed_writing import Slot
+from weft.checkpoints.families.weight_maps import Canonical, MatchedRow, match_tensors
+from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
+from weft.checkpoints.formats.safetensors_writer import TensorInfo
 from weft.checkpoints.formats.vocabulary import Vocabulary
+from weft.checkpoints.task_facts import detect_task
 from weft.data.readers.files import DataError
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import SpecError
@@ -23,38 +23,37 @@ from weft.models.build import AnySpec, build
 
 @dataclass(frozen=True)
 class ForeignCheckpoint:
-    """All that is needed to make a run of it; nothing was read yet but names, shapes and settings.
+    """All that is needed to convert it; only names, shapes and settings have been read.
 
-    `left` are tensors that no task here asks for, such as the head of masked language models.
+    `left_out` are tensors that no task here uses, such as the head of masked language models.
     """
 
     source: Path
     family: Family
     architecture: str
     spec: AnySpec
-    tensors: Tensors
-    matched: dict[str, Matched]
-    left: tuple[str, ...]
+    tensors: ForeignTensors
+    matched: dict[str, MatchedRow]
+    left_out: tuple[str, ...]
     task: str
     facts: Tree
     tokenizer: Tokenizer | None
 
     @cached_property
-    def slots(self) -> dict[str, Slot]:
+    def tensor_infos(self) -> dict[str, TensorInfo]:
         """Types and shapes of our tensors."""
-        shapes = shapes_of(self.spec)
-        return {name: Slot(one.type(self.tensors), shapes[name]) for name, one in self.matched.items()}
+        shapes = state_shapes(self.spec)
+        return {name: TensorInfo(one.dtype(self.tensors), shapes[name]) for name, one in self.matched.items()}
 
     @property
     def parameters(self) -> int:
-        """How many numbers there are."""
-        return sum(slot.bytes // slot.type.itemsize for slot in self.slots.values())
+        return sum(info.bytes // info.dtype.itemsize for info in self.tensor_infos.values())
 
 
 class _Known:
-    """What a config's reader may ask of the weights, by canonical names."""
+    """What the reader of a config may ask about the tensors, by canonical names."""
 
-    def __init__(self, tensors: Tensors, canonical: Canonical) -> None:
+    def __init__(self, tensors: ForeignTensors, canonical: Canonical) -> None:
         self.tensors = tensors
         self.names = {key: name for name in tensors.shapes if (key := canonical(name)) is not None}
 
@@ -65,8 +64,8 @@ class _Known:
         return other in self.names and self.tensors.same(self.names[name], self.names[other])
 
 
-def shapes_of(spec: AnySpec) -> dict[str, Shape]:
-    """Names and shapes of a model's tensors; nothing is built but these."""
+def state_shapes(spec: AnySpec) -> dict[str, Shape]:
+    """Shapes of a model's tensors by name, without allocating them."""
     try:
         module = build(spec, device="meta")
     except (RuntimeError, OverflowError) as error:
@@ -75,11 +74,11 @@ def shapes_of(spec: AnySpec) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def look_through(
-    source: Path, config: Config, tensors: Tensors, vocabulary: Vocabulary | None, stops: Any = None
+def inspect_checkpoint(
+    source: Path, config: Config, tensors: ForeignTensors, vocabulary: Vocabulary | None, stops: Any = None
 ) -> ForeignCheckpoint:
-    """Find the adapter, read the config, and match every tensor; refuse what does not fit in one sentence."""
-    family = family_of(config)
+    """Find the adapter, read the config, and match every tensor."""
+    family = family_for_config(config)
     try:
         spec = family.read(config, _Known(tensors, family.canonical))
     except SpecError as error:
@@ -93,10 +92,12 @@ def look_through(
                 "they do not belong together"
             )
     rows = family.table(spec)
-    found, left = match(rows, shapes_of(spec), tensors, family.canonical, family.copies, family.unused)
+    found, left_out = match_tensors(rows, state_shapes(spec), tensors, family.canonical, family.copies, family.unused)
     folder = source if source.is_dir() else source.parent
     task, facts = detect_task(folder, spec, config, vocabulary, stops)
     names = config.get("architectures") or [family.architectures[0]]
     tokenizer = None if vocabulary is None else vocabulary.tokenizer
     matched = {one.row.ours: one for one in found}
-    return ForeignCheckpoint(source, family, str(names[0]), spec, tensors, matched, tuple(left), task, facts, tokenizer)
+    return ForeignCheckpoint(
+        source, family, str(names[0]), spec, tensors, matched, tuple(left_out), task, facts, tokenizer
+    )

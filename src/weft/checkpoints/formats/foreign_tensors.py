@@ -1,4 +1,4 @@
-"""Tensors of foreign checkpoints, read one by one: names and shapes are known, and checked, before any is read."""
+"""Tensors of foreign checkpoints, read one by one: names and shapes are checked before any is read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.checkpoints.formats.safe_files import file_inside, has_file, read_json
+from weft.checkpoints.formats.untrusted_files import file_inside, has_file, read_json
 from weft.data.readers.files import DataError
 
-LARGEST_HEADER = 100_000_000  # bytes, as the format's own library allows
+LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors package
 Shape = tuple[int, ...]
-TYPES: dict[str, torch.dtype] = {
+SAFETENSORS_TYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -35,23 +35,23 @@ TYPES: dict[str, torch.dtype] = {
 }
 
 
-class Tensors(ABC):
-    """A checkpoint's tensors by name. `files` says where they lie, for sentences."""
+class ForeignTensors(ABC):
+    """A checkpoint's tensors by name. `files` names their files, for errors."""
 
     files: str
 
     @property
     @abstractmethod
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
+        """Shapes by name."""
 
     @abstractmethod
-    def type_of(self, name: str) -> torch.dtype:
-        """The type of one tensor."""
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The type that a tensor is read in."""
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
-        """One tensor, read from its file."""
+        """Read one tensor from its file."""
 
     def same(self, name: str, other: str) -> bool:
         """Whether two tensors are equal."""
@@ -59,44 +59,42 @@ class Tensors(ABC):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SafetensorsEntry:
     """Where a tensor lies in a safetensors file."""
 
     path: Path
-    type: torch.dtype
+    dtype: torch.dtype
     shape: Shape
     first: int
     size: int
 
 
-class SafeTensors(Tensors):
+class SafeTensors(ForeignTensors):
     """One safetensors file or several."""
 
-    def __init__(self, entries: dict[str, Entry]) -> None:
+    def __init__(self, entries: dict[str, SafetensorsEntry]) -> None:
         self.entries = entries
         self.files = ", ".join(sorted({entry.path.name for entry in entries.values()})[:3])
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
         return {name: entry.shape for name, entry in self.entries.items()}
 
-    def type_of(self, name: str) -> torch.dtype:
-        """The type of one tensor."""
-        return self.entries[name].type
+    def dtype_of(self, name: str) -> torch.dtype:
+        return self.entries[name].dtype
 
     def read(self, name: str) -> Tensor:
-        """One tensor; no more than it is in memory."""
+        """Only this tensor is in memory."""
         entry = self.entries[name]
         buffer = torch.empty(entry.size, dtype=torch.uint8)
         with entry.path.open("rb") as file:
             file.seek(entry.first)
             if entry.size and file.readinto(buffer.numpy().data) != entry.size:
                 raise DataError(f"{entry.path.name} ends within {name}: it was cut off; fetch it again")
-        return buffer.view(entry.type).reshape(entry.shape)
+        return buffer.view(entry.dtype).reshape(entry.shape)
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_safetensors_header(path: Path) -> dict[str, SafetensorsEntry]:
     """The tensors of a safetensors file: a length, a JSON table, then the numbers without gaps or overlaps."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -104,7 +102,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
         if not 2 <= length <= min(LARGEST_HEADER, size - 8):
             raise DataError(
-                f"{path.name} is no safetensors file: its header of {length:,} bytes does not fit into its {size:,}; "
+                f"{path.name} is not a safetensors file: its header of {length:,} bytes does not fit its {size:,}: "
                 "fetch it again"
             )
         text = file.read(length)
@@ -134,44 +132,42 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
+def _entry(path: Path, name: str, fields: Any, start: int) -> SafetensorsEntry:
     kind, shape, (first, last) = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if kind not in TYPES:
+    if kind not in SAFETENSORS_TYPES:
         raise DataError(
             f"{path.name}: {name} is stored as {kind!r:.20}: convert the weights to bfloat16 or float32 first"
         )
     numbers = [*shape, first, last]
     if not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 62 for n in numbers):
         raise ValueError(f"{name}: sizes and offsets must be whole numbers from 0")
-    if last - first != math.prod(shape) * TYPES[kind].itemsize:
+    if last - first != math.prod(shape) * SAFETENSORS_TYPES[kind].itemsize:
         raise ValueError(f"{name}: {last - first} bytes for the shape {shape} of {kind}")
-    return Entry(path, TYPES[kind], tuple(shape), start + first, last - first)
+    return SafetensorsEntry(path, SAFETENSORS_TYPES[kind], tuple(shape), start + first, last - first)
 
 
-class TorchTensors(Tensors):
-    """Tensors of torch's own files, opened with weights_only=True: nothing in them is run."""
+class TorchTensors(ForeignTensors):
+    """Tensors of PyTorch files, loaded with weights_only=True: no code in them is run."""
 
     def __init__(self, tensors: dict[str, Tensor], files: str) -> None:
         self.tensors, self.files = tensors, files
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
-    def type_of(self, name: str) -> torch.dtype:
-        """The type of one tensor."""
+    def dtype_of(self, name: str) -> torch.dtype:
         return self.tensors[name].dtype
 
     def read(self, name: str) -> Tensor:
-        """One tensor, mapped where the file allows it."""
+        """Memory-mapped where the file allows it."""
         return self.tensors[name].detach()
 
 
-def open_tensors(folder: Path) -> Tensors:
-    """The weights of a folder: model.safetensors, its shards, or torch's files where there is nothing better."""
+def open_tensors(folder: Path) -> ForeignTensors:
+    """The weights of a folder: model.safetensors, its shards, or PyTorch files if there is nothing better."""
     if has_file(folder, "model.safetensors"):
-        return SafeTensors(read_header(file_inside(folder, "model.safetensors")))
+        return SafeTensors(read_safetensors_header(file_inside(folder, "model.safetensors")))
     if has_file(folder, "model.safetensors.index.json"):
         return SafeTensors(dict(_sharded(folder, "model.safetensors.index.json")))
     for name in ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "model.pt"):
@@ -184,7 +180,7 @@ def open_tensors(folder: Path) -> Tensors:
 
 
 def _shards(folder: Path, index: str) -> dict[str, list[str]]:
-    """The files that an index names, each with the tensors that it is said to hold."""
+    """The files that an index names, with the tensors of each."""
     table = read_json(file_inside(folder, index)).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise DataError(f"{index} has no weight_map: fetch it again")
@@ -197,9 +193,9 @@ def _shards(folder: Path, index: str) -> dict[str, list[str]]:
     return files
 
 
-def _sharded(folder: Path, index: str) -> Iterator[tuple[str, Entry]]:
+def _sharded(folder: Path, index: str) -> Iterator[tuple[str, SafetensorsEntry]]:
     for file, names in _shards(folder, index).items():
-        found = read_header(file_inside(folder, file))
+        found = read_safetensors_header(file_inside(folder, file))
         _expect_names(index, file, names, found)
         yield from found.items()
 
@@ -208,7 +204,7 @@ def _expect_names(index: str, file: str, names: list[str], found: Mapping[str, o
     other = sorted(set(names) ^ set(found))
     if other:
         where = "is not there" if other[0] in names else f"is not in {index}"
-        raise DataError(f"{file} and {index} do not fit: {other[0]} {where}; fetch the folder again")
+        raise DataError(f"{file} and {index} do not fit together: {other[0]} {where}; fetch the folder again")
 
 
 def _open_torch(folder: Path, name: str) -> TorchTensors:
@@ -232,11 +228,9 @@ def _load_torch(path: Path) -> dict[str, Tensor]:
     try:
         mapped = _is_zip(path)
         tree = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # a hostile or broken pickle fails in any way
+    except Exception as error:  # a hostile or broken pickle can raise anything
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-        raise DataError(
-            f"{path.name} is no file of tensors that can be read safely ({reason}): use safetensors"
-        ) from None
+        raise DataError(f"{path.name} cannot be read safely as a file of tensors ({reason}): use safetensors") from None
     if not isinstance(tree, dict) or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in tree.items()):
         raise DataError(f"{path.name} holds something else than named tensors: save a state dict, or use safetensors")
     return dict(tree)

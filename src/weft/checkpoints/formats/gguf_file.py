@@ -1,6 +1,6 @@
-"""GGUF files: settings, then tensors, full or quantized, as llama.cpp keeps them. Every number is checked before use.
+"""GGUF files of llama.cpp: settings, then tensors, full or quantized. Every number is checked before use.
 
-The package gguf knows the quantized types and how to undo them; its own reader trusts the lengths that a file states.
+The package gguf dequantizes; its own reader is not used, because it trusts the lengths that a file states.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from weft.data.readers.files import DataError
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, LARGEST_ALIGNMENT, MOST_AXES = 32, 1 << 20, 4
 STRING, ARRAY = 8, 9
-WHOLE = ("I8", "I16", "I32", "I64")
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+INTEGER_TYPES = ("I8", "I16", "I32", "I64")
+NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
-class Stored(NamedTuple):
-    """Where a tensor lies in the file, and how its numbers are written."""
+class GGUFEntry(NamedTuple):
+    """Where a tensor is in the file, and the type of its numbers."""
 
     kind: str
     shape: Shape
@@ -37,14 +37,14 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """The settings of a file and where its tensors lie."""
+    """The settings of a file and the entries of its tensors."""
 
     path: Path
     settings: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, GGUFEntry]
 
     def read(self, name: str, place: int | None = None) -> Tensor:
-        """One tensor, or what stands at one place of its first axis; quantized ones become float32."""
+        """One tensor, or one entry of its first axis; quantized ones become float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -73,16 +73,16 @@ class GGUFFile:
             ) from None
         return torch.from_numpy(numbers).reshape(shape)
 
-    def type_of(self, name: str) -> torch.dtype:
-        """The type that a tensor is read in; whole numbers are refused by whoever expects weights."""
-        if self.tensors[name].kind in WHOLE:
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The type that a tensor is read in; integers are refused by code that expects weights."""
+        if self.tensors[name].kind in INTEGER_TYPES:
             return torch.int64
         kinds = {"F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
         return kinds.get(self.tensors[name].kind, torch.float32)
 
 
 class _Bytes:
-    """A place in the file; reading past the end is an error with a sentence."""
+    """A position in the file; reading past the end is a `DataError`."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at = path, data, 0
@@ -103,15 +103,15 @@ class _Bytes:
         return self.take(self.number("Q")).decode("utf-8", errors="replace")
 
     def count(self, least: int) -> int:
-        """How many things follow, each of `least` bytes or more: no more than fit."""
+        """The number of entries that follow, each of at least `least` bytes: never more than fit."""
         count = int(self.number("Q"))
         if count > (len(self.data) - self.at) // least:
             raise DataError(f"{self.path.name} promises {count:,} entries, which do not fit into it: do not trust it")
         return count
 
     def value(self, kind: int) -> Any:
-        if kind in NUMBERS:
-            return self.number(NUMBERS[kind])
+        if kind in NUMBER_CODES:
+            return self.number(NUMBER_CODES[kind])
         if kind == STRING:
             return self.text()
         if kind != ARRAY:
@@ -121,21 +121,21 @@ class _Bytes:
         inner = int(self.number("I"))
         if inner == STRING:
             return [self.text() for _ in range(self.count(8))]
-        if inner not in NUMBERS:
+        if inner not in NUMBER_CODES:
             raise DataError(f"{self.path.name} holds lists of type {inner}, which are not read: fetch it again")
-        code = NUMBERS[inner]
+        code = NUMBER_CODES[inner]
         count = self.count(struct.calcsize(f"<{code}"))
         return list(struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}"))))
 
 
-def open_file(path: Path) -> GGUFFile:
-    """Read the head of a GGUF file; the tensors stay where they are."""
+def open_gguf_file(path: Path) -> GGUFFile:
+    """Read the header of a GGUF file; the tensors are not read."""
     if path.stat().st_size < 24:
-        raise DataError(f"{path.name} is no GGUF file: it has {path.stat().st_size} bytes; fetch it again")
+        raise DataError(f"{path.name} is not a GGUF file: it has {path.stat().st_size} bytes; fetch it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         source = _Bytes(path, data)
         if source.take(4) != MAGIC:
-            raise DataError(f"{path.name} is no GGUF file: it begins with something else; fetch it again")
+            raise DataError(f"{path.name} is not a GGUF file: it begins with something else; fetch it again")
         version = source.number("I")
         if version not in VERSIONS:
             raise DataError(
@@ -153,7 +153,7 @@ def open_file(path: Path) -> GGUFFile:
 
 
 def _info(source: _Bytes) -> tuple[str, Shape, int, int]:
-    """(name, shape, type, offset) of a tensor; the file counts axes from the last."""
+    """(name, shape, type, offset) of a tensor; the file lists axes from the last."""
     name, axes = source.text(), int(source.number("I"))
     if not 1 <= axes <= MOST_AXES:
         raise DataError(f"{source.path.name}: {name!r:.60} has {axes} axes, but 1 to {MOST_AXES} are possible")
@@ -163,15 +163,15 @@ def _info(source: _Bytes) -> tuple[str, Shape, int, int]:
 
 def _placed(
     path: Path, settings: dict[str, Any], infos: list[tuple[str, Shape, int, int]], end: int, size: int
-) -> dict[str, Stored]:
-    """Where each tensor lies: inside the file, aligned, none upon another."""
+) -> dict[str, GGUFEntry]:
+    """The entries of all tensors: inside the file, aligned, none overlapping."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     alignment = settings.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or not 0 < alignment <= LARGEST_ALIGNMENT or alignment & (alignment - 1):
-        raise DataError(f"{path.name}: an alignment of {alignment!r:.40} is no power of two: do not trust it")
+        raise DataError(f"{path.name}: an alignment of {alignment!r:.40} is not a power of two: do not trust it")
     start = -(-end // alignment) * alignment
-    found: dict[str, Stored] = {}
+    found: dict[str, GGUFEntry] = {}
     for name, shape, number, offset in infos:
         if number not in list(GGMLQuantizationType):
             raise DataError(f"{path.name}: {name} is of type {number}, which is not known: fetch it in another one")
@@ -185,10 +185,10 @@ def _placed(
             )
         if name in found:
             raise DataError(f"{path.name} holds {name} twice: do not trust it")
-        found[name] = Stored(kind.name, shape, start + offset, length)
+        found[name] = GGUFEntry(kind.name, shape, start + offset, length)
     last, before = start, ""
     for name, stored in sorted(found.items(), key=lambda item: item[1].first):
         if stored.first < last:
-            raise DataError(f"{path.name}: {name} lies upon {before}: do not trust this file")
+            raise DataError(f"{path.name}: {name} overlaps {before}: do not trust this file")
         last, before = stored.first + stored.size, name
     return found

@@ -1,4 +1,4 @@
-"""The vocabulary inside a GGUF file: tokens with their kinds, merges or scores, and the chat template."""
+"""The vocabulary inside a GGUF file: tokens with their types, merges or scores, and the chat template."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from tokenizers import decoders, models, normalizers
 
 from weft.checkpoints.formats.vocabulary import LARGEST_TEMPLATE, Vocabulary
 from weft.data.readers.files import DataError
-from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, USER, SentencePiece
+from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, USER, SentencePieceModel
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.data.tokenizers.vocabulary_files import SPACE, Way, byte_level, from_sentencepiece, part_words
+from weft.data.tokenizers.vocabulary_files import (
+    METASPACE,
+    PreTokenization,
+    byte_level,
+    from_sentencepiece,
+    set_pre_tokenization,
+)
 
-# How texts are taken apart before pairs are merged, by the names that llama.cpp gives them.
-WAYS: dict[str, Way] = {
+# How texts are split before pairs are merged, by llama.cpp's names.
+PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
     **dict.fromkeys(("", "default", "gpt-2"), "plain"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), "digits"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), "llama3"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), "qwen"),
 }
-NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+SPECIAL_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
 def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
-    """The tokenizer of a GGUF file, what it puts before and after each text, and its chat template."""
+    """The tokenizer of a GGUF file, the ids around each text, and its chat template."""
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in settings.items()}
     tokens, kind = given.get("tokens"), given.get("model")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
@@ -36,23 +42,27 @@ def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
         raise DataError(
             f"{name}: {len(tokens)} tokens, {len(kinds)} kinds and {len(scores)} scores do not fit: fetch it again"
         )
-    way = WAYS.get(str(given.get("pre", "")))
+    way = PRE_TOKENIZATIONS.get(str(given.get("pre", "")))
     if kind == "gpt2":
         if way is None:
             raise DataError(
-                f"{name} takes texts apart as {given.get('pre')!r:.40} does, which Weft does not know: use the folder"
+                f"{name} splits texts as {given.get('pre')!r:.40} does, which Weft does not know: use the folder"
             )
         engine = _merging(name, tokens, given.get("merges"), way)
     elif kind == "llama":
         pieces = list(zip(tokens, map(float, scores), map(int, kinds), strict=True))
-        engine = from_sentencepiece(SentencePiece(pieces, BPE, bool(given.get("add_space_prefix", True))))
+        engine = from_sentencepiece(SentencePieceModel(pieces, BPE, bool(given.get("add_space_prefix", True))))
     elif kind == "t5" and not given.get("precompiled_charsmap") and UNKNOWN in kinds:
         engine = _unigram(list(zip(tokens, map(float, scores), strict=True)), kinds.index(UNKNOWN))
     else:
         raise DataError(f"{name} has a vocabulary of kind {kind!r:.40}: gpt2, llama and letters in t5 are read")
     _add(engine, tokens, kinds)
     tokenizer = Tokenizer(engine)
-    names = {ours: tokens[index] for key, ours in NAMES.items() if (index := _id(given, key, len(tokens))) is not None}
+    names = {
+        ours: tokens[index]
+        for key, ours in SPECIAL_NAMES.items()
+        if (index := _id(given, key, len(tokens))) is not None
+    }
     template = settings.get("tokenizer.chat_template")
     usable = isinstance(template, str) and 0 < len(template) <= LARGEST_TEMPLATE
     before = _frame(given, "bos", kind == "llama" or way == "llama3", len(tokens))
@@ -69,7 +79,7 @@ def _frame(given: Mapping[str, Any], key: str, default: bool, count: int) -> tup
     return (index,) if index is not None and given.get(f"add_{key}_token", default) else ()
 
 
-def _merging(name: str, tokens: Sequence[str], merges: Any, way: Way) -> Engine:
+def _merging(name: str, tokens: Sequence[str], merges: Any, way: PreTokenization) -> Engine:
     """Byte-level BPE: GPT-2's, SmolLM2's, Llama 3's, Qwen's."""
     if not isinstance(merges, list) or not all(isinstance(m, str) and m.count(" ") == 1 for m in merges):
         raise DataError(f"{name} has no merges that can be read (tokenizer.ggml.merges): fetch another file")
@@ -77,23 +87,23 @@ def _merging(name: str, tokens: Sequence[str], merges: Any, way: Way) -> Engine:
     pairs = [(a, b) for a, _, b in (merge.partition(" ") for merge in merges)]
     try:
         engine = byte_level(Engine(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=way == "llama3")))
-    except Exception as error:  # the library's own error has no class of its own
+    except Exception as error:  # the package's errors have no class of their own
         raise DataError(
             f"{name} has merges of tokens that it does not have ({str(error)[:80]}): fetch it again"
         ) from None
-    return part_words(engine, way)
+    return set_pre_tokenization(engine, way)
 
 
 def _unigram(pieces: list[tuple[str, float]], unknown: int) -> Engine:
-    """The pieces of the highest sum of scores, one for what none covers; texts are taken as they are."""
+    """A unigram model without normalization: the pieces of the highest sum of scores, or the unknown token."""
     engine = Engine(models.Unigram(pieces, unk_id=unknown, byte_fallback=False))
-    engine.normalizer = normalizers.Replace(" ", SPACE)
-    engine.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
+    engine.normalizer = normalizers.Replace(" ", METASPACE)
+    engine.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.Fuse()])
     return engine
 
 
 def _add(engine: Engine, tokens: Sequence[str], kinds: Sequence[int]) -> None:
-    """Tokens that are never split: control tokens are special, those that users defined are not."""
+    """Add tokens that are never split: control tokens are special, user-defined ones are not."""
     engine.add_special_tokens([t for t, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, UNKNOWN)])
     engine.add_tokens([t for t, kind in zip(tokens, kinds, strict=True) if kind == USER])
     if engine.get_vocab_size() != len(set(tokens)) and BYTE not in kinds:

@@ -1,4 +1,4 @@
-"""The vocabulary of a foreign folder: its tokenizer, what it puts around each text, its chat template."""
+"""The vocabulary of a foreign folder: its tokenizer, the ids around each text, its chat template."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from tokenizers import processors
 
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.safe_files import LARGEST_JSON, file_inside, read_json_if_there
+from weft.checkpoints.formats.untrusted_files import LARGEST_JSON, file_inside, read_optional_json
 from weft.data.readers.files import DataError
-from weft.data.tokenizers.tokenizer import FILES, Tokenizer, load_tokenizer
-from weft.data.tokenizers.vocabulary_files import from_wordpiece, part_words
+from weft.data.tokenizers.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
+from weft.data.tokenizers.vocabulary_files import from_wordpiece, set_pre_tokenization
 
 LARGEST_TEMPLATE = 1 << 20  # characters
-NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-BESIDE = ("merges.txt", "target.spm")  # that belong to one of the files of vocabularies
-SENTINELS = 100  # T5's marks for what was left out
+SPECIAL_TOKEN_FIELDS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+COMPANION_FILES = ("merges.txt", "target.spm")  # files that accompany a vocabulary file
+SENTINELS = 100  # T5's <extra_id_*> tokens
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer, the ids that it puts before and after each text, its special tokens by name, its chat template."""
+    """A tokenizer, the ids before and after each text, special tokens by name, and the chat template."""
 
     tokenizer: Tokenizer
     before: tuple[int, ...] = ()
@@ -39,15 +39,19 @@ class Vocabulary:
 
 def read_vocabulary(folder: Path, config: Config) -> Vocabulary:
     """The vocabulary of a folder, from tokenizer.json or the family's own files."""
-    settings = read_json_if_there(folder, "tokenizer_config.json")
-    extra = read_json_if_there(folder, "special_tokens_map.json")
-    for name in (*FILES, *BESIDE):
+    settings = read_optional_json(folder, "tokenizer_config.json")
+    extra = read_optional_json(folder, "special_tokens_map.json")
+    for name in (*TOKENIZER_FILES, *COMPANION_FILES):
         file = file_inside(folder, name)
         if file.is_file() and file.stat().st_size > LARGEST_JSON:
             raise DataError(f"{name} has {file.stat().st_size:,} bytes, which no vocabulary has: do not trust it")
     tokenizer = _tokenizer(folder, config, settings)
-    names = {name: token for name in NAMES if (token := _token(settings.get(name) or extra.get(name))) is not None}
-    before, after = frame_of(tokenizer)
+    names = {
+        name: token
+        for name in SPECIAL_TOKEN_FIELDS
+        if (token := _token(settings.get(name) or extra.get(name))) is not None
+    }
+    before, after = text_frame(tokenizer)
     found = Vocabulary(tokenizer, before, after, names, _template(folder, settings))
     return _with_ends(found, settings)
 
@@ -62,7 +66,7 @@ def _tokenizer(folder: Path, config: Config, settings: Mapping[str, Any]) -> Tok
         tokenizer = load_tokenizer(folder)
     kind, engine = config.get("model_type"), tokenizer.engine
     if kind in ("qwen2", "qwen3"):
-        part_words(engine, "qwen")
+        set_pre_tokenization(engine, "qwen")
     if kind == "t5" and tokenizer.id_of("</s>") is not None:
         engine.add_special_tokens([f"<extra_id_{number}>" for number in reversed(range(SENTINELS))])
         engine.post_processor = _template_processing("$A </s>", tokenizer, "</s>")
@@ -94,12 +98,12 @@ def _add_tokens(tokenizer: Tokenizer, table: Any) -> None:
 
 
 def _token(value: Any) -> str | None:
-    """A special token, written as a text or as a table with its content."""
+    """A special token, given as a text or as an object with its content."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None
 
 
-def frame_of(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def text_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer's own post-processor puts before and after a text."""
     plain = tokenizer.encode("a") or tokenizer.encode("1")
     framed = list(tokenizer.engine.encode("a" if tokenizer.encode("a") else "1", add_special_tokens=True).ids)
@@ -110,7 +114,7 @@ def frame_of(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _with_ends(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
-    """tokenizer_config.json may say itself whether a text begins with the start token and ends with the stop token."""
+    """tokenizer_config.json may say whether texts begin with the start token and end with the stop token."""
     start, stop = found.id_of("bos_token"), found.id_of("eos_token")
     for key, side, index in (("add_bos_token", "before", start), ("add_eos_token", "after", stop)):
         wanted = settings.get(key)
@@ -120,7 +124,7 @@ def _with_ends(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, or the template within tokenizer_config.json; of several the one named default."""
+    """chat_template.jinja, or the template in tokenizer_config.json; of several the one named default."""
     file = file_inside(folder, "chat_template.jinja")
     given: Any = settings.get("chat_template")
     if file.is_file():

@@ -1,4 +1,4 @@
-"""Archives: the files inside a tar, read one by one without unpacking."""
+"""Archives: the files of a tar, read one by one without unpacking it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ARCHIVE_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the name is a tar's."""
+    """Whether the file name is that of a tar."""
     return path.name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 def read_members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the files in a tar, in its order; hidden ones are left out."""
+    """(name, content) of the files in a tar, in order; hidden files are skipped."""
     if not path.exists():
         raise DataError(f"there is no file {path}: check the path")
     try:
@@ -30,4 +30,4 @@ def read_members(path: Path) -> Iterator[tuple[str, bytes]]:
                 if body is not None:
                     yield member.name, body.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path.name} is no archive that can be read to its end ({error}): fetch it again") from None
+        raise DataError(f"{path.name} is not a complete archive ({error}): fetch it again") from None

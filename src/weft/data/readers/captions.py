@@ -1,4 +1,4 @@
-"""Readers of captions: images and the texts that tell what is on them."""
+"""Readers of captions: images and the texts that describe them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_captions(paths: Sequence[str | Path], folder: str | Path | None = None)
     found: list[tuple[Path, str]] = []
     for path in find_files(paths, CAPTION_SUFFIXES):
         place = path.parent if folder is None else Path(folder)
-        there: set[Path] = set()  # photos come several times: look for each once
+        there: set[Path] = set()  # images are named several times: check each once
         rows = _json_rows(path) if name_suffix(path) == ".jsonl" else _table_rows(path)
         for number, name, text in rows:
             image = place / name

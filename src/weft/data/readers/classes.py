@@ -1,4 +1,4 @@
-"""Classes: names of labels, in a fixed order, and the number of each example's label."""
+"""Classes: label names in a fixed order, and the class number of each example; arrays of .npz files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weft.data.readers.texts import expect_classes
 
 
 def number_labels(labels: Sequence[str], learn: bool = True) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """(number of each label, names): names in order, whole numbers by size ("2" before "10").
+    """(class number per label, class names): names sorted, whole numbers by size ("2" before "10").
 
-    To learn from, there must be two classes or more, of two examples or more each; to evaluate on, any will do.
+    With `learn`, at least two classes with at least two examples each are required.
     """
     if learn:
         expect_classes(labels)
@@ -31,12 +31,12 @@ def _by_size(name: str) -> tuple[bool, int, str]:
 
 
 def label_names(path: Path, labels: NDArray[np.generic]) -> list[str]:
-    """The labels of an array file as names: 3 and 3.0 are "3", texts stay themselves."""
+    """The labels of an array as names: 3 and 3.0 become "3", texts stay as they are."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or labels.dtype.kind not in "biufUS":
         shape = "x".join(map(str, labels.shape))
-        raise DataError(f"{path.name}: labels of shape {shape} and type {labels.dtype}, but one a row is needed")
+        raise DataError(f"{path.name}: labels of shape {shape} and type {labels.dtype}, but one per row is needed")
     if labels.dtype.kind == "f":
         whole = labels.astype(np.int64)
         if not np.array_equal(whole, labels):
@@ -48,10 +48,10 @@ def label_names(path: Path, labels: NDArray[np.generic]) -> list[str]:
 def read_arrays(
     path: Path, optional: Sequence[str] = ("lengths",), /, **fields: Sequence[str]
 ) -> dict[str, NDArray[np.generic]]:
-    """Arrays of an .npz file by field, each under the first of its names that is there; no pickles."""
+    """Arrays of an .npz file by field, each under the first of its names that exists; never a pickle."""
     found: dict[str, NDArray[np.generic]] = {}
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path.name} is no .npz file that can be read: write it with numpy.savez")
+        raise DataError(f"{path.name} is not a readable .npz file: write it with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             for field, names in fields.items():
@@ -61,7 +61,7 @@ def read_arrays(
             kept = ", ".join(arrays.files)[:200]
     except Exception as error:  # a damaged .npz fails as an error of zipfile, zlib, struct or numpy
         if "allow_pickle" not in str(error):
-            raise DataError(f"{path.name} is no .npz file that can be read: {error}") from None
+            raise DataError(f"{path.name} is not a readable .npz file: {error}") from None
         raise DataError(
             f"{path.name} holds Python objects, which are never unpickled: "
             "save plain arrays, padded and with `lengths` if need be"

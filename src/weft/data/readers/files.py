@@ -1,4 +1,4 @@
-"""Files: opening, decoding and tables, with errors that name the file and the line."""
+"""Opening and decoding files, reading lines and tables, with errors that name the file and the line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 from weft.foundation.errors import WeftError
 
-BLOCK = 1 << 20  # bytes read at once
-LONGEST_CELL = 1 << 24  # characters; the library's own limit, 131,072, is less than a long article
+BLOCK_SIZE = 1 << 20  # bytes read at once
+MAX_CELL_SIZE = 1 << 24  # characters; the csv module's own limit, 131,072, is less than a long article
 
 
 class DataError(WeftError):
@@ -24,7 +24,7 @@ class DataError(WeftError):
 
 
 def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Path]:
-    """The files meant by paths: files as given, folders searched for the suffixes, in a fixed order."""
+    """Files as given, and all files with these suffixes in given folders, in a fixed order."""
     found: list[Path] = []
     for given in map(Path, paths):
         if given.is_dir():
@@ -40,12 +40,12 @@ def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Pat
 
 
 def name_suffix(path: Path) -> str:
-    """The ending that says what is inside: .tsv for `a.tsv` and `a.tsv.gz`."""
+    """The suffix that names the format: .tsv for `a.tsv` and `a.tsv.gz`."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file for reading, unpacked if it is .gz."""
+    """Open a file for reading, decompressed if it is .gz."""
     try:
         unpack: Any = gzip.open if path.suffix.lower() == ".gz" else open
         return unpack(path, "rb")
@@ -54,7 +54,7 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) without line ends, decoded as UTF-8 (or UTF-16, if it says so); a byte that is none is named."""
+    """(number, line) without line ends, decoded as UTF-8 (or UTF-16, by its mark); an invalid byte is named."""
     number, held = 0, ""
     try:
         with open_bytes(path) as file:
@@ -75,7 +75,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _encoding(file: Any) -> str:
-    """UTF-16 where a file begins with its mark, as some programs write on Windows; else UTF-8."""
+    """UTF-16 if the file begins with its byte order mark, as some Windows programs write; else UTF-8."""
     return "utf-16" if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
@@ -90,8 +90,8 @@ def read_text(path: Path) -> str:
     return "".join(read_blocks(path))
 
 
-def read_blocks(path: Path, size: int = BLOCK) -> Iterator[str]:
-    """A text file in blocks of about `size` bytes, however long its lines; line ends become one \\n, at the end too."""
+def read_blocks(path: Path, size: int = BLOCK_SIZE) -> Iterator[str]:
+    """A text file in blocks of about `size` bytes, however long its lines; line ends become \\n, also at the end."""
     lines, last, held = 0, "", ""
     try:
         with open_bytes(path) as file:
@@ -140,9 +140,9 @@ def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(first line, cells): a cell in quotes may hold commas and line ends; strict, or a lost quote would eat rows."""
-    delimiter = separator(path)
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    """(first line, cells): a quoted cell may hold commas and line ends; strict, or a lost quote would swallow rows."""
+    delimiter = csv_delimiter(path)
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_SIZE))
     rows = csv.reader((line + "\n" for _, line in read_lines(path)), delimiter=delimiter, strict=True)
     number = 1
     try:
@@ -156,16 +156,16 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from None
 
 
-def separator(path: Path) -> str:
-    """What stands between the cells of a .csv: a semicolon if the first line has such and no comma, else a comma."""
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+def csv_delimiter(path: Path) -> str:
+    """The delimiter of a .csv: a semicolon if the first line has one and no comma, else a comma."""
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_SIZE))
     first = next((line for _, line in read_lines(path) if line), "")
     by_comma, by_semicolon = (len(next(csv.reader([first], delimiter=sign), [])) for sign in ",;")
     return ";" if by_comma == 1 and by_semicolon > 1 else ","
 
 
 def _columns(path: Path, first: list[str], columns: Sequence[str] | None) -> tuple[list[int], bool]:
-    """Which cells to take, and whether the first line is a header."""
+    """The columns to read, and whether the first line is a header."""
     if columns is None:
         return list(range(len(first))), False
     if all(name in first for name in columns):
@@ -178,7 +178,7 @@ def _columns(path: Path, first: list[str], columns: Sequence[str] | None) -> tup
 
 def _read_jsonl(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, list[str]]]:
     for number, row in read_jsonl(path):
-        # The first line decides: fields may come in another order, or more of them, later.
+        # The first line decides: later lines may have other fields, in another order.
         columns = list(row) if columns is None else columns
         for name in columns:
             if name not in row:

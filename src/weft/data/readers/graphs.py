@@ -1,23 +1,33 @@
-"""Graphs in files: nodes with a name each, edges as pairs of node numbers from 0, and a label a node to learn from.
+"""Graphs in files: named nodes, edges as pairs of node numbers from 0, and one label per node to learn from.
 
     {"nodes": ["red", "blue", "red"], "edges": [[0, 1], [1, 2]], "labels": ["blue", "red", "blue"]}
 
-A .json file holds one graph or a list of them, a .jsonl file one a line. Edges go both ways.
+A .json file holds one graph or a list of them, a .jsonl file one graph per line. Edges are undirected.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_text
-from weft.data.samples.classification import Graph
 
 GRAPH_SUFFIXES = (".json", ".jsonl")
+
+
+@dataclass(frozen=True)
+class LabeledGraph:
+    """Nodes as tokens, the adjacency matrix [N, N] (the attention mask), and one label per node."""
+
+    nodes: tuple[str, ...]
+    adjacency: NDArray[np.bool_]
+    labels: tuple[str, ...]
 
 
 def are_graphs(paths: Sequence[str | Path]) -> bool:
@@ -29,8 +39,8 @@ def are_graphs(paths: Sequence[str | Path]) -> bool:
     return suffix == ".json" or (suffix == ".jsonl" and "nodes" in next(iter(read_jsonl(first)), (0, {}))[1])
 
 
-def read_graphs(paths: Sequence[str | Path], labeled: bool = True) -> list[Graph]:
-    """All graphs of some files; without `labeled` labels may be left out."""
+def read_graphs(paths: Sequence[str | Path], labeled: bool = True) -> list[LabeledGraph]:
+    """All graphs of files; unless `labeled`, labels may be missing."""
     found = [
         parse_graph(tree, where, labeled) for path in find_files(paths, GRAPH_SUFFIXES) for where, tree in _trees(path)
     ]
@@ -51,22 +61,22 @@ def _trees(path: Path) -> Iterator[tuple[str, Any]]:
     yield from ((f"{path.name}, graph {number}", one) for number, one in enumerate(several, 1))
 
 
-def parse_graph(tree: Any, where: str, labeled: bool = True) -> Graph:
-    """A graph from plain JSON; `where` says in errors where it stands."""
+def parse_graph(tree: Any, where: str, labeled: bool = True) -> LabeledGraph:
+    """A graph from plain JSON; `where` is its place in the file, for errors."""
     nodes = tree.get("nodes") if isinstance(tree, dict) else None
     if not isinstance(nodes, list) or not nodes or not all(isinstance(name, str | int) for name in nodes):
-        raise DataError(f'{where}: a graph has "nodes", a list of a name each, and "edges", a list of pairs')
+        raise DataError(f'{where}: a graph has "nodes", a list of names, and "edges", a list of pairs')
     adjacency = np.zeros((len(nodes), len(nodes)), dtype=np.bool_)
     edges = tree.get("edges", [])
     for edge in edges if isinstance(edges, list) else [edges]:
         ends = edge if isinstance(edge, list) else []
         if len(ends) != 2 or not all(isinstance(end, int) and 0 <= end < len(nodes) for end in ends):
-            raise DataError(f"{where}: edge {json.dumps(edge)[:40]} is no pair of nodes from 0 to {len(nodes) - 1}")
+            raise DataError(f"{where}: edge {json.dumps(edge)[:40]} is not a pair of nodes from 0 to {len(nodes) - 1}")
         adjacency[ends[0], ends[1]] = adjacency[ends[1], ends[0]] = True
     labels = tree.get("labels")
     if labels is None and not labeled:
         labels = []
     elif not isinstance(labels, list) or len(labels) != len(nodes):
         have = len(labels) if isinstance(labels, list) else "no"
-        raise DataError(f'{where}: {len(nodes)} nodes and {have} labels: give "labels", one a node')
-    return Graph(tuple(map(str, nodes)), adjacency, tuple(map(str, labels)))
+        raise DataError(f'{where}: {len(nodes)} nodes and {have} labels: give "labels", one per node')
+    return LabeledGraph(tuple(map(str, nodes)), adjacency, tuple(map(str, labels)))

@@ -21,27 +21,27 @@ from PIL import Image, ImageOps
 from weft.data.readers.archives import is_archive, read_members
 from weft.data.readers.classes import label_names, number_labels, read_arrays
 from weft.data.readers.files import DataError, find_files, open_bytes
+from weft.foundation.arrays import Pixels
 
-Pixels = NDArray[np.uint8]
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-IN_MEMORY = 1 << 30  # bytes of pixels from which a folder is read batch by batch
+IN_MEMORY_BYTES = 1 << 30  # bytes of pixels; larger folders are read batch by batch
 ORIENTATION = 0x0112
 IDX_LABELS, IDX_GRAY, IDX_COLOR = 0x801, 0x803, 0x804  # unsigned bytes with 1, 3 and 4 axes
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """How a picture becomes a square of `side`: scaled to `scaled` (height and width, or its shorter edge), then cut.
+class ResizeCrop:
+    """How a picture becomes a square of `side`: resized to `scaled` (height and width, or shorter edge), then cropped.
 
-    Without one it is scaled to cover the square and its center is cut; models from elsewhere may want another way.
+    By default pictures are resized to cover the square and center-cropped; imported models may need another way.
     """
 
     side: int
     scaled: tuple[int, ...]
     filter: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
 
-    def fit(self, picture: Image.Image) -> Image.Image:
-        """The square; what is smaller is filled up with black."""
+    def apply(self, picture: Image.Image) -> Image.Image:
+        """The square; what the picture does not cover is black."""
         if len(self.scaled) == 2:
             height, width = self.scaled
         else:
@@ -53,23 +53,23 @@ class Fitting:
         return picture.crop((left, top, left + self.side, top + self.side))
 
 
-Size = int | tuple[int, int] | Fitting
-Side = int | Fitting | Literal["auto"] | None
-LARGEST_SIDE, LEAST_STEP = 64, 8  # of squares where none is asked for: what two CPU cores learn from in minutes
+TargetSize = int | tuple[int, int] | ResizeCrop
+SquareSide = int | ResizeCrop | Literal["auto"] | None
+LARGEST_SIDE, LEAST_STEP = 64, 8  # of automatic squares: what two CPU cores learn from in minutes
 
 
 @dataclass(frozen=True)
 class PixelFiles:
-    """Pixels that stay in their files: `files[indices]` decodes just those, as [n, H, W, C]."""
+    """Pixels that stay in their files: `files[indices]` decodes only those, as [n, H, W, C]."""
 
     paths: tuple[Path, ...]
     size: tuple[int, int]
     channels: int
-    fitting: Fitting | None = None
+    resize_crop: ResizeCrop | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(N, H, W, C), as of an array."""
+        """(N, H, W, C), like an array's."""
         return (len(self.paths), *self.size, self.channels)
 
     def __len__(self) -> int:
@@ -79,12 +79,12 @@ class PixelFiles:
         numbers = range(len(self))[indices] if isinstance(indices, slice) else indices
         pixels = np.empty((len(numbers), *self.size, self.channels), dtype=np.uint8)
         for row, number in enumerate(numbers):
-            pixels[row] = read_image(self.paths[int(number)], self.fitting or self.size, self.channels)
+            pixels[row] = read_image(self.paths[int(number)], self.resize_crop or self.size, self.channels)
         return pixels
 
 
 @dataclass(frozen=True)
-class Images:
+class LabeledImages:
     """Labeled images: pixels [N, H, W, C] in memory or in their files (`pixels[indices]` works for both)."""
 
     pixels: Pixels | PixelFiles
@@ -94,12 +94,12 @@ class Images:
     scaled: bool = False
 
 
-def read_images(paths: Sequence[str | Path], size: Side = None, learn: bool = True) -> Images:
+def read_images(paths: Sequence[str | Path], size: SquareSide = None, learn: bool = True) -> LabeledImages:
     """Images of a folder per class, an .npz, a tar of a folder per class, or an IDX pair in either order.
 
-    `size` scales each to cover a square of that side and cuts its center, or says otherwise; "auto" takes a side that
-    suits most where they are not squares of one size, and says so by `scaled`. `learn=False`, for data to evaluate on,
-    allows a class with one example.
+    `size` is the side of the squares that images are resized and center-cropped to, or another way to do so; "auto"
+    chooses a side unless all are squares of one size, and sets `scaled`. `learn=False`, for evaluation, allows classes
+    with one example.
     """
     given = [Path(path) for path in paths]
     if given and all(path.is_dir() for path in given):
@@ -118,25 +118,25 @@ def read_images(paths: Sequence[str | Path], size: Side = None, learn: bool = Tr
     if len(shapes) > 1:
         raise DataError(f"images of {_sizes(shapes)} in {len(given)} files: give files of one size and color")
     pixels = read[0][0] if len(read) == 1 else np.concatenate([pixels for pixels, _ in read])
-    asked = suited_side([(pixels.shape[1], pixels.shape[2])]) if size == "auto" else size
-    if isinstance(asked, Fitting) or (asked is not None and pixels.shape[1:3] != (asked, asked)):
+    asked = choose_side([(pixels.shape[1], pixels.shape[2])]) if size == "auto" else size
+    if isinstance(asked, ResizeCrop) or (asked is not None and pixels.shape[1:3] != (asked, asked)):
         pixels = np.stack([_resized(picture, asked) for picture in pixels])
     labels, classes = number_labels(names, learn)
-    return Images(pixels, labels, classes, pixels.shape[3], fitted or (size == "auto" and asked is not None))
+    return LabeledImages(pixels, labels, classes, pixels.shape[3], fitted or (size == "auto" and asked is not None))
 
 
-def suited_side(sizes: Sequence[tuple[int, int]]) -> int | None:
-    """The side of squares that pictures of these heights and widths suit; None where they are squares of one size."""
+def choose_side(sizes: Sequence[tuple[int, int]]) -> int | None:
+    """A side for pictures of these heights and widths; None if they are squares of one size."""
     if len(set(sizes)) == 1 and sizes[0][0] == sizes[0][1]:
         return None
     shorter = int(np.median([min(size) for size in sizes]))
     return shorter if shorter < LEAST_STEP else min(LARGEST_SIDE, shorter // LEAST_STEP * LEAST_STEP)
 
 
-def read_image(path: str | Path, size: Size | None = None, channels: int = 3) -> Pixels:
-    """One image [H, W, C] as a viewer shows it: turned upright, on white where transparent, the first frame of many.
+def read_image(path: str | Path, size: TargetSize | None = None, channels: int = 3) -> Pixels:
+    """One image [H, W, C] as a viewer shows it: upright, on white where transparent, the first frame of several.
 
-    `size` (a side, or height and width) scales it to cover that size and cuts its center, or says otherwise.
+    `size` (a side, height and width, or a `ResizeCrop`) is what it is resized and center-cropped to.
     """
     path = Path(path)
     if not path.exists():
@@ -145,7 +145,7 @@ def read_image(path: str | Path, size: Size | None = None, channels: int = 3) ->
         return _decode(file, str(path), size, channels)
 
 
-def _decode(file: BinaryIO, name: str, size: Size | None, channels: int | None) -> Pixels:
+def _decode(file: BinaryIO, name: str, size: TargetSize | None, channels: int | None) -> Pixels:
     """Pixels [H, W, C]; without `channels`, as many as the image has."""
     try:
         with Image.open(file) as picture:
@@ -160,21 +160,21 @@ def _decode(file: BinaryIO, name: str, size: Size | None, channels: int | None) 
             plain = upright.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's decoders fail in many ways: OSError, SyntaxError, ValueError, struct.error
         reason = str(error).split(" <")[0] if "cannot identify" in str(error) else str(error)
-        raise DataError(f"{name} is no image that can be read ({reason}): repair or remove it") from None
+        raise DataError(f"{name} is not a readable image ({reason}): repair or remove it") from None
     fitted = _fitted(plain, size)
     return np.asarray(fitted, dtype=np.uint8).reshape(fitted.height, fitted.width, channels)
 
 
-def _fitted(picture: Image.Image, size: Size | None) -> Image.Image:
-    if isinstance(size, Fitting):
-        return size.fit(picture)
+def _fitted(picture: Image.Image, size: TargetSize | None) -> Image.Image:
+    if isinstance(size, ResizeCrop):
+        return size.apply(picture)
     height, width = (size, size) if isinstance(size, int) else size or (picture.height, picture.width)
     if picture.size == (width, height):
         return picture
     return ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
 
 
-def _resized(pixels: Pixels, size: int | Fitting) -> Pixels:
+def _resized(pixels: Pixels, size: int | ResizeCrop) -> Pixels:
     picture = _fitted(Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels), size)
     return np.asarray(picture, dtype=np.uint8).reshape(picture.height, picture.width, pixels.shape[2])
 
@@ -192,8 +192,8 @@ def _expect_one_size(sizes: Sequence[tuple[int, int]], names: Sequence[str]) -> 
     return sizes[0]
 
 
-def _from_folders(folders: Sequence[Path], size: Side, learn: bool) -> Images:
-    """The folder that a file lies in names its class."""
+def _from_folders(folders: Sequence[Path], size: SquareSide, learn: bool) -> LabeledImages:
+    """A file's parent folder names its class."""
     idx = next((path for folder in folders for path in sorted(folder.glob("*idx?-ubyte*"))), None)
     if idx is not None:
         raise DataError(f"{idx.parent} holds IDX files: give the file of images and the file of labels themselves")
@@ -201,31 +201,31 @@ def _from_folders(folders: Sequence[Path], size: Side, learn: bool) -> Images:
     if learn and len({path.parent for path in files}) == 1:
         raise DataError(f"all images lie in {files[0].parent}: a folder per class, two or more, is expected")
     labels, classes = number_labels([path.parent.name for path in files], learn)
-    looks = [_glance(path) for path in files]
-    channels = 3 if any(color for _, color in looks) else 1
-    fitting = size if isinstance(size, Fitting) else None
-    chosen = suited_side([look for look, _ in looks]) if size == "auto" else size
-    side = chosen.side if isinstance(chosen, Fitting) else chosen
+    sizes_and_colors = [_peek(path) for path in files]
+    channels = 3 if any(color for _, color in sizes_and_colors) else 1
+    resize_crop = size if isinstance(size, ResizeCrop) else None
+    chosen = choose_side([look for look, _ in sizes_and_colors]) if size == "auto" else size
+    side = chosen.side if isinstance(chosen, ResizeCrop) else chosen
     square = None if side is None else (side, side)
-    shape = square or _expect_one_size([look for look, _ in looks], [str(path) for path in files])
-    pixels = PixelFiles(tuple(files), shape, channels, fitting)
-    held = pixels if math.prod(pixels.shape) > IN_MEMORY else pixels[:]
-    return Images(held, labels, classes, channels, size == "auto" and side is not None)
+    shape = square or _expect_one_size([look for look, _ in sizes_and_colors], [str(path) for path in files])
+    pixels = PixelFiles(tuple(files), shape, channels, resize_crop)
+    held = pixels if math.prod(pixels.shape) > IN_MEMORY_BYTES else pixels[:]
+    return LabeledImages(held, labels, classes, channels, size == "auto" and side is not None)
 
 
 def _wanted(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def _glance(path: Path) -> tuple[tuple[int, int], bool]:
-    """((height, width), whether colored) from the head of a file, without decoding it."""
+def _peek(path: Path) -> tuple[tuple[int, int], bool]:
+    """((height, width), whether colored) from the header of a file, without decoding it."""
     try:
         with Image.open(path) as picture:
             width, height = picture.size
             turned = picture.getexif().get(ORIENTATION, 1) >= 5
             return (width, height) if turned else (height, width), not _is_gray(picture)
     except Exception:
-        raise DataError(f"{path} is no image that can be read: repair or remove it") from None
+        raise DataError(f"{path} is not a readable image: repair or remove it") from None
 
 
 def _is_gray(picture: Image.Image) -> bool:
@@ -235,8 +235,8 @@ def _is_gray(picture: Image.Image) -> bool:
     return picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
 
 
-def _from_tar(path: Path, size: Side) -> tuple[Pixels, list[str], bool]:
-    """(pixels, classes, whether a side was chosen for them); the folder that a member lies in names its class."""
+def _from_tar(path: Path, size: SquareSide) -> tuple[Pixels, list[str], bool]:
+    """(pixels, classes, whether a side was chosen); a member's parent folder names its class."""
     asked = None if size == "auto" else size
     names: list[str] = []
     pictures: list[Pixels] = []
@@ -247,7 +247,7 @@ def _from_tar(path: Path, size: Side) -> tuple[Pixels, list[str], bool]:
     if not pictures:
         raise DataError(f"{path.name} holds no image: a tar with a folder of images per class is expected")
     sizes = [(picture.shape[0], picture.shape[1]) for picture in pictures]
-    side = suited_side(sizes) if size == "auto" else None
+    side = choose_side(sizes) if size == "auto" else None
     if side is None:
         _expect_one_size(sizes, names)
     else:
@@ -294,7 +294,7 @@ def _expect_counts(images: Path, pictures: int, labels: Path, names: int) -> Non
 
 
 def _from_idx(paths: Sequence[Path]) -> list[tuple[Pixels, list[str]]]:
-    """Image and label files, told apart by their magic numbers, paired in the order given."""
+    """Image and label files, distinguished by their magic numbers, paired in the order given."""
     arrays = [(path, _read_idx(path)) for path in paths]
     pictures = [(path, array) for path, array in arrays if array.ndim > 1]
     labels = [(path, array) for path, array in arrays if array.ndim == 1]
@@ -320,7 +320,7 @@ def _read_idx(path: Path) -> Pixels:
     if magic not in (IDX_LABELS, IDX_GRAY, IDX_COLOR):
         seen = "nothing" if magic is None else f"{magic:#010x}"
         raise DataError(
-            f"{path.name} begins with {seen}, which is no IDX file of images (0x00000803) or labels (0x00000801): "
+            f"{path.name} begins with {seen}, which is not an IDX file of images (0x00000803) or labels (0x00000801): "
             "give those, an .npz, or a folder per class"
         )
     axes = magic & 0xFF
@@ -330,5 +330,5 @@ def _read_idx(path: Path) -> Pixels:
         expected = f"{math.prod(shape)} bytes" if shape else "more"
         state = "cut off" if not shape or len(data) - start < math.prod(shape) else "too long"
         there = max(len(data) - start, 0)
-        raise DataError(f"{path.name} is {state}: its head promises {expected}, {there} are there; fetch it again")
+        raise DataError(f"{path.name} is {state}: its header promises {expected}, {there} are there; fetch it again")
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

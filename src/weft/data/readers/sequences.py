@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from weft.data.readers.archives import is_archive
 from weft.data.readers.classes import label_names, number_labels, read_arrays
 from weft.data.readers.files import DataError, find_files, name_suffix, read_lines, read_table
-from weft.data.readers.skeletons import SKELETON, read_skeletons
+from weft.data.readers.skeletons import SKELETON_FILE, read_skeletons
 from weft.data.readers.sounds import log_mel, read_sound
 
 Values = NDArray[np.float32]
-Example = tuple[str, str, Values]  # name, label, values [T, C]
+NamedSequence = tuple[str, str, Values]  # name, label, values [T, C]
 FILE_SUFFIXES = (".ts", ".npz", ".csv", ".tsv")
 ID_NAMES = ("id", "sequence", "sequence_id", "series", "case")
 TIME_NAMES = ("time", "t", "step", "frame", "timestamp", "date")
@@ -28,8 +28,8 @@ LABEL_NAMES = ("label", "class", "target", "y")
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Vectors in time: values, a list of N arrays [T, C]; the number of each label; a name each (file, id or row)."""
+class LabeledSequences:
+    """Values, a list of N arrays [T, C], with one class number and one name (file, id or row) per sequence."""
 
     values: list[Values]
     labels: NDArray[np.int64]
@@ -38,17 +38,16 @@ class Sequences:
 
     @property
     def channels(self) -> int:
-        """How many numbers a step has."""
         return int(self.values[0].shape[1])
 
 
-def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: bool = True) -> Sequences:
+def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: bool = True) -> LabeledSequences:
     """Sequences of .ts, .npz and .csv files, of a folder per class of .wav, or of a folder or tar of skeletons.
 
-    `learn=False`, for data to evaluate on, allows a class with one example; `labeled=False`, for data to predict,
-    allows files without labels, which then are "".
+    `learn=False`, for evaluation, allows classes with one example; `labeled=False`, for prediction, allows files
+    without labels, which then are "".
     """
-    examples: list[Example] = []
+    examples: list[NamedSequence] = []
     for given in map(Path, paths):
         examples += _read_path(given, labeled)
     if not examples:
@@ -67,47 +66,47 @@ def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: boo
         if not np.isfinite(other).all():
             step, channel = np.argwhere(~np.isfinite(other))[0] + 1
             raise DataError(
-                f"sequence {name}: step {step}, channel {channel} is no finite number: fill it or remove it"
+                f"sequence {name}: step {step}, channel {channel} is not a finite number: fill it or remove it"
             )
     labels, classes = number_labels([label for _, label, _ in examples], learn and labeled)
-    return Sequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
+    return LabeledSequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
 
 
-def _read_path(given: Path, labeled: bool) -> list[Example]:
+def _read_path(given: Path, labeled: bool) -> list[NamedSequence]:
     if given.is_dir():
         inside = [path for path in sorted(given.rglob("*")) if path.is_file() and not path.name.startswith(".")]
         sounds = [path for path in inside if path.suffix.lower() == ".wav"]
         if sounds:
             return list(_from_sounds(sounds))
-        if any(SKELETON.match(path.name) for path in inside):
+        if any(SKELETON_FILE.match(path.name) for path in inside):
             return list(read_skeletons(given))
-    if is_archive(given) or (given.is_file() and SKELETON.match(given.name)):
+    if is_archive(given) or (given.is_file() and SKELETON_FILE.match(given.name)):
         return list(read_skeletons(given))
     if given.is_file() and given.suffix.lower() == ".wav" and not labeled:
         return list(_from_sounds([given]))
     readers = {".ts": _from_ts, ".npz": _from_npz, ".csv": _from_table, ".tsv": _from_table}
-    examples: list[Example] = []
+    examples: list[NamedSequence] = []
     for path in find_files([given], (*FILE_SUFFIXES, ".wav")):
         reader = readers.get(name_suffix(path))
         if reader is None:
-            raise DataError(f"{path.name} is no .ts, .npz or .csv file: give one, or a folder per class of .wav")
+            raise DataError(f"{path.name} is not a .ts, .npz or .csv file: give one, or a folder per class of .wav")
         examples += reader(path, labeled)
     return examples
 
 
-def _from_sounds(paths: Sequence[Path]) -> Iterator[Example]:
-    """Log-mel frames; the folder that a file lies in names its class."""
+def _from_sounds(paths: Sequence[Path]) -> Iterator[NamedSequence]:
+    """Log-mel frames; a file's parent folder names its class."""
     first = 0
     for path in paths:
         rate, samples = read_sound(path)
         first = first or rate
         if rate != first:
-            raise DataError(f"{path} has {rate} samples a second, but {paths[0]} has {first}: resample to one rate")
+            raise DataError(f"{path} has {rate} samples per second, but {paths[0]} has {first}: resample to one rate")
         yield str(path), path.parent.name, log_mel(samples, rate)
 
 
-def _from_ts(path: Path, labeled: bool) -> Iterator[Example]:
-    """UEA's format: @ lines tell about the data; a case a line, its channels and last its class between colons."""
+def _from_ts(path: Path, labeled: bool) -> Iterator[NamedSequence]:
+    """UEA's format: @ lines describe the data; one case per line, its channels and last its class between colons."""
     classes: list[str] | None = None
     head: dict[str, str] = {}
     started, named = False, True
@@ -138,20 +137,20 @@ def _from_ts(path: Path, labeled: bool) -> Iterator[Example]:
 def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
     has, *classes = head.get("classlabel", "false").split() or ["false"]
     if has.lower() != "true":
-        raise DataError(f"{path.name} has no @classLabel true: sequences need a label each")
+        raise DataError(f"{path.name} has no @classLabel true: sequences need one label each")
     if not head.get("dimensions", "0").isdecimal():
-        raise DataError(f"{path.name}: @dimensions {head['dimensions']} is no number of channels")
+        raise DataError(f"{path.name}: @dimensions {head['dimensions']} is not a number of channels")
     if head.get("timestamps", "false").lower() == "true":
         raise DataError(f"{path.name} has time stamps: write the values alone, with @timeStamps false")
     return classes
 
 
 def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str, str]) -> Values:
-    """[T, C]; missing values (?) are filled in a line between neighbors; steps all missing at the end are cut."""
+    """[T, C]; missing values (?) are interpolated linearly; steps that are all missing at the end are cut."""
     wanted = 1 if head.get("univariate", "").lower() == "true" else int(head.get("dimensions", "0"))
     if not channels or (wanted and len(channels) != wanted):
         raise DataError(
-            f"{path.name}, line {number}: {len(channels)} channels, but its head says {wanted or 'one or more'}"
+            f"{path.name}, line {number}: {len(channels)} channels, but its header says {wanted or 'one or more'}"
         )
     try:
         rows = [[np.nan if cell.strip() == "?" else float(cell) for cell in part.split(",")] for part in channels]
@@ -175,8 +174,8 @@ def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str,
     return values.astype(np.float32)
 
 
-def _from_npz(path: Path, labeled: bool) -> Iterator[Example]:
-    """x [N, T, C] or [N, T], with `lengths` where padded; or all steps one after the other [sum of lengths, C]."""
+def _from_npz(path: Path, labeled: bool) -> Iterator[NamedSequence]:
+    """x [N, T, C] or [N, T], with `lengths` if padded; or all steps concatenated [sum of lengths, C]."""
     arrays = read_arrays(
         path,
         ("lengths",) if labeled else ("lengths", "y"),
@@ -213,8 +212,8 @@ def _from_npz(path: Path, labeled: bool) -> Iterator[Example]:
         yield f"{row + 1} of {path.name}", label, values.astype(np.float32)
 
 
-def _from_table(path: Path, labeled: bool) -> Iterator[Example]:
-    """Rows of sequence id, time, values and label; with a header the columns may come in any order, time left out."""
+def _from_table(path: Path, labeled: bool) -> Iterator[NamedSequence]:
+    """Rows of sequence id, time, values and label; with a header, columns in any order, and time is optional."""
     rows = list(read_table(path))
     place_id, place_time, place_label, has_header = _table_places(path, rows, labeled)
     places = [p for p in range(len(rows[0][1])) if p not in (place_id, place_time, place_label)]
@@ -240,7 +239,7 @@ def _from_table(path: Path, labeled: bool) -> Iterator[Example]:
 def _table_places(
     path: Path, rows: Sequence[tuple[int, list[str]]], labeled: bool
 ) -> tuple[int, int | None, int | None, bool]:
-    """Where id, time and label are, and whether the first row is a header: by name, else first, second and last."""
+    """Columns of id, time and label, and whether the first row is a header: by name, else first, second and last."""
     names = [cell.strip().lower() for cell in rows[0][1]] if rows else []
     named = [next((names.index(n) for n in known if n in names), None) for known in (ID_NAMES, TIME_NAMES, LABEL_NAMES)]
     if named[0] is not None and named[2] is not None and len(names) > 3 - (named[1] is None):

@@ -1,4 +1,4 @@
-"""Readers of series: numbers in the order of time, for forecasting."""
+"""Readers of time series, for forecasting."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.readers.files import DataError, find_files, name_suffix, read_table, separator
+from weft.data.readers.files import DataError, csv_delimiter, find_files, name_suffix, read_table
 
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "t", "ds")
 MISSING = ("", "nan", "na", "n/a", "null", "none", "?", "-")
 
 
 @dataclass(frozen=True)
-class Series:
-    """Values [N, C] over N times and C named columns; `times` as written, or None where no column tells them.
+class TimeSeries:
+    """Values [N, C] at N times in C named columns; `times` as written, or None without a time column.
 
-    `left_out`: columns that hold no numbers.
+    `left_out`: columns without numbers.
     """
 
     names: tuple[str, ...]
@@ -28,11 +28,11 @@ class Series:
     left_out: tuple[str, ...] = ()
 
 
-def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = None, least: int = 2) -> Series:
+def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = None, least: int = 2) -> TimeSeries:
     """A .csv (plain or .gz) of numeric columns, with or without a header and a time column; several files follow on.
 
-    The time column is the first that holds no numbers, or is named so. `columns` chooses by name, else all are taken
-    that hold as many numbers as texts or more; `least` rows must be there.
+    The time column is the first without numbers, or one with such a name. `columns` chooses by name; by default all
+    columns with at least as many numbers as texts are read. At least `least` rows are required.
     """
     files = find_files(paths, (".csv", ".tsv"))
     parts = [_read_one(path, columns) for path in files]
@@ -51,13 +51,13 @@ def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = Non
             f"{files[0].name} has {len(values)} {many} of numbers, but {least} are needed: give a longer series"
         )
     times = [time for part in parts for time in part.times or []]
-    return Series(parts[0].names, times if len(times) == len(values) else None, values, parts[0].left_out)
+    return TimeSeries(parts[0].names, times if len(times) == len(values) else None, values, parts[0].left_out)
 
 
-def _read_one(path: Path, columns: Sequence[str] | None) -> Series:
+def _read_one(path: Path, columns: Sequence[str] | None) -> TimeSeries:
     rows = list(read_table(path))
-    if name_suffix(path) != ".tsv" and separator(path) == ";":
-        # Where semicolons part the cells, a comma may part the digits.
+    if name_suffix(path) != ".tsv" and csv_delimiter(path) == ";":
+        # Where semicolons separate the cells, a comma may be the decimal point.
         rows = [(number, [_with_point(cell) for cell in cells]) for number, cells in rows]
     header = _header(rows)
     names = [name.strip() for name in header] if header else [str(place + 1) for place in range(len(rows[0][1]))]
@@ -76,11 +76,11 @@ def _read_one(path: Path, columns: Sequence[str] | None) -> Series:
             values[row, channel] = _number(path, number, names[place], cells[place])
     times = None if time is None else [cells[time].strip() for _, cells in data]
     left_out = () if columns is not None else tuple(names[place] for place in others if place not in numeric)
-    return Series(tuple(names[place] for place in chosen), times, values, left_out)
+    return TimeSeries(tuple(names[place] for place in chosen), times, values, left_out)
 
 
 def _header(rows: Sequence[tuple[int, list[str]]]) -> list[str] | None:
-    """The first row if it names columns: a word above a number, or a first cell without any digit."""
+    """The first row if it names columns: a word above a number, or a first cell without digits."""
     first = rows[0][1] if rows else []
     second = rows[1][1] if len(rows) > 1 else first
     worded = any(_is_number(below) and not _is_number(cell) for cell, below in zip(first, second, strict=True))
@@ -102,7 +102,7 @@ def _chosen(path: Path, names: Sequence[str], columns: Sequence[str]) -> list[in
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    """Whether no more cells are texts than numbers: a few texts among numbers are mistakes, to be named."""
+    """Whether at most half of the filled cells are texts: a few texts among numbers are mistakes, to be reported."""
     filled, numbers = (sum(map(of, cells)) for of in (lambda cell: not _is_missing(cell), _is_number))
     return 0 < numbers >= filled - numbers
 
@@ -128,7 +128,7 @@ def _number(path: Path, line: int, name: str, cell: str) -> float:
         raise DataError(f"{path.name}, line {line}: column {name!r} has no value: fill it or remove the row")
     if not _is_number(cell):
         raise DataError(
-            f"{path.name}, line {line}: column {name!r} holds {cell.strip()[:40]!r}, which is no number: "
+            f"{path.name}, line {line}: column {name!r} holds {cell.strip()[:40]!r}, which is not a number: "
             "correct it, or choose the columns with --set data.columns=..."
         )
     return float(cell)

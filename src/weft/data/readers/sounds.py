@@ -1,4 +1,4 @@
-"""Sounds: .wav files as samples, and as log-mel frames (a vector of loudness by pitch every 10 ms)."""
+"""Sounds: .wav files as samples, and as log-mel frames (the energy per mel band every 10 ms)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.data.readers.files import DataError
 
 MELS = 40
 WINDOW, HOP = 0.025, 0.010  # seconds
-LEAST_FFT = 512  # with fewer bins, filters of low pitch would hold none at low sampling rates
+LEAST_FFT = 512  # with fewer bins, low mel filters would hold none at low sampling rates
 QUIET = 1e-10
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 
@@ -21,7 +21,7 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 def read_sound(path: str | Path) -> tuple[int, NDArray[np.float32]]:
     """(sampling rate, samples in -1 .. 1) of a .wav: 8, 16, 24 or 32 bits or floats; channels are averaged.
 
-    The library `wave` refuses the extensible header, which most 24-bit files have, before Python 3.12: read here.
+    Not by the module `wave`, which before Python 3.12 refuses the extensible header that most 24-bit files have.
     """
     path = Path(path)
     try:
@@ -37,9 +37,9 @@ def read_sound(path: str | Path) -> tuple[int, NDArray[np.float32]]:
 
 
 def _chunks(path: Path, data: bytes) -> tuple[int, int, int, int, bytes]:
-    """(kind, channels, rate, bits, sound) of a RIFF file: named chunks, each with its size before it."""
+    """(format code, channels, rate, bits, sound) of a RIFF file: named chunks, each preceded by its size."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
-        raise DataError(f"{path} is no .wav file: it does not begin with RIFF and WAVE; convert it to PCM .wav")
+        raise DataError(f"{path} is not a .wav file: it does not begin with RIFF and WAVE; convert it to PCM .wav")
     head: tuple[int, int, int, int] | None = None
     place = 12
     while place + 8 <= len(data):
@@ -47,17 +47,17 @@ def _chunks(path: Path, data: bytes) -> tuple[int, int, int, int, bytes]:
         body = data[place + 8 : place + 8 + size]
         if name == b"fmt " and len(body) >= 16:
             kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", body[:16])
-            # The extensible header keeps the kind at the start of its GUID.
+            # The extensible header has the format code at the start of its GUID.
             kind = struct.unpack("<H", body[24:26])[0] if kind == EXTENSIBLE and len(body) >= 26 else kind
             head = kind, channels, rate, bits
         elif name == b"data":
-            if len(body) < size != 0xFFFFFFFF:  # written by programs that could not know the size
-                raise DataError(f"{path} is cut off: its head promises {size} bytes of sound, {len(body)} are there")
+            if len(body) < size != 0xFFFFFFFF:  # the size that streaming programs write
+                raise DataError(f"{path} is cut off: its header promises {size} bytes of sound, {len(body)} are there")
             if head is not None and head[1] > 0 and head[2] > 0:
                 return *head, body
             break
         place += 8 + size + size % 2
-    raise DataError(f"{path} is no .wav file that can be read: it lacks its format or its sound; convert it again")
+    raise DataError(f"{path} is not a readable .wav file: it lacks its format or its sound; convert it again")
 
 
 def _samples(path: Path, kind: int, bits: int, sound: bytes) -> NDArray[np.float64]:
@@ -90,7 +90,7 @@ def log_mel(samples: NDArray[np.float32], rate: int, mels: int = MELS) -> NDArra
     size = max(LEAST_FFT, 1 << (window - 1).bit_length())
     filters = _mel_filters(rate, size, mels)
     result = np.empty((len(frames), mels), dtype=np.float32)
-    for first in range(0, len(frames), 1024):  # an hour of sound would not fit at once
+    for first in range(0, len(frames), 1024):  # an hour of sound would not fit into memory at once
         spectrum = np.fft.rfft(frames[first : first + 1024] * (hann / hann.sum()), size)
         result[first : first + 1024] = np.log(np.maximum(np.abs(spectrum) ** 2 @ filters.T, QUIET))
     return result

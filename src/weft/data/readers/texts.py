@@ -13,7 +13,7 @@ TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl")
 TEXT_FIELDS = ("text", "content", "document")
 SENTENCE_FIELDS = (*TEXT_FIELDS, "sentence")
 LABEL_FIELDS = ("label", "class", "sentiment")
-ROLES = ("system", "user", "assistant")
+CHAT_ROLES = ("system", "user", "assistant")
 CHAT_TOKENS = ("<System:>", "<User:>", "<Assistant:>")  # special tokens that open a turn, in the order of ROLES
 
 
@@ -25,7 +25,7 @@ class Chat:
 
 
 def read_documents(paths: Sequence[str | Path]) -> Iterator[str | Chat]:
-    """Documents one by one: a .txt is one, each line of .jsonl (text or messages) and each row of .parquet is one."""
+    """Documents one by one: a .txt file, a line of .jsonl (text or messages), or a row of .parquet each."""
     for path in find_files(paths, TEXT_SUFFIXES):
         suffix = name_suffix(path)
         if suffix == ".jsonl":
@@ -54,8 +54,10 @@ def _chat(path: Path, number: int, messages: object) -> Chat:
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
         content = message.get("content") if isinstance(message, dict) else None
-        if role not in ROLES or not isinstance(content, str):
-            raise DataError(f"{path.name}, line {number}: a message has a role of {', '.join(ROLES)} and a content")
+        if role not in CHAT_ROLES or not isinstance(content, str):
+            raise DataError(
+                f"{path.name}, line {number}: a message has a role of {', '.join(CHAT_ROLES)} and a content"
+            )
         turns.append((role, content))
     return Chat(tuple(turns))
 
@@ -68,7 +70,7 @@ def _parquet_documents(path: Path) -> Iterator[str]:
     try:
         file = parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path.name} is no .parquet file that can be read: {error}") from None
+        raise DataError(f"{path.name} is not a readable .parquet file: {error}") from None
     name = next((field for field in TEXT_FIELDS if field in file.schema_arrow.names), None)
     if name is None:
         raise DataError(f"{path.name} has no column text: it has {', '.join(file.schema_arrow.names)[:200]}")
@@ -93,7 +95,7 @@ def read_pairs(paths: Sequence[str | Path], columns: Sequence[str] | None = None
 
 
 def _expect_pairs(files: Sequence[Path], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs of which neither side is blank, if there is one."""
+    """The pairs without a blank side; at least one is required."""
     kept = [(a, b) for a, b in pairs if a.strip() and b.strip()]
     if not kept:
         raise DataError(f"{' and '.join(path.name for path in files)} hold no pair of texts: give rows with two")
@@ -113,9 +115,9 @@ def _table_pairs(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[st
 def read_labeled(
     paths: Sequence[str | Path], columns: Sequence[str] | None = None, learn: bool = True
 ) -> list[tuple[str, str]]:
-    """(text, label) from tables with a column of each; a header or fields such as text and label are recognized.
+    """(text, label) from tables of two columns; a header or fields such as text and label are recognized.
 
-    To learn from, there must be two labels or more, of two examples or more each; to evaluate on, any will do.
+    With `learn`, at least two labels with at least two examples each are required.
     """
     rows: list[tuple[str, str]] = []
     for path in find_files(paths, TABLE_SUFFIXES):
@@ -134,7 +136,7 @@ def read_labeled(
 
 
 def _label_columns(path: Path) -> list[str] | None:
-    """The names of the text's and the label's columns, in whatever order a header or a .jsonl has them."""
+    """The names of the text and label columns, in any order of the header or the .jsonl fields."""
     if name_suffix(path) == ".jsonl":
         names = list(next(iter(read_jsonl(path)), (0, {}))[1])
     else:
@@ -148,7 +150,7 @@ def _label_columns(path: Path) -> list[str] | None:
 
 
 def expect_classes(labels: Sequence[str]) -> None:
-    """Refuse labels that cannot be learned: fewer than two, or one with a single example."""
+    """Refuse labels that cannot be learned: fewer than two classes, or a class with a single example."""
     counts: dict[str, int] = {}
     for label in labels:
         counts[label] = counts.get(label, 0) + 1
@@ -178,7 +180,7 @@ def read_tagged(paths: Sequence[str | Path], column: int | None = None) -> list[
             if cells[0] == "-DOCSTART-" or (not words and _is_comment(line, cells)):
                 continue
             if len(cells) == 10 and not cells[0].isdigit():
-                continue  # CoNLL-U: ranges (1-2) and empty nodes (1.1) are no words of their own
+                continue  # CoNLL-U: ranges (1-2) and empty nodes (1.1) are not words
             word, tag = _word_and_tag(path, number, cells, column)
             words.append(word)
             tags.append(tag)
@@ -190,7 +192,7 @@ def read_tagged(paths: Sequence[str | Path], column: int | None = None) -> list[
 
 
 def _is_comment(line: str, cells: list[str]) -> bool:
-    """Comments stand before a sentence; `#` and `#tag` can also be its first words, with a tag each."""
+    """Comments come before a sentence; `#` and `#tag` can also be its first words, with a tag each."""
     return line.startswith("# ") or (line.startswith("#") and "\t" not in line and len(cells) != 2)
 
 

@@ -1,6 +1,6 @@
-"""Built-in samples: generated, no download, a function of the seed, each with a best score known beforehand.
+"""Built-in samples: generated from a seed, no download, each with a known best score.
 
-A model that scores better than `best` allows has seen what it should not: `sample("markov").best.beaten_by(loss)`.
+A model that scores better than `best` allows has seen data that it should not: `sample("markov").best.beaten_by(loss)`.
 """
 
 from __future__ import annotations
@@ -9,39 +9,38 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.data.readers.files import DataError
-from weft.data.samples.captions import Captioned, scenes
-from weft.data.samples.classification import Graph, nodes, sentiment
-from weft.data.samples.forecast import Series, brownian, brownian3d, brownian_best, seasonal
-from weft.data.samples.images import Images, digits, shapes
-from weft.data.samples.known import Best, Sample
-from weft.data.samples.sequences import BONES, JOINTS, RATE, Sequences, skeletons, tones, write_wavs
+from weft.data.samples.captions import SampleCaptions, scenes
+from weft.data.samples.classification import nodes, sentiment
+from weft.data.samples.forecast import SampleSeries, brownian, brownian3d, brownian_best, seasonal
+from weft.data.samples.images import SampleImages, digits, shapes
+from weft.data.samples.sample_definition import ReferenceScore, Sample
+from weft.data.samples.sequences import BONES, JOINTS, SAMPLE_RATE, SampleSequences, skeletons, tones, write_wavs
 from weft.data.samples.tagging import grammar, pronouns
 from weft.data.samples.text import markov, stdlib
-from weft.data.samples.translation import Pair, dates
+from weft.data.samples.translation import AlignedPair, dates
 
 __all__ = [
     "BONES",
     "JOINTS",
-    "RATE",
-    "Best",
-    "Captioned",
-    "Graph",
-    "Images",
-    "Pair",
+    "SAMPLE_RATE",
+    "AlignedPair",
+    "ReferenceScore",
     "Sample",
-    "Sequences",
-    "Series",
+    "SampleCaptions",
+    "SampleImages",
+    "SampleSequences",
+    "SampleSeries",
     "brownian_best",
     "sample",
     "samples",
     "write_wavs",
 ]
 
-Maker = Callable[[int, int], Sample[Any]]
+SampleMaker = Callable[[int, int], Sample[Any]]
 
-# By task, the one meant by `sample:` first; the number is the size of the training part when none is given:
+# By task, its default (`sample:`) first; the number is the default size of the training part:
 # characters of text, time steps of a series, examples of all else.
-SAMPLES: dict[str, dict[str, tuple[Maker, int]]] = {
+SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     "text": {"stdlib": (stdlib, 1_000_000), "markov": (markov, 200_000)},
     "translation": {"dates": (dates, 20_000)},
     "classification": {"sentiment": (sentiment, 8_000), "nodes": (nodes, 2_000)},

@@ -1,45 +1,47 @@
-"""Captions: scenes of one or two colored shapes, and the one sentence that says what is where."""
+"""Captions: scenes of one or two colored shapes, and the sentence that describes each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weft.data.samples.images import PALETTE, background, cover
-from weft.data.samples.known import Best, Sample, held_out, numbers
+from weft.data.samples.images import PALETTE, background, shape_coverage
+from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
+from weft.foundation.arrays import Array, Pixels
 
 SIZE = 48
 # Shapes that differ even when small.
 FORMS = ("circle", "square", "triangle", "cross")
-# Where the second one is, seen from the first: direction in x and y, and the words for where the first one is.
+# Where the first shape is relative to the second, in words, and the direction from the first to the second in x and y.
 RELATIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
 ALONE = 0.2
 
 
 @dataclass(frozen=True)
-class Captioned:
-    """Pictures (N x 48 x 48 x 3; 0 to 255) and a sentence for each."""
+class SampleCaptions:
+    """Pictures [N, 48, 48, 3] from 0 to 255, and one sentence per picture."""
 
-    pixels: NDArray[np.uint8]
+    pixels: Pixels
     texts: tuple[str, ...]
 
 
-def scenes(seed: int, size: int) -> Sample[Captioned]:
+def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
     """Scenes with sentences such as "a large red circle left of a small blue square"; the large one is named first."""
-    random = numbers(seed, "scenes")
-    drawn = [_scene(random) for _ in range(size + held_out(size))]
+    random = numpy_generator(seed, "scenes")
+    drawn = [_scene(random) for _ in range(size + validation_size(size))]
     pixels, texts = np.stack([picture for picture, _ in drawn]), tuple(text for _, text in drawn)
-    best = Best("exact_match", 1.0, "by construction: the large shape is named first, so each scene has one sentence")
+    best = ReferenceScore(
+        "exact_match", 1.0, "by construction: the large shape is named first, so each scene has one sentence"
+    )
     kinds = len(FORMS) * len(PALETTE)
     why = f"without the picture: the likeliest sentence, a single one of {kinds} shapes alone ({ALONE} of the scenes)"
-    shortcut = Best("exact_match", ALONE / kinds, why)
-    train, validation = Captioned(pixels[:size], texts[:size]), Captioned(pixels[size:], texts[size:])
+    shortcut = ReferenceScore("exact_match", ALONE / kinds, why)
+    train, validation = SampleCaptions(pixels[:size], texts[:size]), SampleCaptions(pixels[size:], texts[size:])
     return Sample("scenes", "captions", train, validation, best, shortcut)
 
 
-def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
+def _scene(random: np.random.Generator) -> tuple[Pixels, str]:
     kinds = [(color, form) for color in PALETTE for form in FORMS]
     first, second = (kinds[k] for k in random.choice(len(kinds), 2, replace=False))
     canvas = background(SIZE, random)
@@ -51,7 +53,7 @@ def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
     relation = names[random.integers(len(names))]
     across, down = RELATIONS[relation]
     large, small = random.uniform(9, 10.5), random.uniform(4.5, 6)
-    # Along the relation they stand well apart; across it they differ by little.
+    # Far apart along the relation, close across it.
     apart, aside = random.uniform(18, 24), random.uniform(-5, 5)
     step = np.array([across * apart + down * aside, down * apart + across * aside])
     center = middle + random.uniform(-3, 3, 2)
@@ -60,12 +62,10 @@ def _scene(random: np.random.Generator) -> tuple[NDArray[np.uint8], str]:
     return _finish(canvas), f"a large {first[0]} {first[1]} {relation} a small {second[0]} {second[1]}"
 
 
-def _paint(
-    canvas: NDArray[np.float64], kind: tuple[str, str], x: float, y: float, radius: float
-) -> NDArray[np.float64]:
-    amount = cover(kind[1], SIZE, x, y, radius)[..., None]
+def _paint(canvas: Array, kind: tuple[str, str], x: float, y: float, radius: float) -> Array:
+    amount = shape_coverage(kind[1], SIZE, x, y, radius)[..., None]
     return canvas * (1 - amount) + np.array(PALETTE[kind[0]]) * amount
 
 
-def _finish(canvas: NDArray[np.float64]) -> NDArray[np.uint8]:
+def _finish(canvas: Array) -> Pixels:
     return np.clip(canvas, 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Forecast: seasons under noise of known size, and Brownian motion, where the last value is the best forecast."""
+"""Forecast: seasons with noise of known size, and Brownian motion, whose best forecast is the last value."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weft.data.samples.known import Best, Sample, held_out, numbers
-
-Array = NDArray[np.float64]
+from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
+from weft.foundation.arrays import Array
 
 HORIZON = 24
 NOISE, STEP = 0.3, 1.0  # standard deviations: of the seasons' noise, of one Brownian step
@@ -19,8 +17,8 @@ PLACES = ("harbour", "station", "market")
 
 
 @dataclass(frozen=True)
-class Series:
-    """Values (T x C) of named columns, how far ahead to forecast, and the values without noise where that exists."""
+class SampleSeries:
+    """Values [T, C] of named columns, the forecast horizon, and the values without noise where they exist."""
 
     values: Array
     columns: tuple[str, ...]
@@ -28,10 +26,10 @@ class Series:
     expected: Array | None = None
 
 
-def seasonal(seed: int, size: int) -> Sample[Series]:
-    """Hourly counts at three places: a day's, half a day's and a week's wave, and noise that nobody can forecast."""
-    random = numbers(seed, "seasonal")
-    count = held_out(size, 10 * HORIZON)
+def seasonal(seed: int, size: int) -> Sample[SampleSeries]:
+    """Hourly counts at three places: daily, half-daily and weekly waves, and noise that cannot be forecast."""
+    random = numpy_generator(seed, "seasonal")
+    count = validation_size(size, 10 * HORIZON)
     time = np.arange(size + count)[:, None]
     expected = np.zeros((size + count, len(PLACES)))
     for period, strength in zip(PERIODS, (1.0, 0.5, 0.6), strict=True):
@@ -41,46 +39,48 @@ def seasonal(seed: int, size: int) -> Sample[Series]:
     expected += random.uniform(1, 4, len(PLACES))
     values = expected + random.normal(0, NOISE, expected.shape)
     spread = NOISE**2 * math.sqrt(2 / (count * len(PLACES)))
-    best = Best("mse", NOISE**2, "variance of the noise: the waves can be known exactly, the noise not at all", spread)
+    best = ReferenceScore(
+        "mse", NOISE**2, "variance of the noise: the waves can be known exactly, the noise not at all", spread
+    )
     parts = (
-        Series(values[:size], PLACES, HORIZON, expected[:size]),
-        Series(values[size:], PLACES, HORIZON, expected[size:]),
+        SampleSeries(values[:size], PLACES, HORIZON, expected[:size]),
+        SampleSeries(values[size:], PLACES, HORIZON, expected[size:]),
     )
     return Sample("seasonal", "forecast", *parts, best)
 
 
-def brownian(seed: int, size: int) -> Sample[Series]:
-    """Brownian motion of one number: independent normal steps."""
+def brownian(seed: int, size: int) -> Sample[SampleSeries]:
+    """One-dimensional Brownian motion: independent normal steps."""
     return _motion("brownian", seed, size, ("x",))
 
 
-def brownian3d(seed: int, size: int) -> Sample[Series]:
+def brownian3d(seed: int, size: int) -> Sample[SampleSeries]:
     """Brownian motion of a particle in space."""
     return _motion("brownian3d", seed, size, ("x", "y", "z"))
 
 
-def _motion(name: str, seed: int, size: int, columns: tuple[str, ...]) -> Sample[Series]:
-    count = held_out(size, 10 * HORIZON)
-    values = numbers(seed, name).normal(0, STEP, (size + count, len(columns))).cumsum(0)
+def _motion(name: str, seed: int, size: int, columns: tuple[str, ...]) -> Sample[SampleSeries]:
+    count = validation_size(size, 10 * HORIZON)
+    values = numpy_generator(seed, name).normal(0, STEP, (size + count, len(columns))).cumsum(0)
     best = brownian_best(HORIZON, count, len(columns))
-    parts = (Series(values[:size], columns), Series(values[size:], columns))
+    parts = (SampleSeries(values[:size], columns), SampleSeries(values[size:], columns))
     return Sample(name, "forecast", *parts, best)
 
 
-def brownian_best(horizon: int, length: int, columns: int = 1) -> Best:
+def brownian_best(horizon: int, length: int, columns: int = 1) -> ReferenceScore:
     """The least mean squared error over steps 1..H of Brownian motion: step variance x (H + 1) / 2.
 
-    Its spread over all windows of a series of `length` steps is exact but for the ends: the error is a quadratic form
-    of the steps, sum_ij A_ij e_i e_j, with variance 2 sum_ij A_ij^2.
+    Its spread over all windows of a series of `length` steps is exact except at the ends: the error is a quadratic
+    form of the steps, sum_ij A_ij e_i e_j, with variance 2 sum_ij A_ij^2.
     """
     value = STEP**2 * (horizon + 1) / 2
     windows = max(length - horizon, 1)
     shared = np.arange(1, horizon + 1)
-    # How many (window, step ahead) errors hold both step i and step i + gap.
+    # Number of (window, step ahead) errors that contain both step i and step i + gap.
     together = np.array([np.maximum(shared - gap, 0).sum() for gap in range(horizon)]) / (windows * horizon)
     squares = windows * (together[0] ** 2 + 2 * (together[1:] ** 2).sum())
     spread = STEP**2 * math.sqrt(2 * squares / columns)
     why = (
         f"the last value is the best forecast; its error h steps ahead is h x step variance, mean over h = 1..{horizon}"
     )
-    return Best("mse", value, why, spread)
+    return ReferenceScore("mse", value, why, spread)

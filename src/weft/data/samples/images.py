@@ -1,7 +1,7 @@
-"""Images: digits drawn with a shaky pen, and colored shapes; painted from distances, so no font and no library.
+"""Images: hand-drawn digits and colored shapes, rendered from signed distances, without fonts.
 
-A stroke or a shape is the set of points whose signed distance to it is below zero; the distance in pixels, clipped
-to one pixel, gives smooth edges.
+A stroke or shape is the set of points with negative signed distance; the distance in pixels, clipped to one pixel,
+gives smooth edges.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.samples.known import Best, Sample, held_out, numbers
+from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
+from weft.foundation.arrays import Array, Pixels
 
-Array = NDArray[np.float64]
 Stroke = list[tuple[float, float]]
 
 DIGIT_SIZE, SHAPE_SIZE = 28, 32
@@ -30,21 +30,21 @@ PALETTE: dict[str, tuple[int, int, int]] = {
 
 
 @dataclass(frozen=True)
-class Images:
-    """Pictures (N x H x W, or N x H x W x 3; 0 to 255) and the number of each one's class."""
+class SampleImages:
+    """Pictures [N, H, W] or [N, H, W, 3] from 0 to 255, and the class number of each."""
 
-    pixels: NDArray[np.uint8]
+    pixels: Pixels
     labels: NDArray[np.int64]
 
 
-def digits(seed: int, size: int) -> Sample[Images]:
-    """Digits of 28 x 28 gray pixels, white on black, their strokes shaken, slanted, turned and stretched."""
+def digits(seed: int, size: int) -> Sample[SampleImages]:
+    """Digits of 28 x 28 gray pixels, white on black, with wobbling, slanted, rotated and stretched strokes."""
     why = "by construction: strokes are shaken by less than what tells one digit from another"
     return _split("digits", seed, size, [str(digit) for digit in range(10)], draw_digit, why)
 
 
-def shapes(seed: int, size: int) -> Sample[Images]:
-    """Colored shapes of 32 x 32 pixels at any place, size, angle and color; the class is the shape."""
+def shapes(seed: int, size: int) -> Sample[SampleImages]:
+    """Colored shapes in 32 x 32 pixels at random places, sizes, angles and colors; the class is the shape."""
     why = "by construction: the outline alone tells the shape; color, place, size and angle are drawn apart from it"
     return _split("shapes", seed, size, list(SHAPES), _draw_shape, why)
 
@@ -54,15 +54,15 @@ def _split(
     seed: int,
     size: int,
     classes: list[str],
-    draw: Callable[[str, np.random.Generator], NDArray[np.uint8]],
+    draw: Callable[[str, np.random.Generator], Pixels],
     why: str,
-) -> Sample[Images]:
-    random = numbers(seed, name)
-    total = size + held_out(size, len(classes))
+) -> Sample[SampleImages]:
+    random = numpy_generator(seed, name)
+    total = size + validation_size(size, len(classes))
     labels = np.concatenate([random.permutation(len(classes)) for _ in range(-(-total // len(classes)))])[:total]
     pixels = np.stack([draw(classes[label], random) for label in labels])
-    train, validation = Images(pixels[:size], labels[:size]), Images(pixels[size:], labels[size:])
-    return Sample(name, "images", train, validation, Best("accuracy", 1.0, why), classes=tuple(classes))
+    train, validation = SampleImages(pixels[:size], labels[:size]), SampleImages(pixels[size:], labels[size:])
+    return Sample(name, "images", train, validation, ReferenceScore("accuracy", 1.0, why), classes=tuple(classes))
 
 
 def _arc(x: float, y: float, across: float, down: float, start: float, end: float, steps: int = 14) -> Stroke:
@@ -71,7 +71,7 @@ def _arc(x: float, y: float, across: float, down: float, start: float, end: floa
     return [(x + across * math.cos(angle), y + down * math.sin(angle)) for angle in angles]
 
 
-# Strokes in a box from (-1, -1), top left, to (1, 1), bottom right. Some digits are written in two ways.
+# Strokes in a box from (-1, -1), top left, to (1, 1), bottom right. Some digits have two forms.
 DIGITS: dict[str, list[list[Stroke]]] = {
     "0": [[_arc(0, 0, 0.62, 0.95, -90, 270, 24)]],
     "1": [[[(-0.35, -0.6), (0.1, -0.95), (0.1, 0.95)]], [[(0.0, -0.95), (0.0, 0.95)]]],
@@ -89,8 +89,8 @@ DIGITS: dict[str, list[list[Stroke]]] = {
 }
 
 
-def draw_digit(digit: str, random: np.random.Generator) -> NDArray[np.uint8]:
-    """One digit as one hand wrote it."""
+def draw_digit(digit: str, random: np.random.Generator) -> Pixels:
+    """One digit with random slant, size, place, pen and wobble."""
     turn, slant = random.normal(0, 0.1), random.normal(0.12, 0.12)
     height, width = random.uniform(7.5, 10), random.uniform(6, 9)
     place = np.array([0.0, 0.0]) + DIGIT_SIZE / 2 - 0.5 + random.uniform(-2, 2, 2)
@@ -172,8 +172,8 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def cover(shape: str, size: int, x: float, y: float, radius: float, angle: float = 0.0) -> Array:
-    """How much of each pixel of a square canvas a shape covers, 0 to 1."""
+def shape_coverage(shape: str, size: int, x: float, y: float, radius: float, angle: float = 0.0) -> Array:
+    """The fraction of each pixel of a square canvas that a shape covers."""
     canvas = np.zeros((size, size))
     reach = 1.2 * radius + 1  # only near the shape, for speed
     top, left = max(0, int(y - reach)), max(0, int(x - reach))
@@ -186,15 +186,15 @@ def cover(shape: str, size: int, x: float, y: float, radius: float, angle: float
 
 
 def background(size: int, random: np.random.Generator) -> Array:
-    """A dim gray canvas with a little grain."""
+    """A dark gray canvas with noise."""
     return np.asarray(random.uniform(15, 60) + random.normal(0, 4, (size, size, 3)))
 
 
-def _draw_shape(shape: str, random: np.random.Generator) -> NDArray[np.uint8]:
+def _draw_shape(shape: str, random: np.random.Generator) -> Pixels:
     radius = random.uniform(7, 11)
     x, y = random.uniform(radius, SHAPE_SIZE - 1 - radius, 2)
     names = list(PALETTE)
     color = np.array(PALETTE[names[random.integers(len(names))]]) + random.normal(0, 8, 3)
-    amount = cover(shape, SHAPE_SIZE, x, y, radius, random.uniform(0, 2 * math.pi))[..., None]
+    amount = shape_coverage(shape, SHAPE_SIZE, x, y, radius, random.uniform(0, 2 * math.pi))[..., None]
     canvas = background(SHAPE_SIZE, random) * (1 - amount) + color * amount
     return np.clip(canvas, 0, 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Sequences: skeletons in motion, and little melodies as sound."""
+"""Sequences: skeletons in motion, and short melodies as sound."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.samples.known import Best, Sample, held_out, numbers
-
-Array = NDArray[np.float64]
+from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
+from weft.foundation.arrays import Array
 
 MOTIONS = ("walking", "running", "jumping", "waving")
 JOINTS = (
@@ -25,9 +24,9 @@ BONES = (
     *((0, 1), (1, 2), (2, 3), (2, 4), (4, 5), (5, 6), (2, 7), (7, 8), (8, 9)),
     *((0, 10), (10, 11), (11, 12), (12, 13), (0, 14), (14, 15), (15, 16), (16, 17)),
 )
-FRAMES_A_SECOND = 20
+FRAMES_PER_SECOND = 20
 
-RATE = 8000
+SAMPLE_RATE = 8000
 CONTOURS: dict[str, tuple[int, ...]] = {
     "rising": (0, 1, 2, 3),
     "falling": (3, 2, 1, 0),
@@ -38,38 +37,38 @@ CHORDS = {"major": (0, 4, 7), "minor": (0, 3, 7)}
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Sequences of vectors (each T x features, lengths differ) and the number of each one's class."""
+class SampleSequences:
+    """Sequences of vectors, each [T, features] with its own T, and the class number of each."""
 
     values: tuple[NDArray[np.float32], ...]
     labels: NDArray[np.int64]
 
 
-def skeletons(seed: int, size: int) -> Sample[Sequences]:
-    """Skeletons of 18 joints (meters, x y z in turn: T x 54) that walk, run, jump or wave before a turned camera."""
+def skeletons(seed: int, size: int) -> Sample[SampleSequences]:
+    """Skeletons of 18 joints (meters, x y z in turn: [T, 54]) that walk, run, jump or wave, seen from any side."""
     why = "by construction: legs in turn (walk), wide with bent arms (run), together (jump), still under an arm (wave)"
     return _split("skeletons", seed, size, MOTIONS, why)
 
 
-def tones(seed: int, size: int) -> Sample[Sequences]:
-    """Melodies of four notes that rise, fall, arch or dip, and major and minor chords: waveforms at 8000 Hz (T x 1)."""
+def tones(seed: int, size: int) -> Sample[SampleSequences]:
+    """Melodies of four notes that rise, fall, arch or dip, and major and minor chords: waveforms at 8000 Hz [T, 1]."""
     why = "by construction: the notes' order or interval tells the class, and the noise is far below the notes"
     return _split("tones", seed, size, (*CONTOURS, *CHORDS), why)
 
 
-def _split(name: str, seed: int, size: int, classes: tuple[str, ...], why: str) -> Sample[Sequences]:
-    random = numbers(seed, name)
-    total = size + held_out(size, len(classes))
+def _split(name: str, seed: int, size: int, classes: tuple[str, ...], why: str) -> Sample[SampleSequences]:
+    random = numpy_generator(seed, name)
+    total = size + validation_size(size, len(classes))
     labels = np.concatenate([random.permutation(len(classes)) for _ in range(-(-total // len(classes)))])[:total]
     draw = _skeleton if name == "skeletons" else _tone
     values = tuple(draw(classes[label], random).astype(np.float32) for label in labels)
-    train, validation = Sequences(values[:size], labels[:size]), Sequences(values[size:], labels[size:])
-    return Sample(name, "sequences", train, validation, Best("accuracy", 1.0, why), classes=classes)
+    train, validation = SampleSequences(values[:size], labels[:size]), SampleSequences(values[size:], labels[size:])
+    return Sample(name, "sequences", train, validation, ReferenceScore("accuracy", 1.0, why), classes=classes)
 
 
 @dataclass(frozen=True)
 class _Pose:
-    """Angles in time (radians; positive is forward), left and right; lift of the pelvis; forward speed."""
+    """Angles over time (radians; positive is forward), left and right; lift of the pelvis; forward speed."""
 
     thigh: tuple[Array, Array]
     knee: tuple[Array, Array]
@@ -85,10 +84,10 @@ def _skeleton(motion: str, random: np.random.Generator) -> Array:
     """One motion of one body, seen by one camera: T x 54."""
     frames = int(random.integers(40, 61))
     cycles = {"walking": (0.8, 1.1), "running": (1.3, 1.7), "jumping": (0.6, 0.9), "waving": (1.0, 1.8)}[motion]
-    turns = random.uniform(*cycles) * np.arange(frames) / FRAMES_A_SECOND + random.random()
+    turns = random.uniform(*cycles) * np.arange(frames) / FRAMES_PER_SECOND + random.random()
     pose = _pose(motion, 2 * math.pi * turns, random)
     body = _joints(pose, frames) * random.uniform(0.8, 1.2)
-    body[..., 0] += (pose.speed * np.arange(frames) / FRAMES_A_SECOND)[:, None]
+    body[..., 0] += (pose.speed * np.arange(frames) / FRAMES_PER_SECOND)[:, None]
     body -= body.mean((0, 1)) * np.array([1.0, 1.0, 0.0])  # the camera follows the middle of the scene
     yaw, pitch = random.uniform(0, 2 * math.pi), random.uniform(-0.2, 0.2)
     around = np.array([[math.cos(yaw), -math.sin(yaw), 0], [math.sin(yaw), math.cos(yaw), 0], [0, 0, 1]])
@@ -111,7 +110,8 @@ def _pose(motion: str, phase: Array, random: np.random.Generator) -> _Pose:
     if motion == "waving":
         raised = random.uniform(2.2, 2.6)
         beat = 0.5 + random.uniform(0.45, 0.65) * np.sin(phase * 2)
-        sides, elbows = (still + raised, still + 0.08), (beat, still + 0.1)
+        sides: tuple[Array, Array] = (still + raised, still + 0.08)
+        elbows: tuple[Array, Array] = (beat, still + 0.1)
         if random.random() < 0.5:
             sides, elbows = sides[::-1], elbows[::-1]
         return _Pose((still, still), (still, still), (still, still), elbows, sides, still, 0.0, 0.0)
@@ -178,14 +178,14 @@ def _tone(kind: str, random: np.random.Generator) -> Array:
 
 
 def _note(frequency: float, seconds: float, brightness: float) -> Array:
-    time = np.arange(int(seconds * RATE)) / RATE
+    time = np.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE
     wave_form = sum(brightness**k * np.sin(2 * math.pi * (k + 1) * frequency * time) for k in range(4))
     ramp = np.minimum(1, np.minimum(time, time[::-1]) / 0.01)  # ten milliseconds, so that no note clicks
     return np.asarray(wave_form * ramp * np.exp(-1.5 * time))
 
 
-def write_wavs(part: Sequences, classes: tuple[str, ...], folder: str | Path) -> list[Path]:
-    """Write waveforms as folder/class/0000.wav (16 bit, 8000 Hz), as the task reads them; the paths written."""
+def write_wavs(part: SampleSequences, classes: tuple[str, ...], folder: str | Path) -> list[Path]:
+    """Write waveforms as folder/class/0000.wav (16 bit, 8000 Hz), as the task reads them; returns the paths."""
     paths = []
     for number, (values, label) in enumerate(zip(part.values, part.labels, strict=True)):
         path = Path(folder) / classes[int(label)] / f"{number:04d}.wav"
@@ -193,7 +193,7 @@ def write_wavs(part: Sequences, classes: tuple[str, ...], folder: str | Path) ->
         with wave.open(str(path), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
-            file.setframerate(RATE)
+            file.setframerate(SAMPLE_RATE)
             file.writeframes((values[:, 0] * 32767).round().astype("<i2").tobytes())
         paths.append(path)
     return paths

@@ -1,4 +1,4 @@
-"""Tagging: a small grammar full of words with two faces, and what *it* stands for."""
+"""Tagging: a small grammar with many ambiguous words, and what *it* refers to."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import itertools
 import random
 from functools import cache
 
-from weft.data.samples.known import Best, Sample, distinct, held_out, listed, words
+from weft.data.samples.sample_definition import (
+    ReferenceScore,
+    Sample,
+    draw_distinct,
+    python_generator,
+    validation_size,
+    word_list,
+)
 
-Tagged = tuple[tuple[str, ...], tuple[str, ...]]
+TaggedSentence = tuple[tuple[str, ...], tuple[str, ...]]
 
-# Many words stand in two rows (watch, light, can, ...): only the sentence tells which it is.
+# Many words are in two rows (watch, light, can, ...): only the sentence tells which is meant.
 LEXICON: dict[str, tuple[str, ...]] = {
     "PRON": ("we", "they", "you", "i"),
     "DET": ("the", "this", "every", "my", "your"),
@@ -28,7 +35,7 @@ LEXICON: dict[str, tuple[str, ...]] = {
     "ADV": ("slowly", "often", "together", "tomorrow", "again"),
     "PUNCT": (".",),
 }
-# The grammar: each symbol's ways with their chances; a symbol without ways is a tag of the lexicon.
+# The grammar: expansions of each symbol with their probabilities; a symbol without expansions is a tag of the lexicon.
 GRAMMAR: dict[str, tuple[tuple[float, tuple[str, ...]], ...]] = {
     "Sentence": ((0.45, ("PRON", "Deed", "PUNCT")), (0.55, ("Thing", "AUX", "Deed", "PUNCT"))),
     "Deed": (
@@ -42,10 +49,10 @@ GRAMMAR: dict[str, tuple[tuple[float, tuple[str, ...]], ...]] = {
     "Where": ((1.0, ("ADP", "Thing")),),
 }
 
-CREATURES = listed("animal dog cat horse donkey fox hedgehog duck goat sheep cow tortoise camel puppy")
-PLACES = listed("street road river field valley canal stream highway path meadow lane trail square bridge")
-OF_CREATURES = listed("tired hungry thirsty frightened sleepy shy lazy nervous weary ill stubborn young")
-OF_PLACES = listed("wide narrow flooded icy steep bumpy crowded winding muddy broad rocky dusty")
+CREATURES = word_list("animal dog cat horse donkey fox hedgehog duck goat sheep cow tortoise camel puppy")
+PLACES = word_list("street road river field valley canal stream highway path meadow lane trail square bridge")
+OF_CREATURES = word_list("tired hungry thirsty frightened sleepy shy lazy nervous weary ill stubborn young")
+OF_PLACES = word_list("wide narrow flooded icy steep bumpy crowded winding muddy broad rocky dusty")
 # {a} is mentioned first, {b} second. Creatures first, places first, and both ways round.
 CREATURE_FIRST = (
     "the {a} didn't cross the {b} because it was too {c}",
@@ -67,20 +74,20 @@ EITHER_FIRST = (
 )
 
 
-def grammar(seed: int, size: int) -> Sample[tuple[Tagged, ...]]:
-    """Sentences of a small probabilistic grammar: (words, tags); of two-faced words only those the grammar decides."""
-    choose = words(seed, "grammar")
+def grammar(seed: int, size: int) -> Sample[tuple[TaggedSentence, ...]]:
+    """Sentences of a small probabilistic grammar: (words, tags); only sentences that the grammar disambiguates."""
+    choose = python_generator(seed, "grammar")
 
-    def draw() -> Tagged:
+    def draw() -> TaggedSentence:
         while True:
             tags = _expand("Sentence", choose)
             sentence = tuple(choose.choice(LEXICON[tag]) for tag in tags)
             if readings(sentence) == [tags]:
                 return sentence, tags
 
-    rows = distinct("grammar", size + held_out(size), draw)
+    rows = draw_distinct("grammar", size + validation_size(size), draw)
     train, validation = tuple(rows[:size]), tuple(rows[size:])
-    best = Best("accuracy", 1.0, "by construction: sentences with two readings in the grammar are left out")
+    best = ReferenceScore("accuracy", 1.0, "by construction: sentences with two readings in the grammar are left out")
     return Sample("grammar", "tagging", train, validation, best, _word_alone(validation), tuple(LEXICON))
 
 
@@ -111,8 +118,8 @@ def readings(sentence: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [tags for tags in fitting if all(tag in face for tag, face in zip(tags, faces, strict=True))]
 
 
-def _word_alone(rows: tuple[Tagged, ...]) -> Best:
-    """What the best table from word to tag gets on these very sentences."""
+def _word_alone(rows: tuple[TaggedSentence, ...]) -> ReferenceScore:
+    """The accuracy of the best table from word to tag on these sentences."""
     counts: dict[str, dict[str, int]] = {}
     for sentence, tags in rows:
         for word, tag in zip(sentence, tags, strict=True):
@@ -120,18 +127,20 @@ def _word_alone(rows: tuple[Tagged, ...]) -> Best:
             of_word[tag] = of_word.get(tag, 0) + 1
     right = sum(max(of_word.values()) for of_word in counts.values())
     total = sum(len(tags) for _, tags in rows)
-    return Best("accuracy", right / total, "a word alone, by its commonest tag (counted on this validation part)")
+    return ReferenceScore(
+        "accuracy", right / total, "a word alone, by its commonest tag (counted on this validation part)"
+    )
 
 
-def pronouns(seed: int, size: int) -> Sample[tuple[Tagged, ...]]:
-    """What *it* is: the word "it" is tagged with the thing it stands for, all others O; so attention must fetch it.
+def pronouns(seed: int, size: int) -> Sample[tuple[TaggedSentence, ...]]:
+    """What *it* refers to: the word "it" is tagged with its referent, all others with O, so attention must find it.
 
     "the animal didn't cross the street because it was too tired": animal; "... too wide": street.
     """
-    choose = words(seed, "pronouns")
-    rows = distinct("pronouns", size + held_out(size), lambda: _with_pronoun(choose))
-    best = Best("accuracy", 1.0, "by construction: the adjective fits creatures only or places only")
-    shortcut = Best(
+    choose = python_generator(seed, "pronouns")
+    rows = draw_distinct("pronouns", size + validation_size(size), lambda: _with_pronoun(choose))
+    best = ReferenceScore("accuracy", 1.0, "by construction: the adjective fits creatures only or places only")
+    shortcut = ReferenceScore(
         "accuracy on it",
         0.5,
         "without the adjective: either of the two things is drawn, whatever their order",
@@ -140,7 +149,7 @@ def pronouns(seed: int, size: int) -> Sample[tuple[Tagged, ...]]:
     return Sample("pronouns", "tagging", tuple(rows[:size]), tuple(rows[size:]), best, shortcut, classes)
 
 
-def _with_pronoun(choose: random.Random) -> Tagged:
+def _with_pronoun(choose: random.Random) -> TaggedSentence:
     creature_first, is_creature = choose.random() < 0.5, choose.random() < 0.5
     frames = choose.choice((CREATURE_FIRST if creature_first else PLACE_FIRST, EITHER_FIRST))
     creature, place = choose.choice(CREATURES), choose.choice(PLACES)

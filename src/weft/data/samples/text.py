@@ -1,4 +1,4 @@
-"""Texts: the standard library of the user's own Python, and a Markov text whose entropy is known."""
+"""Texts: the standard library of the user's Python, and a Markov text of known entropy."""
 
 from __future__ import annotations
 
@@ -11,29 +11,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
-from weft.data.samples.known import Best, Sample, held_out, numbers, words
+from weft.data.samples.sample_definition import (
+    ReferenceScore,
+    Sample,
+    numpy_generator,
+    python_generator,
+    validation_size,
+)
 
 VOWELS, CONSONANTS, SPACE = "aeiou", "lmnrst", " "
 ALPHABET = SPACE + VOWELS + CONSONANTS
-# Every letter keeps this chance after every pair, so that the chain forgets where it began.
+# Every letter has at least this weight after every pair, so that the chain forgets its start.
 FLOOR = 0.005
 
 
 def stdlib(seed: int, size: int) -> Sample[str]:
-    """Documentation and sources of the Python standard library on this machine, half and half; no best is known."""
-    random = words(seed, "stdlib")
+    """Documentation and sources of the installed Python standard library, half each; its best score is unknown."""
+    random = python_generator(seed, "stdlib")
     manual, sources = _manual(), _source_files()
     random.shuffle(manual)
     random.shuffle(sources)
     pages, files = _told_once(manual), (text for path in sources if (text := _read(path)))
-    train, validation = (_mixture(pages, files, length) for length in (size, held_out(size, 100)))
+    train, validation = (_mixture(pages, files, length) for length in (size, validation_size(size, 100)))
     if not validation:
         raise DataError(f"the standard library here is shorter than {size} characters: ask for a smaller size")
     return Sample("stdlib", "text", train, validation, best=None)
 
 
 def _mixture(pages: Iterator[str], files: Iterator[str], length: int) -> str:
-    """Whole documents of both kinds, half of the length each (sources fill up); the last one is cut."""
+    """Whole documents of both kinds, half of the length each (sources fill up); the last one is truncated."""
     manual = _up_to(pages, length // 2)
     sources = _up_to(files, length - len(manual))
     if len(manual) + len(sources) < length:
@@ -50,16 +56,16 @@ def _up_to(documents: Iterator[str], length: int) -> str:
 
 
 def _manual() -> list[str]:
-    """The language reference that `help()` shows, a topic a document."""
+    """The language reference that `help()` shows, one document per topic."""
     try:
         from pydoc_data.topics import topics
-    except ImportError:  # some systems install Python without it
+    except ImportError:  # some systems package Python without it
         return []
     return [topics[name] for name in sorted(topics)]
 
 
 def _told_once(documents: list[str]) -> Iterator[str]:
-    """Documents without the paragraphs of earlier ones: topics of the manual quote each other at length."""
+    """Documents without paragraphs of earlier ones: topics of the manual quote each other."""
     told: set[str] = set()
     for document in documents:
         paragraphs = [text for text in document.split("\n\n") if text.strip() and text not in told]
@@ -69,7 +75,7 @@ def _told_once(documents: list[str]) -> Iterator[str]:
 
 
 def _source_files() -> list[Path]:
-    """Modules and packages of the standard library, tests left out, in a fixed order."""
+    """Modules and packages of the standard library without tests, in a fixed order."""
     root = Path(sysconfig.get_path("stdlib"))
     skip = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__", "pydoc_data"}
     found = sorted([*root.glob("*.py"), *root.glob("*/*.py")])
@@ -84,29 +90,31 @@ def _read(path: Path) -> str:
 
 
 def markov(seed: int, size: int) -> Sample[str]:
-    """Text of an invented language in which two letters decide the chances of the next; the entropy is exact."""
-    next_letter = transitions(seed)
-    visits = stationary(next_letter)
+    """Text of an invented language, a second-order Markov chain of letters; its entropy rate is exact."""
+    next_letter = transition_probabilities(seed)
+    visits = stationary_distribution(next_letter)
     rate = float(np.sum(visits[:, :, None] * -_log_times(next_letter)))
-    count = held_out(size, 1000)
+    count = validation_size(size, 1000)
     letters = _walk(seed, next_letter, size + count)
     text = "".join(ALPHABET[letter] for letter in letters)
     cost = -np.log(next_letter[letters[size - 2 : -2], letters[size - 1 : -1], letters[size:]])
-    best = Best(
+    best = ReferenceScore(
         "loss",
         rate,
-        "entropy rate in nats a character: sum over letter pairs of stationary chance x entropy of the next letter",
+        "entropy rate in nats per character: sum over letter pairs of probability x entropy of the next letter",
         _spread_of_mean(cost),
     )
     pair = visits.sum(0)[:, None] * _given_one(next_letter, visits)
     one_back = float(np.sum(pair * -np.log(np.where(pair > 0, _given_one(next_letter, visits), 1.0))))
-    shortcut = Best("loss", one_back, "entropy of the next letter when only one letter back is seen", best.spread)
+    shortcut = ReferenceScore(
+        "loss", one_back, "entropy of the next letter when only one letter back is seen", best.spread
+    )
     return Sample("markov", "text", text[:size], text[size:], best, shortcut)
 
 
-def transitions(seed: int) -> NDArray[np.float64]:
-    """P[a, b, c], the chance of letter c after a and b: uneven, syllable-like, never two spaces together."""
-    random = numbers(seed, "markov", "transitions")
+def transition_probabilities(seed: int) -> NDArray[np.float64]:
+    """P[a, b, c], the probability of letter c after a and b: uneven, syllable-like, never two spaces together."""
+    random = numpy_generator(seed, "markov", "transitions")
     letters = len(ALPHABET)
     chances = random.dirichlet(np.full(letters, 0.4), size=(letters, letters))
     kind = np.array([0 if c == SPACE else 1 if c in VOWELS else 2 for c in ALPHABET])
@@ -116,8 +124,8 @@ def transitions(seed: int) -> NDArray[np.float64]:
     return chances / chances.sum(-1, keepdims=True)
 
 
-def stationary(next_letter: NDArray[np.float64]) -> NDArray[np.float64]:
-    """pi[a, b], the share of each pair of letters in the long run: the fixed point of pi'[b, c] = sum_a pi P."""
+def stationary_distribution(next_letter: NDArray[np.float64]) -> NDArray[np.float64]:
+    """pi[a, b], the stationary probability of each pair of letters: the fixed point of pi'[b, c] = sum_a pi P."""
     visits = np.full(next_letter.shape[:2], 1.0 / next_letter[..., 0].size)
     for _ in range(10_000):
         after = np.einsum("ab,abc->bc", visits, next_letter)
@@ -142,16 +150,16 @@ def _walk(seed: int, next_letter: NDArray[np.float64], length: int) -> NDArray[n
     cumulative = np.cumsum(next_letter, -1)
     cumulative[..., -1] = 1.0
     table = cumulative.tolist()
-    draws = numbers(seed, "markov", "walk").random(length + 100).tolist()
+    draws = numpy_generator(seed, "markov", "walk").random(length + 100).tolist()
     a, b = ALPHABET.index("n"), ALPHABET.index("a")
     letters = []
     for draw in draws:
         a, b = b, bisect_right(table[a][b], draw)
         letters.append(b)
-    return np.array(letters[100:], dtype=np.int64)  # the first hundred letters forget the beginning
+    return np.array(letters[100:], dtype=np.int64)  # the first hundred letters are a burn-in
 
 
 def _spread_of_mean(values: NDArray[np.float64], blocks: int = 20) -> float:
-    """Standard deviation of the mean of values that lean on their neighbors: from the means of blocks."""
+    """Standard deviation of the mean of correlated values, from the means of blocks."""
     means = [float(block.mean()) for block in np.array_split(values, blocks)]
     return float(np.std(means, ddof=1) / np.sqrt(blocks))

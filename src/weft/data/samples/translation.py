@@ -1,7 +1,7 @@
 """Translation: dates as people write them, in English and Italian, to the ISO form, with the gold alignment.
 
-Days come before months in figures (as in Britain and Italy), and years of two figures lie in 1950-2049: so every
-source has exactly one right target.
+In numeric dates the day comes before the month (as in Britain and Italy), and two-digit years are in 1950-2049, so
+every source has exactly one right target.
 """
 
 from __future__ import annotations
@@ -12,26 +12,35 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.data.samples.known import Best, Sample, distinct, held_out, listed, words
+from weft.data.samples.sample_definition import (
+    ReferenceScore,
+    Sample,
+    draw_distinct,
+    python_generator,
+    validation_size,
+    word_list,
+)
 
-FIRST, LAST = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)
+FIRST_DAY, LAST_DAY = datetime.date(1950, 1, 1), datetime.date(2049, 12, 31)
 
-ENGLISH_MONTHS = listed("January February March April May June July August September October November December")
-ITALIAN_MONTHS = listed("gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre")
-ENGLISH_WEEKDAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-ITALIAN_WEEKDAYS = listed("lunedì martedì mercoledì giovedì venerdì sabato domenica")
-ENGLISH_DAYS = listed(
+ENGLISH_MONTHS = word_list("January February March April May June July August September October November December")
+ITALIAN_MONTHS = word_list(
+    "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre"
+)
+ENGLISH_WEEKDAYS = word_list("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+ITALIAN_WEEKDAYS = word_list("lunedì martedì mercoledì giovedì venerdì sabato domenica")
+ENGLISH_DAYS = word_list(
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
     "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth twenty-first twenty-second twenty-third "
     "twenty-fourth twenty-fifth twenty-sixth twenty-seventh twenty-eighth twenty-ninth thirtieth thirty-first"
 )
-ITALIAN_DAYS = listed(
+ITALIAN_DAYS = word_list(
     "primo due tre quattro cinque sei sette otto nove dieci undici dodici tredici quattordici quindici sedici "
     "diciassette diciotto diciannove venti ventuno ventidue ventitré ventiquattro venticinque ventisei ventisette "
     "ventotto ventinove trenta trentuno"
 )
 
-# A name in braces is a way of writing a part of the date (see `_written`); the rest stands as it is.
+# A name in braces is a way to write a part of the date (see `_written`); the rest is literal.
 ENGLISH = (
     "{day} {month} {year}",
     "{ordinal} {month} {year}",
@@ -78,40 +87,40 @@ FIGURES = (
     "{day} {number} {year}",
 )
 MONTH, DAY = (5, 6), (8, 9)
-# A link: one character of the target, and the characters of the written part that it comes from.
+# A link: one character of the target, and the characters of the written part that determine it.
 Link = tuple[int, range]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A source, its target, and for each target character the source characters it comes from (a dash: none)."""
+class AlignedPair:
+    """A source, its target, and per target character the source characters that determine it (a dash: none)."""
 
     source: str
     target: str
     alignment: tuple[frozenset[int], ...]
 
 
-def dates(seed: int, size: int) -> Sample[tuple[Pair, ...]]:
-    """Dates written by hand in English and Italian -> ISO form, each character aligned."""
-    choose = words(seed, "dates")
-    pairs: dict[str, Pair] = {}
+def dates(seed: int, size: int) -> Sample[tuple[AlignedPair, ...]]:
+    """Dates in English and Italian -> ISO form, with an alignment of characters."""
+    choose = python_generator(seed, "dates")
+    pairs: dict[str, AlignedPair] = {}
 
     def draw() -> str:
         pair = write_date(_some_day(choose), choose)
         return pairs.setdefault(pair.source, pair).source
 
-    rows = tuple(pairs[source] for source in distinct("dates", size + held_out(size), draw))
+    rows = tuple(pairs[source] for source in draw_distinct("dates", size + validation_size(size), draw))
     why = "by construction: day before month in figures, years of two figures in 1950-2049, so one reading each"
-    best = Best("exact_match", 1.0, why)
+    best = ReferenceScore("exact_match", 1.0, why)
     return Sample("dates", "translation", rows[:size], rows[size:], best)
 
 
 def _some_day(choose: random.Random) -> datetime.date:
-    return FIRST + datetime.timedelta(days=choose.randrange((LAST - FIRST).days + 1))
+    return FIRST_DAY + datetime.timedelta(days=choose.randrange((LAST_DAY - FIRST_DAY).days + 1))
 
 
-def write_date(date: datetime.date, choose: random.Random) -> Pair:
-    """One date in one of the many ways, with its alignment."""
+def write_date(date: datetime.date, choose: random.Random) -> AlignedPair:
+    """One date in a random way of writing, with its alignment."""
     template = choose.choice(choose.choices((ENGLISH, ITALIAN, FIGURES), weights=(4, 4, 2))[0])
     source = ""
     comes_from: list[set[int]] = [set() for _ in range(10)]
@@ -121,14 +130,14 @@ def write_date(date: datetime.date, choose: random.Random) -> Pair:
             comes_from[target] |= {len(source) + place for place in places}
         source += text
     change = choose.choices((str, str.lower, str.upper), weights=(6, 3, 1))[0]
-    return Pair(change(source), date.isoformat(), tuple(frozenset(places) for places in comes_from))
+    return AlignedPair(change(source), date.isoformat(), tuple(frozenset(places) for places in comes_from))
 
 
 def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:
-    """A part of the date in one way of writing, with its links."""
+    """A part of the date in one way of writing, with its links to the target."""
     day, month, year = date.day, date.month, str(date.year)
     if way == "year":
-        # All years lie in 1950-2049, so each of the first three figures says the century.
+        # All years are in 1950-2049, so each of the first three digits tells the century.
         return year, [(0, range(3)), (1, range(3)), (2, range(2, 3)), (3, range(3, 4))]
     if way == "years":
         return year[2:], _century(year)
@@ -152,19 +161,19 @@ def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:
 
 
 def _century(year: str) -> list[Link]:
-    """Years of two figures: the first of them also says which century."""
+    """Two-digit years: the first digit also tells the century."""
     tens, ones = range(1), range(1, 2)
     return [(0, tens), (1, tens), (2, tens), (3, ones)]
 
 
 def _figures(text: str, targets: tuple[int, int]) -> tuple[str, list[Link]]:
-    """Figure by figure; a single figure also says that the one before it is 0."""
+    """Digit by digit; a single digit also tells that the one before it is 0."""
     ones = range(len(text) - 1, len(text))
     return text, [(targets[0], range(1)), (targets[1], ones)]
 
 
 def _spelled(word: str) -> tuple[str, list[Link]]:
-    """A whole word says both figures, but in twenty-first each half says its own."""
+    """A whole word tells both digits, but in twenty-first each half tells its own."""
     dash = word.find("-")
     halves = (range(dash), range(dash + 1, len(word))) if dash > 0 else (range(len(word)),) * 2
     return word, list(zip(DAY, halves, strict=True))

@@ -1,4 +1,4 @@
-"""Files of a token store: written once, whole or not at all, and found again by the content they were made from."""
+"""Files of a token store: written once, atomically, and found again by the content they were made from."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from weft.data.readers.files import DataError, find_files
-from weft.data.readers.texts import CHAT_TOKENS, ROLES, TEXT_SUFFIXES
-from weft.data.stores.prompt_protocol import PromptFormatProtocol
-from weft.data.stores.text_pieces import PIECE, Piece, count_bytes, read_pieces
-from weft.data.tokenizers.encoding import bulk_encoder, joins_spaces
+from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS, TEXT_SUFFIXES
+from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
+from weft.data.stores.text_chunks import CHUNK_SIZE, TextChunk, count_bytes, read_chunks
+from weft.data.tokenizers.bulk_encoding import adds_dummy_prefix, bulk_encoder
 from weft.data.tokenizers.tokenizer import Tokenizer
 
 FORMAT = 1
-HEADER = "store.json"
-BATCH = 1 << 20  # characters encoded at once: the library needs some hundred bytes for each token
-FINEST = 100  # characters in a piece of a small text; larger texts have about a thousand pieces, up to PIECE each
-Progress = Callable[[int], None]
+HEADER_FILE = "store.json"
+BATCH_CHARACTERS = 1 << 20  # encoded at once: the tokenizers package needs some hundred bytes per token
+SMALLEST_CHUNK = 100  # characters, in small texts; larger ones have about a thousand chunks of up to CHUNK_SIZE
+StoreProgress = Callable[[int], None]
 
 
 def store_name(
     paths: Sequence[str | Path], tokenizer: Tokenizer, prompt_format: PromptFormatProtocol | None = None
 ) -> str:
-    """A name that changes with the content of any file, their order and kind, the tokenizer, or the prompt format."""
+    """A name that changes with the content of any file, their order and kind, the tokenizer or the prompt
+    format."""
     known = {} if prompt_format is None else prompt_format.to_tree()
     more = [json.dumps(known, sort_keys=True)] if known else []
     whole = hashlib.sha256(json.dumps([FORMAT, tokenizer.engine.to_str(), *more]).encode())
@@ -48,10 +49,10 @@ def store_name(
     return whole.hexdigest()[:32]
 
 
-def read_header(folder: Path) -> dict[str, Any] | None:
-    """What the store holds; None if it is not there, not whole or of another format."""
+def read_store_header(folder: Path) -> dict[str, Any] | None:
+    """The header of a store; None if it is missing, incomplete or of another format."""
     try:
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+        header = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
         whole = header["format"] == FORMAT and all(
             (folder / name).stat().st_size == size for name, size in header["sizes"].items()
         )
@@ -64,14 +65,14 @@ def make_store(
     paths: Sequence[str | Path],
     tokenizer: Tokenizer,
     folder: Path,
-    progress: Progress | None = None,
+    progress: StoreProgress | None = None,
     prompt_format: PromptFormatProtocol | None = None,
 ) -> dict[str, Any]:
-    """The header of the store in `folder`, made now unless it is there; a second process waits for the first."""
+    """The header of the store in `folder`, which is made unless it exists; a second process waits for the first."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder):
-            header = read_header(folder)
+            header = read_store_header(folder)
             if header is None:
                 for left in (folder, *folder.parent.glob(f".{folder.name}.*.new")):
                     shutil.rmtree(left, ignore_errors=True)
@@ -85,13 +86,15 @@ def _new(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{os.getpid()}.new")
 
 
-def _make(paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progress: Progress | None) -> dict[str, Any]:
+def _make(
+    paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progress: StoreProgress | None
+) -> dict[str, Any]:
     fresh = writer.folder
     fresh.mkdir()
     try:
         with writer:
             size = sum(path.stat().st_size for path in find_files(paths, TEXT_SUFFIXES))
-            for batch in _batches(read_pieces(paths, min(max(size // 1000, FINEST), PIECE), writer.chat)):
+            for batch in _batches(read_chunks(paths, min(max(size // 1000, SMALLEST_CHUNK), CHUNK_SIZE), writer.chat)):
                 writer.add(batch)
                 if progress is not None:
                     progress(writer.read)
@@ -104,13 +107,13 @@ def _make(paths: Sequence[str | Path], writer: StoreWriter, folder: Path, progre
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(chunks: Iterator[TextChunk]) -> Iterator[list[TextChunk]]:
+    batch: list[TextChunk] = []
     size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text) + 10
-        if size >= BATCH:
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk.text) + 10
+        if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -118,9 +121,9 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 class StoreWriter:
-    """Writes pieces as tokens; documents are parted by stop (or start), turns of a chat opened by their role.
+    """Writes chunks as tokens: a stop (or start) token between documents, a role token before each turn of a chat.
 
-    Where a model was taught otherwise, each document stands between its start and its stop.
+    With a prompt format of its own, each document stands between its start and its stop ids.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, prompt_format: PromptFormatProtocol | None = None) -> None:
@@ -130,12 +133,12 @@ class StoreWriter:
         self.chat = None if prompt_format is None else prompt_format.chat
         self.framed = bool(self.before or self.stops)
         self.stop = self.stops[0] if self.stops else tokenizer.stop
-        self.encode, self.joins = bulk_encoder(tokenizer), joins_spaces(tokenizer)
+        self.encode, self.joins = bulk_encoder(tokenizer), adds_dummy_prefix(tokenizer)
         self.kind = np.dtype(np.uint16 if tokenizer.vocabulary <= 1 << 16 else np.uint32)
         self.between = self.stop if self.stop is not None or self.before else tokenizer.start
         self.files: dict[str, BinaryIO] = {}
         self.tokens = self.documents = self.bytes = self.read = 0
-        self.counted, self.closed = True, False  # of the piece before: in the loss; already ended by a stop
+        self.counted, self.closed = True, False  # the previous chunk: counted in the loss; already ended by a stop
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -145,8 +148,7 @@ class StoreWriter:
             with contextlib.suppress(OSError):
                 file.close()
 
-    def add(self, batch: Sequence[Piece]) -> None:
-        """Encode and write some pieces."""
+    def add(self, batch: Sequence[TextChunk]) -> None:
         flat, counts = self._ids(batch)
         ids = flat.astype(self.kind)
         tokens: list[Any] = []
@@ -155,11 +157,11 @@ class StoreWriter:
         chats = "answers" in self.files or bool(self.before) or any(p.role or p.answers is not None for p in batch)
         if chats:
             self._open_answers()
-        written = self._written([piece for piece in batch if piece.answers is not None])
+        written = self._written([chunk for chunk in batch if chunk.answers is not None])
         end = 0
-        for piece, count in zip(batch, counts.tolist(), strict=True):
+        for chunk, count in zip(batch, counts.tolist(), strict=True):
             first, end = end, end + count
-            if piece.document == self.documents:
+            if chunk.document == self.documents:
                 if self.documents and self.between is not None and not self.closed:
                     tokens.append(np.array([self.between], self.kind))
                     answers.append((self.counted, 1))
@@ -168,55 +170,55 @@ class StoreWriter:
                 self.documents += 1
             rows["places"].append(self.tokens)
             rows["bytes"].append(self.bytes)
-            before, after = self._frame(piece)
-            own, runs = ids[first:end], [(piece.role in (None, ROLES[-1]), count)]
-            if piece.answers is not None:
+            before, after = self._frame(chunk)
+            own, runs = ids[first:end], [(chunk.role in (None, CHAT_ROLES[-1]), count)]
+            if chunk.answers is not None:
                 own, runs = next(written)
                 after = self._end(own)
-            self.counted, self.closed = runs[-1][0], bool(after) or piece.answers is not None
+            self.counted, self.closed = runs[-1][0], bool(after) or chunk.answers is not None
             tokens += [np.array(before, self.kind), own, np.array(after, self.kind)]
             answers += [(False, len(before)), *runs, (self.counted, len(after))]
             self.tokens += len(before) + len(own) + len(after)
-            self.read += count_bytes(piece.text)
-            self.bytes += _counted_bytes(piece)
+            self.read += count_bytes(chunk.text)
+            self.bytes += _counted_bytes(chunk)
         self._write("tokens", np.concatenate(tokens))
         if chats:
             self._write("answers", np.repeat([flag for flag, _ in answers], [count for _, count in answers]))
         for name, values in rows.items():
             self._write(name, np.array(values, np.int64))
 
-    def _ids(self, batch: Sequence[Piece]) -> Any:
+    def _ids(self, batch: Sequence[TextChunk]) -> Any:
         texts = [p.text[1:] if self.joins and not p.first and p.text[0] == " " else p.text for p in batch]
         try:
             return self.encode(["" if p.answers is not None else text for p, text in zip(batch, texts, strict=True)])
         except (UnicodeEncodeError, TypeError):
             raise _half_pair(batch[0]) from None
 
-    def _written(self, pieces: Sequence[Piece]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
-        """Ids of chats that are one text each, and how many in a row count or not; a token is where it ends."""
+    def _written(self, chunks: Sequence[TextChunk]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
+        """Ids of rendered chats, and runs of tokens that count or not; a token belongs where it ends."""
         try:
-            found = self.tokenizer.engine.encode_batch([piece.text for piece in pieces], add_special_tokens=False)
+            found = self.tokenizer.engine.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
-            raise _half_pair(pieces[0]) from None
-        for piece, one in zip(pieces, found, strict=True):
-            flags = (any(first < end <= last for first, last in piece.answers or ()) for _, end in one.offsets)
+            raise _half_pair(chunks[0]) from None
+        for chunk, one in zip(chunks, found, strict=True):
+            flags = (any(first < end <= last for first, last in chunk.answers or ()) for _, end in one.offsets)
             runs = [(flag, len(list(run))) for flag, run in groupby(flags)]
             yield np.array(one.ids, self.kind), runs or [(False, 0)]
 
     def _end(self, own: Any) -> list[int]:
-        """The stop after a chat that is one text; most templates write one, and maybe a line end after it."""
+        """The stop token after a rendered chat; most templates write one, sometimes with a line end after it."""
         if self.stop is None or np.isin(own[-3:], [self.stop, *self.stops]).any():
             return []
         return [self.stop]
 
-    def _frame(self, piece: Piece) -> tuple[list[int], list[int]]:
-        """Ids before and after the piece's own: a turn's role at its start, stop at the end of an answer."""
-        if piece.answers is not None:
+    def _frame(self, chunk: TextChunk) -> tuple[list[int], list[int]]:
+        """Ids before and after the chunk's own: a turn's role at its start, stop at the end of an answer."""
+        if chunk.answers is not None:
             return [], []
-        if piece.role is None:
-            after = [self.stop] if self.framed and piece.last and self.stop is not None else []
-            return [*self.before] if piece.first else [], after
-        name = CHAT_TOKENS[ROLES.index(piece.role)]
+        if chunk.role is None:
+            after = [self.stop] if self.framed and chunk.last and self.stop is not None else []
+            return [*self.before] if chunk.first else [], after
+        name = CHAT_TOKENS[CHAT_ROLES.index(chunk.role)]
         role, stop = self.tokenizer.id_of(name), self.stop
         if role is None or stop is None:
             missing = name if role is None else "for stop"
@@ -228,13 +230,13 @@ class StoreWriter:
             raise DataError(
                 f"the tokenizer has no token {missing}, which chats need: train one with {', '.join(CHAT_TOKENS)}"
             )
-        return [role] if piece.first else [], [stop] if piece.last and piece.role == ROLES[-1] else []
+        return [role] if chunk.first else [], [stop] if chunk.last and chunk.role == CHAT_ROLES[-1] else []
 
     def _open_answers(self) -> None:
-        """Before the first chat every token counts; without chats there is no such file."""
+        """Before the first chat every token counts; without chats there is no answers file."""
         if "answers" not in self.files:
-            for first in range(0, self.tokens, BATCH):
-                self._write("answers", np.ones(min(BATCH, self.tokens - first), np.bool_))
+            for first in range(0, self.tokens, BATCH_CHARACTERS):
+                self._write("answers", np.ones(min(BATCH_CHARACTERS, self.tokens - first), np.bool_))
 
     def _write(self, name: str, values: np.ndarray[Any, Any]) -> None:
         if name not in self.files:
@@ -242,7 +244,7 @@ class StoreWriter:
         self.files[name].write(values.data)
 
     def finish(self) -> dict[str, Any]:
-        """Write the header, all on the disk."""
+        """Flush all files to the disk and write the header."""
         if not self.tokens:
             raise DataError("the texts hold no token: give files with text, or a tokenizer that knows its words")
         for file in self.files.values():
@@ -256,29 +258,29 @@ class StoreWriter:
             "type": self.kind.name,
             "sizes": {f"{name}.bin": (self.folder / f"{name}.bin").stat().st_size for name in self.files},
         }
-        path = self.folder / HEADER
+        path = self.folder / HEADER_FILE
         path.write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
         _flush(path)
         return header
 
 
-def _counted_bytes(piece: Piece) -> int:
+def _counted_bytes(chunk: TextChunk) -> int:
     """UTF-8 bytes of what counts in the loss."""
-    if piece.answers is not None:
-        return sum(count_bytes(piece.text[first:last]) for first, last in piece.answers)
-    return count_bytes(piece.text) if piece.role in (None, ROLES[-1]) else 0
+    if chunk.answers is not None:
+        return sum(count_bytes(chunk.text[first:last]) for first, last in chunk.answers)
+    return count_bytes(chunk.text) if chunk.role in (None, CHAT_ROLES[-1]) else 0
 
 
-def _half_pair(piece: Piece) -> DataError:
+def _half_pair(chunk: TextChunk) -> DataError:
     return DataError(
-        f"a text near document {piece.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
+        f"a text near document {chunk.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
         "remove escapes from \\ud800 to \\udfff that stand alone"
     )
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes this store; the system frees the lock at any end, a kill too."""
+    """Wait until no other process makes this store; the system releases the lock even after a kill."""
     with folder.with_name(f".{folder.name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

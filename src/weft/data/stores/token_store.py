@@ -1,4 +1,4 @@
-"""The token store: a text of any size, tokenized once into files, read in windows and never held in memory."""
+"""The token store: texts of any size, tokenized once into files, read in windows, never held in memory."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
-from weft.data.stores.prompt_protocol import PromptFormatProtocol
-from weft.data.stores.store_files import BATCH, Progress, make_store, read_header, store_name
-from weft.data.stores.text_pieces import Piece, has_chats, letters_of, read_pieces, sample_texts
+from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
+from weft.data.stores.store_files import BATCH_CHARACTERS, StoreProgress, make_store, read_store_header, store_name
+from weft.data.stores.text_chunks import TextChunk, distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
     "CHAT_TOKENS",
-    "Piece",
+    "TextChunk",
     "TokenStore",
-    "Window",
+    "TokenWindow",
+    "distinct_characters",
     "has_chats",
-    "letters_of",
-    "read_pieces",
+    "open_token_store",
+    "read_chunks",
     "sample_texts",
-    "token_store",
 ]
 
 
-class Window(NamedTuple):
-    """Copies of some tokens in a row [T], whether each counts in the loss (None: all do), and each one's document."""
+class TokenWindow(NamedTuple):
+    """Consecutive tokens [T], whether each counts in the loss (None: all do), and each token's document."""
 
     tokens: NDArray[np.int64]
     answers: NDArray[np.bool_] | None
     documents: NDArray[np.int64]
 
 
-def token_store(
+def open_token_store(
     paths: Sequence[str | Path],
     tokenizer: Tokenizer,
     cache: Path,
-    progress: Progress | None = None,
+    progress: StoreProgress | None = None,
     prompt_format: PromptFormatProtocol | None = None,
 ) -> TokenStore:
-    """The texts' tokens, made in `cache` if not there yet; `progress` is told how many bytes of text are done.
+    """The token store of texts, made in `cache` unless it exists; `progress` is called with the bytes read so far.
 
-    `prompt_format`: what the model that reads them knows of starts, stops and chats.
+    `prompt_format`: the start and stop ids and the chat template of the model that reads them.
     """
     folder = cache / store_name(paths, tokenizer, prompt_format)
-    header = read_header(folder) or make_store(paths, tokenizer, folder, progress, prompt_format)
+    header = read_store_header(folder) or make_store(paths, tokenizer, folder, progress, prompt_format)
     return TokenStore(folder, header["type"], header["bytes"], "answers.bin" in header["sizes"], 0, header["tokens"])
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """Tokens `first` to `last` of one long stream in `folder`; nothing is in memory, so it can be sent to workers."""
+    """Tokens `first` to `last` of one long stream in `folder`; nothing is in memory, so workers can receive it."""
 
     folder: Path
     kind: str
@@ -72,38 +72,37 @@ class TokenStore:
 
     @property
     def tokens(self) -> NDArray[np.uint16 | np.uint32]:
-        """All tokens, mapped; pages that are looked at count as memory, so read long ones by `window`."""
+        """All tokens, memory-mapped; pages that are touched count as memory, so read long stretches with `window`."""
         return self._map("tokens", self.kind)[self.first : self.last]
 
     @property
     def answers(self) -> NDArray[np.bool_] | None:
-        """Which tokens count in the loss, mapped: in chats what the assistant says; no start token; None means all."""
+        """Which tokens count in the loss, memory-mapped: the assistant's in chats, no start tokens; None: all."""
         return self._map("answers", "bool")[self.first : self.last] if self.chats else None
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """Where each document starts; the first one at 0, even if it began before this part of the stream."""
+        """Where each document starts; the first at 0, even if it began before this part of the stream."""
         starts = self._map("starts", "int64")
         inside = starts[bisect_right(starts, self.first) - 1 : bisect_left(starts, self.last)]
         return np.maximum(inside - self.first, 0) if self.first else inside
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
         starts = self._map("starts", "int64")
         return bisect_left(starts, self.last) - bisect_right(starts, self.first) + 1
 
     @property
     def counted(self) -> int:
-        """How many tokens count in the loss."""
+        """Number of tokens that count in the loss."""
         if not self.chats:
             return len(self)
-        parts = range(self.first, self.last, BATCH)
-        return sum(int(self._read("answers", "bool", at, min(BATCH, self.last - at)).sum()) for at in parts)
+        parts = range(self.first, self.last, BATCH_CHARACTERS)
+        return sum(int(self._read("answers", "bool", at, min(BATCH_CHARACTERS, self.last - at)).sum()) for at in parts)
 
     @property
     def bytes(self) -> int:
-        """UTF-8 bytes of the text that counts in the loss; exact where pieces meet, as they do at a split."""
+        """UTF-8 bytes of the text that counts in the loss; exact at chunk borders, where splits are made."""
         return self._bytes_before(self.last) - self._bytes_before(self.first)
 
     def slice(self, first: int, last: int) -> TokenStore:
@@ -127,7 +126,7 @@ class TokenStore:
             cut = aim
         return replace(self, last=cut), replace(self, first=cut)
 
-    def window(self, first: int, length: int) -> Window:
+    def window(self, first: int, length: int) -> TokenWindow:
         """`length` tokens from `first` on, fewer at the end, read from the file; documents are numbered from 0."""
         if not 0 <= first < len(self) or length < 1:
             raise DataError(f"a window of {length} tokens at {first} holds none of the {len(self)}: begin it earlier")
@@ -139,7 +138,7 @@ class TokenStore:
         number = bisect_right(starts, begin)
         inside = np.array(starts[number : bisect_left(starts, begin + length)])
         before = number - bisect_right(starts, self.first)
-        return Window(tokens, answers, before + np.searchsorted(inside, np.arange(begin, begin + length), "right"))
+        return TokenWindow(tokens, answers, before + np.searchsorted(inside, np.arange(begin, begin + length), "right"))
 
     def _nearest(self, name: str, aim: int) -> int | None:
         """The entry nearest to `aim` that lies inside this store."""
@@ -182,5 +181,5 @@ class TokenStore:
 
 @lru_cache(maxsize=16)
 def _mapped(path: Path, kind: str, written: int) -> Any:
-    """A mapped file; `written` tells a file that was made again from the one before."""
+    """A memory-mapped file; `written`, its time stamp, tells a new file from an old one of the same name."""
     return np.memmap(path, kind, mode="r")

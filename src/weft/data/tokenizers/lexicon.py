@@ -1,7 +1,7 @@
-"""A lexicon: the words and characters that training texts have, and a word as the numbers that a model takes.
+"""A lexicon: the words and characters of training texts, and a word as the ids that a model takes.
 
-A word is (w, c_1 .. c_L): its number in the lexicon, in lower case, and its characters as they are written, between a
-mark for its begin and one for its end. Words that are not in the lexicon share a number and keep their characters.
+A word is (w, c_1 .. c_L): its id in the lexicon, in lower case, and the ids of its characters as written, between a
+start and an end mark. Words that are not in the lexicon share one id and keep their characters.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
 
-UNKNOWN = 0  # the word's number
-NOTHING, STRANGE, BEGIN, END = range(4)  # characters' numbers; real characters follow
-LONGEST = 18
-WORD = re.compile(r"['’]\w{1,2}\b|\w+(?:['’]\w+)*|[^\w\s]")
-CLITIC = re.compile(r"(?i)(?<=\w)(?:n['’]t|['’](?:s|m|d|re|ve|ll))$")
+UNKNOWN_WORD = 0  # a word's id
+PADDING, UNKNOWN_CHARACTER, WORD_START, WORD_END = range(4)  # ids of characters; real characters follow
+LONGEST_WORD = 18
+WORD_PATTERN = re.compile(r"['’]\w{1,2}\b|\w+(?:['’]\w+)*|[^\w\s]")
+CLITIC_PATTERN = re.compile(r"(?i)(?<=\w)(?:n['’]t|['’](?:s|m|d|re|ve|ll))$")
 
 
 @dataclass(frozen=True)
 class Lexicon:
-    """Words in lower case and characters, most frequent first; `longest` bounds the characters of a word."""
+    """Words in lower case and characters, most frequent first; `longest` is the maximum of characters per word."""
 
     words: tuple[str, ...]
     characters: tuple[str, ...]
-    longest: int = LONGEST
+    longest: int = LONGEST_WORD
     _words: dict[str, int] = field(init=False, repr=False, compare=False)
     _characters: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_words", {word: number for number, word in enumerate(self.words, UNKNOWN + 1)})
-        object.__setattr__(self, "_characters", {c: number for number, c in enumerate(self.characters, END + 1)})
+        object.__setattr__(self, "_words", {word: number for number, word in enumerate(self.words, UNKNOWN_WORD + 1)})
+        object.__setattr__(self, "_characters", {c: number for number, c in enumerate(self.characters, WORD_END + 1)})
 
     @classmethod
-    def learn(cls, sentences: Iterable[Sequence[str]], vocabulary: int, longest: int = LONGEST) -> Lexicon:
-        """The most frequent words of sentences, `vocabulary` at most, and all characters seen more than once."""
+    def learn(cls, sentences: Iterable[Sequence[str]], vocabulary: int, longest: int = LONGEST_WORD) -> Lexicon:
+        """The most frequent words of sentences, at most `vocabulary`, and all characters seen more than once."""
         forms = Counter(word for words in sentences for word in words)
         words: Counter[str] = Counter()
         characters: Counter[str] = Counter()
@@ -56,58 +56,57 @@ class Lexicon:
 
     @property
     def vocabulary(self) -> int:
-        """Numbers that a word may have."""
-        return len(self.words) + UNKNOWN + 1
+        """Number of word ids."""
+        return len(self.words) + UNKNOWN_WORD + 1
 
     @property
     def alphabet(self) -> int:
-        """Numbers that a character may have."""
-        return len(self.characters) + END + 1
+        """Number of character ids."""
+        return len(self.characters) + WORD_END + 1
 
     def __contains__(self, word: object) -> bool:
         return isinstance(word, str) and word.lower() in self._words
 
     def encode(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """[T, 1 + L]; of a long word the first and the last characters are kept."""
+        """[T, 1 + L]; of a long word the first and last characters are kept."""
         rows = np.zeros((len(words), 1 + self.longest), dtype=np.int64)
         for row, word in zip(rows, words, strict=True):
-            row[0] = self._words.get(word.lower(), UNKNOWN)
-            inner = [self._characters.get(c, STRANGE) for c in shortened(word, self.longest - 2)]
-            row[1 : 3 + len(inner)] = (BEGIN, *inner, END)
+            row[0] = self._words.get(word.lower(), UNKNOWN_WORD)
+            inner = [self._characters.get(c, UNKNOWN_CHARACTER) for c in shorten_word(word, self.longest - 2)]
+            row[1 : 3 + len(inner)] = (WORD_START, *inner, WORD_END)
         return rows
 
     def to_tree(self) -> dict[str, Any]:
-        """Plain JSON; neither words nor characters hold what the joints are made of."""
+        """Plain JSON."""
         return {"words": list(self.words), "characters": "".join(self.characters), "longest": self.longest}
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Lexicon:
-        """Back from plain JSON."""
         return cls(tuple(tree["words"]), tuple(tree["characters"]), int(tree["longest"]))
 
 
-def shortened(word: str, most: int) -> str:
-    """A word of at most `most` characters: its first and its last ones."""
+def shorten_word(word: str, most: int) -> str:
+    """At most `most` characters of a word: its first and its last ones."""
     return word if len(word) <= most else word[: most // 2] + word[len(word) - (most - most // 2) :]
 
 
 def split_words(text: str) -> list[str]:
-    """Words and marks of a text: `it 's good, isn't it?` has it, 's, good, ",", isn't, it, ?."""
-    return WORD.findall(text)
+    """Words and punctuation of a text: `it 's good, isn't it?` has it, 's, good, ",", isn't, it, ?."""
+    return WORD_PATTERN.findall(text)
 
 
-def split_tokens(text: str, known: Container[str]) -> list[str]:
-    """Words as treebanks part them: what stands between blanks whole where it is known, else without its marks.
+def split_treebank_words(text: str, known: Container[str]) -> list[str]:
+    """Words as treebanks split them: known strings between blanks stay whole, others lose their punctuation.
 
-    Endings such as n't and 's stand alone where the lexicon has them so.
+    Endings such as n't and 's are words of their own if the lexicon has them.
     """
     found: list[str] = []
     for chunk in text.split():
         if chunk in known:
             found.append(chunk)
             continue
-        for piece in WORD.findall(chunk):
-            ending = None if piece in known else CLITIC.search(piece)
+        for piece in WORD_PATTERN.findall(chunk):
+            ending = None if piece in known else CLITIC_PATTERN.search(piece)
             if ending is not None and ending.group() in known:
                 found += [piece[: ending.start()], ending.group()]
             else:

@@ -1,6 +1,6 @@
-"""SentencePiece models (.model), read without the library: pieces, scores and kinds out of the protobuf.
+"""SentencePiece models (.model), read without the library: pieces, scores and types from the protobuf.
 
-Only what is needed: ModelProto.pieces (field 1: piece 1, score 2, type 3), trainer_spec.model_type (field 2, 3) and
+Only the fields needed: ModelProto.pieces (field 1: piece 1, score 2, type 3), trainer_spec.model_type (field 2, 3) and
 normalizer_spec (field 3: precompiled_charsmap 2, add_dummy_prefix 3, remove_extra_whitespaces 4).
 """
 
@@ -20,8 +20,8 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 @dataclass
-class SentencePiece:
-    """Pieces with their scores and kinds, in the order of their ids; `forms` brings characters to one form."""
+class SentencePieceModel:
+    """Pieces with their scores and types, in the order of their ids; `forms` is the map that normalizes characters."""
 
     pieces: list[tuple[str, float, int]] = field(default_factory=list)
     model_type: int = UNIGRAM
@@ -30,19 +30,19 @@ class SentencePiece:
     forms: bytes = b""
 
 
-def read_sentencepiece(path: Path) -> SentencePiece:
-    """Parse a .model file; a file that is none is refused in one sentence."""
+def read_sentencepiece(path: Path) -> SentencePieceModel:
+    """Parse a .model file."""
     try:
         model = _parse(path.read_bytes())
     except (IndexError, ValueError, struct.error) as error:
-        raise WeftError(f"{path.name} is no SentencePiece model ({error}): choose a tokenizer.model file") from None
+        raise WeftError(f"{path.name} is not a SentencePiece model ({error}): choose a tokenizer.model file") from None
     if not model.pieces:
-        raise WeftError(f"{path.name} is no SentencePiece model (it has no pieces): choose a tokenizer.model file")
+        raise WeftError(f"{path.name} is not a SentencePiece model (it has no pieces): choose a tokenizer.model file")
     return model
 
 
-def _parse(data: bytes) -> SentencePiece:
-    model = SentencePiece()
+def _parse(data: bytes) -> SentencePieceModel:
+    model = SentencePieceModel()
     for number, value in _fields(data):
         if number == 1:
             piece, score, kind = "", 0.0, NORMAL

@@ -1,7 +1,7 @@
 """Tokenizers: characters, bytes, words, byte-level BPE trained on the user's text; GPT-2's, BERT's, Llama's loaded.
 
-All are one kind underneath (the library `tokenizers`), saved as one tokenizer.json. Special tokens have roles: padding,
-start, stop, unknown; more can be given (`<User:>`, `<Assistant:>`) and are never split.
+All wrap the package `tokenizers` and are saved as one tokenizer.json. Special tokens have roles: padding, start, stop,
+unknown; others can be added (`<User:>`, `<Assistant:>`). They are never split.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from weft.data.tokenizers.sentencepiece import read_sentencepiece
 from weft.data.tokenizers.vocabulary_files import (
-    SPACE,
+    METASPACE,
     byte_level,
     from_marian,
     from_merges,
@@ -25,18 +25,18 @@ from weft.data.tokenizers.vocabulary_files import (
 )
 from weft.foundation.errors import WeftError
 
-Kind = Literal["characters", "bytes", "words", "bpe"]
-KINDS: tuple[Kind, ...] = ("characters", "bytes", "words", "bpe")
+TokenizerKind = Literal["characters", "bytes", "words", "bpe"]
+TOKENIZER_KINDS: tuple[TokenizerKind, ...] = ("characters", "bytes", "words", "bpe")
 PAD, START, STOP, UNKNOWN_TOKEN = "<pad>", "<start>", "<stop>", "<unknown>"
 SPECIALS = (PAD, START, STOP, UNKNOWN_TOKEN)
-# Names under which other libraries keep the same roles, best first.
-ROLES: dict[str, tuple[str, ...]] = {
+# Tokens that play each role in Weft and in other libraries, best first.
+ROLE_TOKENS: dict[str, tuple[str, ...]] = {
     "pad": (PAD, "[PAD]", "<|padding|>", "<unk>"),
     "start": (START, "<s>", "[CLS]", "<|begin_of_text|>", "<|im_start|>", "<|endoftext|>"),
     "stop": (STOP, "</s>", "[SEP]", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>"),
     "unknown": (UNKNOWN_TOKEN, "<unk>", "[UNK]", "<|endoftext|>"),
 }
-FILES = (
+TOKENIZER_FILES = (
     *("tokenizer.json", "source.spm", "encoder.json", "vocab.json", "vocab.txt"),
     *("tokenizer.model", "spiece.model"),
 )
@@ -45,43 +45,42 @@ SIDES = ("source", "target")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to ids and back. `encode` adds no special tokens; `start`, `stop`, `pad` say which ids they have.
+    """Text to ids and back. `encode` adds no special tokens; `start`, `stop` and `pad` are their ids.
 
-    `other` is the engine of the language that is written, where it is not the one that is read (Marian).
+    `target_engine` is the engine of the target language, if it differs from the source language's (Marian).
     """
 
     engine: Engine
-    other: Engine | None = None
+    target_engine: Engine | None = None
 
     @property
     def vocabulary(self) -> int:
-        """How many different tokens there are."""
+        """Number of tokens, added ones included."""
         return int(self.engine.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text."""
         return list(self.engine.encode(text, add_special_tokens=False).ids)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of many texts, in parallel."""
+        """Ids of many texts, encoded in parallel."""
         return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
-        """The text of ids; special tokens are left out unless asked for."""
-        return str((self.other or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
+        """The text of ids; special tokens are left out unless `keep_special`."""
+        return str((self.target_engine or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
 
     @property
     def target(self) -> Tokenizer:
-        """The tokenizer of the language that is written."""
-        return self if self.other is None else Tokenizer(self.other)
+        """The tokenizer of the target language."""
+        return self if self.target_engine is None else Tokenizer(self.target_engine)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Each token's own text, for pictures; with the space that SentencePiece leaves out at a beginning."""
-        engine = self.other or self.engine
+        """Each token's own text, for pictures; with the space that SentencePiece drops at the start of a text."""
+        engine = self.target_engine or self.engine
         found = []
         for index in ids:
             token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
-            found.append(f" {text}" if token.startswith(SPACE) and not text.startswith(" ") else text or token)
+            found.append(f" {text}" if token.startswith(METASPACE) and not text.startswith(" ") else text or token)
         return found
 
     def id_of(self, token: str) -> int | None:
@@ -91,38 +90,42 @@ class Tokenizer:
 
     def role(self, name: str) -> int | None:
         """The id that plays a role: pad, start, stop, unknown."""
-        return next((index for token in ROLES[name] if (index := self.id_of(token)) is not None), None)
+        return next((index for token in ROLE_TOKENS[name] if (index := self.id_of(token)) is not None), None)
 
     @property
     def pad(self) -> int:
-        """The id that fills rows up; 0 where none is named, because masks hide it anyway."""
+        """The id of padding; 0 where there is none, because masks hide it anyway."""
         return self.role("pad") or 0
 
     @property
     def start(self) -> int | None:
-        """The id before a text."""
         return self.role("start")
 
     @property
     def stop(self) -> int | None:
-        """The id after a text."""
         return self.role("stop")
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json, of the language that is read."""
+        """Write tokenizer.json, of the source language where there are two."""
         path.write_text(self.engine.to_str(), encoding="utf-8")
 
 
 def train_tokenizer(
-    kind: Kind, texts: Iterable[str], vocabulary: int = 8192, specials: Sequence[str] = (), least: int = 1
+    kind: TokenizerKind,
+    texts: Iterable[str],
+    vocabulary: int = 8192,
+    special_tokens: Sequence[str] = (),
+    min_frequency: int = 1,
 ) -> Tokenizer:
-    """A tokenizer learned from texts: at most `vocabulary` tokens, each seen at least `least` times."""
-    if kind not in KINDS:
-        raise WeftError(f"there is no tokenizer {kind!r}: choose one of {', '.join(KINDS)}")
-    names = [*SPECIALS, *specials]
+    """A tokenizer trained on texts: at most `vocabulary` tokens, each seen at least `min_frequency` times."""
+    if kind not in TOKENIZER_KINDS:
+        raise WeftError(f"there is no tokenizer {kind!r}: choose one of {', '.join(TOKENIZER_KINDS)}")
+    names = [*SPECIALS, *special_tokens]
     if kind == "bytes":
         return _bytes(names)
-    engine, trainer = _word_like(kind, vocabulary, names, least) if kind != "bpe" else _bpe(vocabulary, names, least)
+    engine, trainer = (
+        _word_like(kind, vocabulary, names, min_frequency) if kind != "bpe" else _bpe(vocabulary, names, min_frequency)
+    )
     engine.train_from_iterator(_not_empty(texts), trainer=trainer)
     engine.add_special_tokens(names)
     return Tokenizer(engine)
@@ -137,7 +140,9 @@ def _not_empty(texts: Iterable[str]) -> Iterator[str]:
         raise WeftError("there is no text to learn a tokenizer from: give a file that is not empty")
 
 
-def _word_like(kind: Kind, vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.WordLevelTrainer]:
+def _word_like(
+    kind: TokenizerKind, vocabulary: int, names: list[str], min_frequency: int
+) -> tuple[Engine, trainers.WordLevelTrainer]:
     engine = Engine(models.WordLevel(unk_token=UNKNOWN_TOKEN))
     if kind == "characters":
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -145,16 +150,16 @@ def _word_like(kind: Kind, vocabulary: int, names: list[str], least: int) -> tup
     else:
         engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|[^\w\s]"), "removed", invert=True)
     trainer = trainers.WordLevelTrainer(
-        vocab_size=vocabulary, special_tokens=names, min_frequency=least, show_progress=False
+        vocab_size=vocabulary, special_tokens=names, min_frequency=min_frequency, show_progress=False
     )
     return engine, trainer
 
 
-def _bpe(vocabulary: int, names: list[str], least: int) -> tuple[Engine, trainers.BpeTrainer]:
+def _bpe(vocabulary: int, names: list[str], min_frequency: int) -> tuple[Engine, trainers.BpeTrainer]:
     trainer = trainers.BpeTrainer(
         vocab_size=max(vocabulary, 256 + len(names)),
         special_tokens=names,
-        min_frequency=max(least, 2),
+        min_frequency=max(min_frequency, 2),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -176,7 +181,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not path.exists():
         raise WeftError(f"there is no tokenizer at {path}: give a tokenizer.json, vocab.txt or tokenizer.model")
     folder = path if path.is_dir() else path.parent
-    for name in (path.name,) if path.is_file() else FILES:
+    for name in (path.name,) if path.is_file() else TOKENIZER_FILES:
         file = folder / name
         if file.exists():
             return _load_file(file)
@@ -201,14 +206,12 @@ def _load_file(file: Path) -> Tokenizer:
     except WeftError:
         raise
     except Exception as error:
-        raise WeftError(
-            f"{file.name} is no tokenizer that can be read ({str(error)[:120]})".replace("\n", " ")
-        ) from None
+        raise WeftError(f"{file.name} is not a readable tokenizer ({str(error)[:120]})".replace("\n", " ")) from None
 
 
 def _read_engine(file: Path) -> Engine:
     engine = Engine.from_file(str(file))
-    # Some files carry the settings of one use: padding and cutting are the batch's business here.
+    # Some files store padding and truncation, which are done by batches here.
     engine.no_padding()
     engine.no_truncation()
     return engine

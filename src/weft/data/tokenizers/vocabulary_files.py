@@ -17,31 +17,31 @@ from weft.data.tokenizers.sentencepiece import (
     NORMAL,
     UNKNOWN,
     USER,
-    SentencePiece,
+    SentencePieceModel,
     read_sentencepiece,
 )
 from weft.foundation.errors import WeftError
 
-# GPT-2's own; each digit alone (SmolLM2); digits by threes (Llama 3); each alone in Llama 3's words (Qwen).
-Way = Literal["plain", "digits", "llama3", "qwen"]
+# GPT-2's own; single digits (SmolLM2); groups of three digits (Llama 3); single digits in Llama 3's words (Qwen).
+PreTokenization = Literal["plain", "digits", "llama3", "qwen"]
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-SPACE = "▁"
-UNKNOWN_PENALTY = 10.0  # SentencePiece's own: so much less likely than the least likely piece
-ABSENT = "\0"  # before pieces that only the other language has: no text holds it, and decoding leaves it out
+METASPACE = "▁"
+UNKNOWN_PENALTY = 10.0  # SentencePiece's own: below the score of the least likely piece
+ABSENT_MARK = "\0"  # marks pieces that only the other language has: no text contains it, and decoding drops it
 
 
 def byte_level(engine: Engine) -> Engine:
-    """GPT-2's way to take texts apart and put them together again."""
+    """GPT-2's pre-tokenizer and decoder."""
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
     return engine
 
 
-def part_words(engine: Engine, way: Way) -> Engine:
-    """How a byte-level engine takes texts apart before it merges: GPT-2's way, or a later one."""
+def set_pre_tokenization(engine: Engine, way: PreTokenization) -> Engine:
+    """Set how a byte-level engine splits texts before it merges: GPT-2's way, or a later one."""
     if way == "digits":
         steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         engine.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -73,7 +73,7 @@ def from_merges(file: Path) -> Engine:
 
 
 def from_wordpiece(file: Path, lower: bool | None = None) -> Engine:
-    """vocab.txt: BERT's; small letters only if `lower`, or if the file knows no others."""
+    """vocab.txt: BERT's; texts are lower-cased if `lower`, or if the file has no capital letters."""
     tokens = file.read_text(encoding="utf-8").splitlines()
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if lower is None:
@@ -92,14 +92,14 @@ def from_wordpiece(file: Path, lower: bool | None = None) -> Engine:
     return engine
 
 
-def from_sentencepiece(model: SentencePiece) -> Engine:
-    """Llama's (pairs merged by rank) or T5's (the likeliest pieces)."""
+def from_sentencepiece(model: SentencePieceModel) -> Engine:
+    """BPE (Llama) or unigram (T5), by the model's type."""
     engine = _merging(model) if model.model_type == BPE else _likeliest(model, model.pieces)
     engine.add_special_tokens([piece for piece, _, kind in model.pieces if kind in (CONTROL, UNKNOWN)])
     return engine
 
 
-def _merging(model: SentencePiece) -> Engine:
+def _merging(model: SentencePieceModel) -> Engine:
     """A SentencePiece BPE. A piece's merges are its splits into two known pieces, ranked by its score."""
     vocabulary = {piece: index for index, (piece, _, _) in enumerate(model.pieces)}
     ranked = sorted(
@@ -112,15 +112,15 @@ def _merging(model: SentencePiece) -> Engine:
     merges = [(piece[:cut], piece[cut:]) for _, _, _, piece, cut in ranked]
     unknown = next((piece for piece, _, kind in model.pieces if kind == UNKNOWN), None)
     engine = Engine(models.BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE)] if model.dummy_prefix else []
-    engine.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[normalizers.Normalizer] = [normalizers.Prepend(METASPACE)] if model.dummy_prefix else []
+    engine.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", METASPACE)])
+    back = [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     engine.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if model.dummy_prefix else [])])
     return engine
 
 
-def _likeliest(model: SentencePiece, pieces: Sequence[tuple[str, float, int]]) -> Engine:
-    """A SentencePiece unigram model: characters are brought to one form, spaces squeezed, then the likeliest pieces."""
+def _likeliest(model: SentencePieceModel, pieces: Sequence[tuple[str, float, int]]) -> Engine:
+    """A SentencePiece unigram model: characters normalized, spaces squeezed, then the most likely pieces."""
     unknown = next((index for index, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), None)
     falls_back = any(kind == BYTE for _, _, kind in pieces)
     engine = Engine(models.Unigram([(piece, score) for piece, score, _ in pieces], unknown, byte_fallback=falls_back))
@@ -129,26 +129,26 @@ def _likeliest(model: SentencePiece, pieces: Sequence[tuple[str, float, int]]) -
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     engine.normalizer = normalizers.Sequence(steps)
     scheme = "always" if model.dummy_prefix else "never"
-    engine.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, scheme)
-    engine.decoder = decoders.Sequence([decoders.Replace(ABSENT, ""), decoders.Metaspace(SPACE, scheme)])
+    engine.pre_tokenizer = pre_tokenizers.Metaspace(METASPACE, scheme)
+    engine.decoder = decoders.Sequence([decoders.Replace(ABSENT_MARK, ""), decoders.Metaspace(METASPACE, scheme)])
     return engine
 
 
 def from_marian(file: Path, vocabulary_file: Path) -> Engine:
-    """source.spm or target.spm, whose pieces have the ids of vocab.json, which serves both languages."""
+    """source.spm or target.spm; the ids of the pieces are in vocab.json, which both languages share."""
     model = read_sentencepiece(file)
     vocabulary = json.loads(vocabulary_file.read_text(encoding="utf-8"))
     if not isinstance(vocabulary, dict) or sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise WeftError(f"{vocabulary_file.name} does not number its pieces from 0 on: fetch it again")
     scores = {piece: score for piece, score, kind in model.pieces if kind in (NORMAL, USER)}
     specials = [name for name in vocabulary if name in ("</s>", "<unk>", "<pad>") or _is_language(name)]
-    # A letter that only the other language has keeps its id: Marian looks up what is unknown by its own form.
+    # A letter that only the other language has keeps its id: Marian looks unknown pieces up by their text.
     least = min(scores.values(), default=0.0) - UNKNOWN_PENALTY
     pieces = []
     for name in sorted(vocabulary, key=lambda name: int(vocabulary[name])):
         known = name in scores or name in specials or len(name) == 1
         score = scores.get(name, 0.0 if name in specials or not known else least)
-        pieces.append((name if known else ABSENT + name, score, UNKNOWN if name == "<unk>" else NORMAL))
+        pieces.append((name if known else ABSENT_MARK + name, score, UNKNOWN if name == "<unk>" else NORMAL))
     engine = _likeliest(model, pieces)
     engine.add_special_tokens(specials)
     if "</s>" in vocabulary:
@@ -159,5 +159,5 @@ def from_marian(file: Path, vocabulary_file: Path) -> Engine:
 
 
 def _is_language(name: str) -> bool:
-    """The marks that choose a language: >>fra<<."""
+    """Tokens that choose a language: >>fra<<."""
     return name.startswith(">>") and name.endswith("<<")

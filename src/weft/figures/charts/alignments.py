@@ -1,4 +1,4 @@
-"""Alignments: which source tokens each target token looks at, as a heat map."""
+"""Alignments: the attention of target tokens over source tokens, as a heat map."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from weft.figures.canvas import GRAY, canvas_style, legible
-from weft.figures.panels.panel import spell
+from weft.figures.canvas import GRAY, canvas_style, drawable_text
+from weft.figures.panels.panel import token_label
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def alignment_figure(
 ) -> Figure:
     """Weights [target tokens, source tokens]: source on top, target at the left; darker is more.
 
-    Cells and letters shrink with the number of tokens and stay readable up to some 60.
+    Cells and letters shrink with the number of tokens and stay readable up to about 60.
     """
     from matplotlib.figure import Figure
 
@@ -36,11 +36,11 @@ def alignment_figure(
         shape = "x".join(map(str, values.shape))
         raise WeftError(
             f"weights of shape {shape} for {len(target)} target and {len(source)} source tokens: "
-            "give a row a target token and a column a source token"
+            "give one row per target token and one column per source token"
         )
     cell = max(SMALLEST_CELL, min(CELL, LARGEST / max(values.shape)))
     letters = min(10.0, 72 * cell * 0.7)
-    rows, columns = ([spell(token) for token in tokens] for tokens in (target, source))
+    rows, columns = ([token_label(token) for token in tokens] for tokens in (target, source))
     width, height = cell * len(source), cell * len(target)
     with canvas_style():
         figure = Figure(figsize=(width, height))
@@ -57,7 +57,7 @@ def alignment_figure(
         axes.grid(which="minor", color="white", linewidth=0.6)
         axes.tick_params(which="both", length=0, top=False, bottom=False, left=False)
         if title:
-            axes.set_title(legible(title), fontsize=11, loc="left", pad=8)
+            axes.set_title(drawable_text(title), fontsize=11, loc="left", pad=8)
         bar = figure.add_axes((1 + 0.12 / width, 0, 0.12 / width, min(1.0, 1.5 / height)))
         figure.colorbar(image, cax=bar)
         bar.tick_params(labelsize=8, colors=GRAY)

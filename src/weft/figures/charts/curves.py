@@ -1,4 +1,4 @@
-"""Curves of training: loss or a score over steps, with the best mark and the best score known."""
+"""Training curves: loss or score by step, with the best value marked and a known best as a line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.canvas import COLORS, GRAY, canvas_style, legible, save_figure
+from weft.figures.canvas import COLORS, GRAY, canvas_style, drawable_text, save_figure
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 Better = Literal["lower", "higher"]
 Points = NDArray[np.float64]
-NOISY = 100  # a curve of more points is one of single batches: drawn pale under its running mean, its best unmarked
+NOISY = 100  # curves with more points show single batches: drawn pale under their running mean, the best not marked
 
 
 def curve_figure(
@@ -53,10 +53,10 @@ def curve_figure(
         if known is not None:
             _draw_known(axes, *known)
         axes.xaxis.set_major_formatter("{x:,.10g}")
-        axes.set_xlabel(legible(x_label))
-        axes.set_ylabel(legible(y_label))
+        axes.set_xlabel(drawable_text(x_label))
+        axes.set_ylabel(drawable_text(y_label))
         if title:
-            axes.set_title(legible(title), fontsize=11, loc="left")
+            axes.set_title(drawable_text(title), fontsize=11, loc="left")
         if not log_x:
             axes.set_xlim(min(0.0, *(curve[:, 0].min() for curve in drawn)))
         axes.margins(x=0.02, y=0.08)
@@ -79,7 +79,7 @@ def draw_curves(
 
 
 def running_mean(values: Points, width: int) -> Points:
-    """The mean over the last `width` values up to each one, fewer at the start; those not finite are skipped."""
+    """The mean of the last `width` values up to each one, fewer at the start; non-finite values are skipped."""
     here = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(here, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(here)])
@@ -102,15 +102,15 @@ def _points(name: str, curve: Sequence[tuple[float, float]], log_x: bool) -> Poi
 def _draw_curve(axes: Axes, name: str, curve: Points, color: str, better: Better) -> None:
     steps, values = curve[:, 0], curve[:, 1]
     if not np.isfinite(values).any():
-        axes.plot([], [], color=color, label=f"{legible(name)} (no values)")
+        axes.plot([], [], color=color, label=f"{drawable_text(name)} (no values)")
         return
     if len(curve) > NOISY:
         axes.plot(steps, values, color=color, linewidth=0.6, alpha=0.3)
-        axes.plot(steps, running_mean(values, len(curve) // 40), color=color, linewidth=1.8, label=legible(name))
+        axes.plot(steps, running_mean(values, len(curve) // 40), color=color, linewidth=1.8, label=drawable_text(name))
         return
     best = int(np.nanargmin(values) if better == "lower" else np.nanargmax(values))
     marker = "o" if len(curve) < 40 else None
-    label = f"{legible(name)}, best {values[best]:.4g} at {steps[best]:,.10g}"
+    label = f"{drawable_text(name)}, best {values[best]:.4g} at {steps[best]:,.10g}"
     axes.plot(steps, values, color=color, linewidth=1.8, marker=marker, markersize=3, label=label)
     axes.plot(
         steps[best],
@@ -124,4 +124,4 @@ def _draw_curve(axes: Axes, name: str, curve: Points, color: str, better: Better
 
 
 def _draw_known(axes: Axes, value: float, label: str) -> None:
-    axes.axhline(value, color=GRAY, linewidth=1.2, linestyle=(0, (5, 3)), label=legible(f"{label} {value:.4g}"))
+    axes.axhline(value, color=GRAY, linewidth=1.2, linestyle=(0, (5, 3)), label=drawable_text(f"{label} {value:.4g}"))

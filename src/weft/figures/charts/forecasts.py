@@ -1,4 +1,4 @@
-"""Forecasts: history, forecast with its band, and the truth where it is known, a panel a column."""
+"""Forecasts: history, forecast with its band, and the truth where it is known, one panel per column."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from weft.figures.canvas import COLORS, GRAY, canvas_style, legible
+from weft.figures.canvas import COLORS, GRAY, canvas_style, drawable_text
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = NDArray[np.float64]
 MOST_PANELS = 8
 LEAST_PAST = 32
 
@@ -32,7 +32,7 @@ def forecast_figure(
 ) -> Figure:
     """History [T, C] and forecast [H, C] with the band from low to high [H, C] and the truth [H, C], time 0 being now.
 
-    At most 8 columns are drawn, and of the history the last 3 H steps (or 32); one column may come as [T] and [H].
+    At most 8 columns and the last 3 H steps (or 32) of the history are drawn; a single column may be [T] and [H].
     """
     from matplotlib.figure import Figure
 
@@ -46,7 +46,7 @@ def forecast_figure(
         raise WeftError("a band has two ends, but only one was given: give both low and high")
     labels = [f"column {number}" for number in range(1, past.shape[1] + 1)] if names is None else list(names)
     if len(labels) != past.shape[1]:
-        raise WeftError(f"{len(labels)} names for {past.shape[1]} columns: give one a column")
+        raise WeftError(f"{len(labels)} names for {past.shape[1]} columns: give one per column")
     past = past[-max(3 * len(ahead), LEAST_PAST) :]
     panels = min(len(labels), MOST_PANELS)
     across = 1 if panels < 4 else 2
@@ -57,14 +57,14 @@ def forecast_figure(
             axes = figure.add_subplot(down, across, number + 1)
             parts = [None if part is None else part[:, number] for part in others]
             _draw_panel(axes, past[:, number], ahead[:, number], parts, band)
-            axes.set_title(legible(labels[number], 60), fontsize=10, loc="left", pad=3)
+            axes.set_title(drawable_text(labels[number], 60), fontsize=10, loc="left", pad=3)
             axes.tick_params(labelbottom=number + across >= panels)
         figure.supxlabel("steps from now", fontsize=10)
         handles, words = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, words, loc="outside upper right", ncols=len(handles), fontsize=9)
         hidden = f"{panels} of {len(labels)} columns" if panels < len(labels) else ""
         if heading := ", ".join(filter(None, (title, hidden))):
-            figure.suptitle(legible(heading), fontsize=11, x=0.01, ha="left")
+            figure.suptitle(drawable_text(heading), fontsize=11, x=0.01, ha="left")
     return figure
 
 
@@ -75,7 +75,7 @@ def _draw_panel(axes: Axes, past: Array, ahead: Array, others: Sequence[Array | 
     joined = np.concatenate([past[-1:], ahead])
     if low is not None and high is not None:
         floor, roof = np.concatenate([past[-1:], low]), np.concatenate([past[-1:], high])
-        axes.fill_between(after, floor, roof, color=COLORS[0], alpha=0.2, linewidth=0, label=legible(band))
+        axes.fill_between(after, floor, roof, color=COLORS[0], alpha=0.2, linewidth=0, label=drawable_text(band))
     axes.plot(before, past, color=GRAY, linewidth=1.2, label="history")
     if truth is not None:
         axes.plot(after, np.concatenate([past[-1:], truth]), color=COLORS[1], linewidth=1.2, label="truth")
@@ -87,7 +87,7 @@ def _draw_panel(axes: Axes, past: Array, ahead: Array, others: Sequence[Array | 
 
 
 def _column_wise(name: str, values: ArrayLike, wanted: tuple[int | None, int] | None) -> Array:
-    """[steps, columns] of at least one each, as many as wanted where that is said."""
+    """[steps, columns], at least one of each, and as many as `wanted` says."""
     array = np.asarray(values, dtype=np.float64)
     array = array[:, None] if array.ndim == 1 else array
     steps, columns = wanted or (None, None)

@@ -1,4 +1,4 @@
-"""Grids of true and false, and of numbers: as text for a terminal, as a picture for a file."""
+"""Grids of booleans or numbers: as text for a terminal, as a heat map for a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def text_grid(rows: Sequence[Sequence[bool]], labels: Sequence[str] | None = None) -> str:
-    """One line a row, a full square where true, a dot where false."""
+    """One line per row, a full square for true, a dot for false."""
     lines = [" ".join("■" if cell else "·" for cell in row) for row in rows]
     if labels is None:
         return "\n".join(lines)

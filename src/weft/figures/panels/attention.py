@@ -1,4 +1,4 @@
-"""Attention: tokens with lines to what they look at, the matrix, and all heads in small, by layer and head."""
+"""Attention: lines between tokens, the matrix, and small maps of all heads, by layer and head."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
-from weft.figures.palette import color_map, colored
-from weft.figures.panels.maps import Maps
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, label_ticks, spell, stamp
+from weft.figures.palette import color_map, to_colors
+from weft.figures.panels.maps import AttentionMaps
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, draw_thumbnail, label_ticks, token_label
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_LINES = 48  # tokens of a still's lines
+MOST_LINES = 48  # tokens whose lines a still draws
 LEAST_LINE = 0.02  # weights below are not drawn as lines
-FAINT = 0.35  # the strength of the focus's largest line, at least
+FAINT = 0.35  # least strength of the largest line of the row in focus
 MATRIX = 4.6  # inches
 SMALL = 0.72  # inches of a small map
-MOST_SMALL = 12  # lines of them
+MOST_SMALL = 12  # rows of small maps
 ROOT_FROM = 48  # tokens
-LETTER = 0.085  # inches, about, of a letter at 9 points
+LETTER = 0.085  # inches, about, per letter at 9 points
 
 
 @dataclass(frozen=True)
-class Attention(Panel):
-    """Who looks at whom: `maps` of tokens `rows` (looking) x `columns` (looked at); `focus` is the row shown first."""
+class AttentionPanel(Panel):
+    """Attention `maps` of tokens `rows` (queries) x `columns` (keys); `focus` is the row shown first."""
 
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     layers: Axis
     heads: Axis
-    maps: Maps
+    maps: AttentionMaps
     note: str = ""
     focus: int | None = None
 
@@ -48,32 +50,30 @@ class Attention(Panel):
             raise WeftError(f"maps of {T} x {S} for {len(self.rows)} x {len(self.columns)} tokens: give a label each")
 
     def axes(self) -> tuple[Axis, ...]:
-        """Layer and head."""
         return self.layers, self.heads
 
     @property
     def itself(self) -> bool:
-        """Whether tokens look at each other, not at others."""
+        """Whether this is self-attention: rows and columns are the same tokens."""
         return self.rows == self.columns
 
-    def choose(self, layer: int | None, head: int | None) -> Attention:
-        """The same with another map shown first."""
+    def choose(self, layer: int | None, head: int | None) -> AttentionPanel:
+        """A copy that shows another map first."""
         layers = self.layers if layer is None else replace(self.layers, chosen=layer)
         return replace(self, layers=layers, heads=self.heads if head is None else replace(self.heads, chosen=head))
 
     def weights(self, row: int) -> Array:
-        """What one token looks at in the chosen map, [S]."""
+        """The attention weights of one row of the chosen map, [S]."""
         return self.maps.row(self.layers.chosen, self.heads.chosen, row)
 
     def payload(self) -> Tree:
-        """Tokens, maps and the row shown first; what is left out of long inputs is said."""
+        """Tokens, maps and the row shown first."""
         tokens = {"rows": list(self.rows)} if self.itself else {"rows": list(self.rows), "columns": list(self.columns)}
         return {**tokens, "maps": self.maps.payload(), "focus": self.focus}
 
     # --- the still ---------------------------------------------------------------------------------------------------
 
     def height(self) -> float:
-        """Lines and matrix side by side, small maps below."""
         return max(self._lines_height(), self._matrix_height()) + self._small_height() + 0.25
 
     def draw(self, sheet: Sheet) -> None:
@@ -115,11 +115,11 @@ class Attention(Panel):
             lit = self.focus is None or row == self.focus
             self._draw_row(axes, place, row, columns, lit)
             strong = "bold" if self.focus == row else "normal"
-            axes.text(-0.03, place, spell(self.rows[row]), ha="right", va="center", fontsize=size, weight=strong)
+            axes.text(-0.03, place, token_label(self.rows[row]), ha="right", va="center", fontsize=size, weight=strong)
         looked = None if self.focus is None else self.weights(self.focus)
         for place, column in enumerate(columns):
             bold = looked is not None and looked[column] >= max(0.2, 0.6 * float(looked.max()))
-            label = spell(self.columns[column])
+            label = token_label(self.columns[column])
             axes.text(1.03, place, label, ha="left", va="center", fontsize=size, weight="bold" if bold else "normal")
         words = "looks at" if len(rows) == len(self.rows) else f"looks at (tokens {rows.start} to {rows.stop - 1})"
         sheet.text(left, 0.02, words, fontsize=8, color=GRAY)
@@ -127,7 +127,7 @@ class Attention(Panel):
     def _draw_row(self, axes: Axes, place: int, row: int, columns: range, lit: bool) -> None:
         weights = self.weights(row)
         if row == self.focus and (most := float(weights.max())) > 0:
-            # Where a row in focus looks at many alike, its largest still shows.
+            # A row in focus whose attention is spread evenly still shows its largest weight.
             weights = weights * max(most, FAINT) / most
         color = COLORS[0] if self.focus is None else (COLORS[1] if lit else "0.6")
         for other, column in enumerate(columns):
@@ -142,7 +142,7 @@ class Attention(Panel):
         return min(0.3, MATRIX / max(self.maps.size))
 
     def _matrix_height(self) -> float:
-        labels = min(1.6, 0.1 + LETTER * max(len(spell(token)) for token in self.columns))
+        labels = min(1.6, 0.1 + LETTER * max(len(token_label(token)) for token in self.columns))
         return 0.25 + self._cell() * self.maps.size[0] + (labels if self._cell() > 0.106 else 0.3)
 
     def _draw_matrix(self, sheet: Sheet) -> None:
@@ -176,14 +176,14 @@ class Attention(Panel):
         return -(-len(self.heads.options) // self._across())
 
     def _small_layers(self) -> range:
-        """The layers whose maps a still draws in small: all, or as many as fit around the chosen one."""
+        """The layers whose maps a still draws small: all, or as many as fit around the chosen one."""
         count = len(self.layers.options)
         most = min(count, max(1, MOST_SMALL // self._lines_of_layer()))
         first = max(0, min(count - most, self.layers.chosen - most // 2))
         return range(first, first + most)
 
     def _not_small(self) -> str:
-        """Which layers these are not, in words."""
+        """Which layers are left out of the small maps, in words."""
         names, drawn = self.layers.options, self._small_layers()
         parts = [part for part in (names[: drawn.start], names[drawn.stop :]) if part]
         words = " and ".join(part[0] if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
@@ -197,19 +197,21 @@ class Attention(Panel):
                 line = number * self._lines_of_layer() + head // across
                 x, y = 0.8 + head % across * (SMALL + 0.12), 0.2 + line * (SMALL + 0.22)
                 values = self.maps.picture(layer, head)
-                # A root makes the small weights of large maps visible.
+                # A square root makes the small weights of large maps visible.
                 values = np.sqrt(values) if max(values.shape) > ROOT_FROM else values
                 chosen = (layer, head) == (self.layers.chosen, self.heads.chosen)
                 color = COLORS[1] if chosen else GRAY
-                pixels = colored(values, (0.0, float(values.max())), "share")
-                stamp(board, pixels, (x, y, SMALL, SMALL), COLORS[1] if chosen else "0.8", 1.8 if chosen else 0.8)
+                pixels = to_colors(values, (0.0, float(values.max())), "share")
+                draw_thumbnail(
+                    board, pixels, (x, y, SMALL, SMALL), COLORS[1] if chosen else "0.8", 1.8 if chosen else 0.8
+                )
                 board.text(x + SMALL / 2, y - 0.03, label, ha="center", va="bottom", fontsize=7, color=color)
                 if head == 0:
-                    words = spell(self.layers.named(layer), 14)
+                    words = token_label(self.layers.named(layer), 14)
                     board.text(0, y + SMALL / 2, words, va="center", fontsize=8)
         if left_out := self._not_small():
             sheet.text(0, top + self._small_height() - 0.2, left_out, fontsize=8, color=GRAY)
 
 
 def _widest(tokens: Sequence[str], places: range) -> float:
-    return 0.15 + LETTER * max((len(spell(tokens[place])) for place in places), default=1)
+    return 0.15 + LETTER * max((len(token_label(tokens[place])) for place in places), default=1)

@@ -1,4 +1,4 @@
-"""A skeleton in motion, with how much is looked at each moment."""
+"""A skeleton in motion, with the attention over time."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
 from weft.figures.palette import color_map
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, expect_shape
 from weft.figures.panels.series import MOST_STRIPS, draw_strips
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 Up = Literal["x", "y", "z"]
 POSES = 8
-TALL = 1.9  # inches of a pose
+TALL = 1.9  # inches per pose
 
 
 @dataclass(frozen=True)
-class Motion(Panel):
-    """Joints [T, J, 3], bones as pairs of joints, and how much is looked at each step, [choices ..., T'].
+class MotionPanel(Panel):
+    """Joints [T, J, 3], bones as pairs of joints, and the attention over time, [choices ..., T'].
 
-    `up` is the coordinate that points up. T' may be T in strides.
+    `up` is the coordinate that points up. T' may be shorter than T (strides).
     """
 
     title: str
@@ -45,15 +47,14 @@ class Motion(Panel):
             raise WeftError(f"a bone ends at joint {most}, but there are {self.joints.shape[1]} joints")
 
     def axes(self) -> tuple[Axis, ...]:
-        """Layer and head."""
         return self.choices
 
     def payload(self) -> Tree:
-        """Joints turned so that z points up, bones and attention."""
+        """Joints with z up, bones and attention."""
         return {
-            "joints": pack(self.upright()),
+            "joints": encode_array(self.upright()),
             "bones": [list(bone) for bone in self.bones],
-            "attention": pack(self.attention),
+            "attention": encode_array(self.attention),
             "names": list(self.names),
         }
 
@@ -63,15 +64,14 @@ class Motion(Panel):
         return np.asarray(self.joints[..., order])
 
     def height(self) -> float:
-        """A row of poses, the heads' strips below."""
         return TALL + 0.45 + 0.2 * min(MOST_STRIPS, int(np.prod(self.attention.shape[:-1])))
 
     def draw(self, sheet: Sheet) -> None:
-        """Poses evenly spread over the time, colored by how much is looked at them."""
+        """Poses evenly spread over time, darker where attention is larger."""
         joints = self.upright()
         weights = self.attention[tuple(axis.chosen for axis in self.choices)]
         steps = np.unique(np.linspace(0, len(joints) - 1, POSES).round().astype(int))
-        flat = flatten(joints)
+        flat = project_sideways(joints)
         low, high = flat.min((0, 1)), flat.max((0, 1))
         room = (high - low).max() * 0.05
         top = float(weights.max()) or 1.0
@@ -94,15 +94,15 @@ class Motion(Panel):
         draw_strips(sheet, TALL + 0.35, self.attention, self.choices)
 
 
-def flatten(joints: Array) -> Array:
-    """[T, J, 3] -> [T, J, 2]: seen from the side on which the body is widest, z up; the view follows the body."""
+def project_sideways(joints: Array) -> Array:
+    """[T, J, 3] -> [T, J, 2]: the side view in which the body is widest, z up; the view follows the body."""
     level = joints[..., :2] - joints[..., :2].mean(1, keepdims=True)
     spread = np.linalg.svd(level.reshape(-1, 2), full_matrices=False)[2][0]
     return np.stack([level @ spread, joints[..., 2]], -1)
 
 
-def nearest_bones(joints: Array) -> tuple[tuple[int, int], ...]:
-    """Bones for a skeleton whose own are not known: the tree of joints whose distances vary least and are short."""
+def guess_bones(joints: Array) -> tuple[tuple[int, int], ...]:
+    """Bones of an unknown skeleton: the spanning tree of joints whose distances are short and vary least."""
     J = joints.shape[1]
     apart = np.linalg.norm(joints[:, :, None] - joints[:, None], axis=-1)
     cost = apart.mean(0) + 3 * apart.std(0)

@@ -1,4 +1,4 @@
-"""The pair view: how well one word's query fits another's key, q.k = sum_i q_i k_i, number by number."""
+"""One query and one key, number by number: q.k = sum_i q_i k_i."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell
-from weft.figures.panels.tables import Table, number
-from weft.figures.web.packing import pack
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, expect_shape, token_label
+from weft.figures.panels.tables import TablePanel, format_number
+from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
+from weft.foundation.spec import Tree
 
 STRIP = 1.15  # inches
 
 
 @dataclass(frozen=True)
-class Pair(Panel):
+class QueryKeyPanel(Panel):
     """`query` and `key` [ways, layers, heads, K], `scores` and `weights` [ways, layers, heads].
 
-    A way is who looks at whom: "not looks at terrible" and back. `scores` are those that go into the softmax.
+    A way is a direction: "not looks at terrible" and back. `scores` are the inputs of the softmax.
     """
 
     title: str
@@ -40,27 +42,24 @@ class Pair(Panel):
         expect_shape("scores of the pair", self.scores, *sizes)
         expect_shape("weights of the pair", self.weights, *sizes)
 
-    def strongest(self) -> Pair:
-        """The same with the largest weight shown first."""
+    def strongest(self) -> QueryKeyPanel:
+        """A copy that shows the largest weight first."""
         places = np.unravel_index(int(self.weights.argmax()), self.weights.shape)
         ways, layers, heads = (replace(axis, chosen=int(n)) for axis, n in zip(self.axes(), places, strict=True))
         return replace(self, ways=ways, layers=layers, heads=heads)
 
     def axes(self) -> tuple[Axis, ...]:
-        """Way, layer and head."""
         return self.ways, self.layers, self.heads
 
     def payload(self) -> Tree:
-        """All vectors, scores and weights."""
         return {
-            "query": pack(self.query),
-            "key": pack(self.key),
-            "scores": pack(self.scores),
-            "weights": pack(self.weights),
+            "query": encode_array(self.query),
+            "key": encode_array(self.key),
+            "scores": encode_array(self.scores),
+            "weights": encode_array(self.weights),
         }
 
     def height(self) -> float:
-        """Three strips and a table."""
         return 3 * STRIP + 0.75 + self._table_height()
 
     def _table_height(self) -> float:
@@ -79,12 +78,12 @@ class Pair(Panel):
             axes.set_xlim(-0.6, len(values) - 0.4)
             axes.set_xticks(range(0, len(values), max(1, len(values) // 16)))
             sheet.text(0, 0.1 + row * STRIP + 0.25, name, fontsize=9.5, color=color, weight="bold")
-        words = spell(self.ways.options[place[0]], 60)
+        words = token_label(self.ways.options[place[0]], 60)
         total = float((q * k).sum())
         sheet.text(
             0,
             3 * STRIP + 0.02,
-            f"{words}: q.k = {number(total)}, score {number(float(self.scores[place]))}, "
+            f"{words}: q.k = {format_number(total)}, score {format_number(float(self.scores[place]))}, "
             f"weight after softmax {float(self.weights[place]):.3f}",
             fontsize=9.5,
         )
@@ -94,6 +93,6 @@ class Pair(Panel):
         heads = tuple(f"head {name}" for name in self.heads.options)
         rows = tuple(f"layer {name}" for name in self.layers.options)
         values = np.asarray(self.weights[self.ways.chosen])
-        table = Table("weights", rows, heads, values)
+        table = TablePanel("weights", rows, heads, values)
         sheet.text(0, top, "weights of all heads", fontsize=8.5, color=GRAY)
         table.draw(sheet.lower(top + 0.1))

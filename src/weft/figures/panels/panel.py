@@ -1,6 +1,6 @@
 """A panel is one drawing of plain arrays: as a still, as data of an interactive page, or in a notebook.
 
-Axes of choices (layer, head, word, ...) come first in its arrays; a page lets its reader choose, a still shows one.
+Axes of choices (layer, head, word, ...) come first in its arrays; in a page the reader chooses, a still shows one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.figures.canvas import GRAY, legible
+from weft.figures.canvas import GRAY, drawable_text
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import SubFigure
 
-Array = NDArray[np.floating[Any]]
-Tree = dict[str, Any]
 WIDTH = 9.6  # inches of a still
 LONGEST_TOKEN = 18
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One thing to choose, such as a layer: its name, its options and which of them is shown first."""
+    """A choice, such as the layer: its name, its options, and the one shown first."""
 
     name: str
     options: tuple[str, ...]
@@ -39,18 +39,17 @@ class Axis:
             raise WeftError(f"{self.name} {self.chosen} of {len(self.options)}: choose one from 0 on")
 
     def named(self, place: int) -> str:
-        """An option in words: "head 1", but "mean" alone says enough."""
+        """An option in words: "head 1", or just "mean"."""
         option = self.options[place]
         return f"{self.name} {option}" if option.isdigit() else option
 
     def tree(self) -> Tree:
-        """For a page."""
         return {"name": self.name, "options": list(self.options), "chosen": self.chosen}
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Where a panel draws its still: a part of a figure, measured in inches from its upper left corner."""
+    """Where a panel draws its still: a part of a figure, in inches from its upper left corner."""
 
     box: SubFigure
     width: float
@@ -58,16 +57,15 @@ class Sheet:
     down: float = 0.0
 
     def lower(self, down: float) -> Sheet:
-        """The same sheet from so far down on."""
+        """The same sheet, `down` inches lower."""
         return replace(self, down=self.down + down)
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
-        """Axes at this place, of this size."""
         low = 1 - (self.down + top + height) / self.height
         return self.box.add_axes((left / self.width, low, width / self.width, height / self.height))
 
     def board(self) -> Axes:
-        """Axes over the whole sheet, in its inches: many small drawings there cost far less than axes for each."""
+        """Axes over the whole sheet, in inches: many small drawings there are far cheaper than axes for each."""
         height = self.height - self.down
         found = self.axes(0, 0, self.width, height)
         found.set_axis_off()
@@ -75,13 +73,15 @@ class Sheet:
         return found
 
     def text(self, left: float, top: float, words: str, **style: Any) -> None:
-        """Words whose upper left corner is here."""
+        """Text with its upper left corner here."""
         style = {"fontsize": 9, "va": "top", "ha": "left", **style}
         self.box.text(left / self.width, 1 - (self.down + top) / self.height, words, **style)
 
 
-def stamp(board: Axes, pixels: NDArray[Any], place: tuple[float, float, float, float], edge: str, line: float) -> None:
-    """A small picture (colors [h, w, 4 or 3]) on a board at (left, top, width, height), with a frame."""
+def draw_thumbnail(
+    board: Axes, pixels: NDArray[Any], place: tuple[float, float, float, float], edge: str, line: float
+) -> None:
+    """Draw a small picture (colors [h, w, 4 or 3]) on a board at (left, top, width, height), with a frame."""
     from matplotlib.patches import Rectangle
 
     x, y, wide, tall = place
@@ -90,7 +90,7 @@ def stamp(board: Axes, pixels: NDArray[Any], place: tuple[float, float, float, f
 
 
 class Panel(ABC):
-    """A drawing with a title and a sentence on what is to be seen, `note`."""
+    """A drawing with a title and `note`, a sentence that says what it shows."""
 
     kind: ClassVar[str]
     title: str
@@ -98,7 +98,7 @@ class Panel(ABC):
 
     @abstractmethod
     def payload(self) -> Tree:
-        """What a page needs to draw it, as plain JSON with packed arrays."""
+        """What a page needs to draw it, as plain JSON with encoded arrays."""
 
     @abstractmethod
     def height(self) -> float:
@@ -106,19 +106,19 @@ class Panel(ABC):
 
     @abstractmethod
     def draw(self, sheet: Sheet) -> None:
-        """Its still."""
+        """Draw its still."""
 
     def axes(self) -> tuple[Axis, ...]:
         """What there is to choose."""
         return ()
 
     def tree(self) -> Tree:
-        """All that a page gets."""
+        """The payload with kind, title, note and axes, for a page."""
         axes = [axis.tree() for axis in self.axes()]
         return {"kind": self.kind, "title": self.title, "note": self.note, "axes": axes, **self.payload()}
 
     def shown(self) -> str:
-        """What a still shows of the choices, in words: "layer 1, head 0"."""
+        """Which choices a still shows, in words: "layer 1, head 0"."""
         return ", ".join(axis.named(axis.chosen) for axis in self.axes() if len(axis.options) > 1)
 
 
@@ -131,17 +131,17 @@ def expect_shape(name: str, values: NDArray[Any], *sizes: int | None) -> None:
 
 
 def as_array(values: Any) -> Array:
-    """Numbers of 32 bits."""
+    """As float32."""
     return np.asarray(values, dtype=np.float32)
 
 
-def spell(token: str, most: int = LONGEST_TOKEN) -> str:
-    """A token as it can be drawn, with its outer blanks shown, so that " the" and "the" differ."""
-    return legible(visible_token(token), most)
+def token_label(token: str, most: int = LONGEST_TOKEN) -> str:
+    """A token as it can be drawn, with its outer blanks visible, so that " the" and "the" differ."""
+    return drawable_text(visible_token(token), most)
 
 
 def visible_token(token: str) -> str:
-    """The token with outer blanks and breaks shown; an empty one as ∅."""
+    """The token with outer blanks and breaks visible; an empty one as ∅."""
     inner = token.strip(" ")
     left = len(token) - len(token.lstrip(" "))
     shown = "␣" * left + inner + "␣" * (len(token) - left - len(inner)) if inner else "␣" * len(token) or "∅"
@@ -149,9 +149,9 @@ def visible_token(token: str) -> str:
 
 
 def label_ticks(axes: Axes, labels: Sequence[str], side: str, cell: float, upright: bool = True) -> None:
-    """Labels at the rows ("y") or on top of the columns ("x") of a heat map whose cells are so many inches.
+    """Labels at the rows ("y") or above the columns ("x") of a heat map with cells of `cell` inches.
 
-    Letters shrink with the cells; where they would be too small to read, every n-th place gets its number instead.
+    Letters shrink with the cells; where they would be too small, every n-th position is numbered instead.
     """
     size = min(10.0, 72 * cell * 0.72)
     here = axes.xaxis if side == "x" else axes.yaxis
@@ -160,8 +160,10 @@ def label_ticks(axes: Axes, labels: Sequence[str], side: str, cell: float, uprig
         places = list(range(0, len(labels), step))
         here.set_ticks(places, labels=[str(place) for place in places], fontsize=8, color=GRAY)
     else:
-        turn = 90 if side == "x" and upright and max(map(len, map(spell, labels))) > 2 else 0
-        here.set_ticks(range(len(labels)), labels=[spell(label) for label in labels], fontsize=size, rotation=turn)
+        turn = 90 if side == "x" and upright and max(map(len, map(token_label, labels))) > 2 else 0
+        here.set_ticks(
+            range(len(labels)), labels=[token_label(label) for label in labels], fontsize=size, rotation=turn
+        )
     if side == "x":
         axes.tick_params(axis="x", length=0, pad=3, top=False, bottom=False, labeltop=True, labelbottom=False)
     else:

@@ -1,4 +1,4 @@
-"""Numbers in time with where attention looked: forecasts, channels of a sequence."""
+"""Numbers over time with the attention on them: forecasts, channels of a sequence."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.figures.canvas import COLORS, GRAY, legible
-from weft.figures.palette import color_map, colored
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, stamp
+from weft.figures.canvas import COLORS, GRAY, drawable_text
+from weft.figures.palette import color_map, to_colors
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, draw_thumbnail, expect_shape
 from weft.figures.panels.tables import value_range
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +26,11 @@ MOST_STRIPS = 14
 
 
 @dataclass(frozen=True)
-class Forecast(Panel):
+class ForecastPanel(Panel):
     """History [T, C], forecast [H, C] with its band, and attention over the history, [columns, choices ..., patches].
 
-    The attention of a column that shares its model's tokens with the others is the same for all: [1, ...]. Each patch
-    is `patch` steps, the last one ends now.
+    Columns that share their tokens share their attention: [1, ...]. Each patch has `patch` steps; the last one ends
+    now.
     """
 
     title: str
@@ -57,7 +59,6 @@ class Forecast(Panel):
         expect_shape("attention over history", self.attention, None, *(len(a.options) for a in self.choices), None)
 
     def axes(self) -> tuple[Axis, ...]:
-        """The column, layer and head."""
         return (Axis("column", self.columns), *self.choices)
 
     def shown(self) -> str:
@@ -65,29 +66,27 @@ class Forecast(Panel):
         return ", ".join(axis.named(axis.chosen) for axis in self.choices if len(axis.options) > 1)
 
     def payload(self) -> Tree:
-        """All numbers."""
-        ends = {name: None if x is None else pack(x) for name, x in (("low", self.low), ("high", self.high))}
+        ends = {name: None if x is None else encode_array(x) for name, x in (("low", self.low), ("high", self.high))}
         return {
-            "history": pack(self.history),
-            "ahead": pack(self.ahead),
+            "history": encode_array(self.history),
+            "ahead": encode_array(self.ahead),
             **ends,
-            "attention": pack(self.attention),
+            "attention": encode_array(self.attention),
             "patch": self.patch,
             "band": self.band,
         }
 
     def height(self) -> float:
-        """A plot and a strip of attention a column."""
         return min(len(self.columns), MOST_COLUMNS) * (PLOT + GAP) + 0.35
 
     def draw(self, sheet: Sheet) -> None:
-        """For each column its numbers, and under them where the last patch looks."""
+        """Per column its numbers, and below them the attention of the last patch."""
         place = tuple(axis.chosen for axis in self.choices)
         for number, name in enumerate(self.columns[:MOST_COLUMNS]):
             top = number * (PLOT + GAP)
             axes = sheet.axes(LEFT, top + 0.12, WIDTH - LEFT - 0.1, PLOT - STRIP - 0.15)
             self._draw_column(axes, number)
-            axes.set_title(legible(name, 60), fontsize=9.5, loc="left", pad=3)
+            axes.set_title(drawable_text(name, 60), fontsize=9.5, loc="left", pad=3)
             if number == 0:
                 axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.16), ncols=3)
             strip = sheet.axes(LEFT, top + PLOT, WIDTH - LEFT - 0.1, STRIP)
@@ -121,8 +120,8 @@ class Forecast(Panel):
 
 
 @dataclass(frozen=True)
-class Channels(Panel):
-    """A sequence [T, C] in time and how much is looked at each step, [choices ..., T']: T' may be T in strides."""
+class ChannelsPanel(Panel):
+    """A sequence [T, C] and the attention over time, [choices ..., T']; T' may be shorter than T (strides)."""
 
     title: str
     values: Array
@@ -138,53 +137,56 @@ class Channels(Panel):
         expect_shape("attention in time", self.attention, *(len(axis.options) for axis in self.choices), None)
 
     def axes(self) -> tuple[Axis, ...]:
-        """Layer and head."""
         return self.choices
 
     def payload(self) -> Tree:
-        """All numbers."""
-        return {"values": pack(self.values), "names": list(self.names), "attention": pack(self.attention)}
+        return {
+            "values": encode_array(self.values),
+            "names": list(self.names),
+            "attention": encode_array(self.attention),
+        }
 
     def height(self) -> float:
-        """The channels, and strips of attention."""
         return 2.8 + 0.2 * self._strips() + 0.3
 
     def _strips(self) -> int:
         return min(MOST_STRIPS, int(np.prod(self.attention.shape[:-1])))
 
     def draw(self, sheet: Sheet) -> None:
-        """Channels as a heat map (few of them as curves), a strip a head below."""
+        """Channels as a heat map (or curves, if few), and one strip per head below."""
         axes = sheet.axes(1.6, 0.1, WIDTH - 1.7, 2.4)
         draw_channels(axes, self.values, self.names)
         draw_strips(sheet, 2.8, self.attention, self.choices)
 
 
 def draw_channels(axes: Axes, values: Array, names: tuple[str, ...]) -> None:
-    """Up to eight channels as curves, more as a heat map in units of each channel's deviation."""
+    """Up to eight channels as curves, more as a heat map in units of each channel's standard deviation."""
     if len(names) <= 8:
         for number, name in enumerate(names):
-            axes.plot(values[:, number], color=COLORS[number % len(COLORS)], linewidth=1.1, label=legible(name, 20))
+            axes.plot(
+                values[:, number], color=COLORS[number % len(COLORS)], linewidth=1.1, label=drawable_text(name, 20)
+            )
         axes.legend(fontsize=7.5, loc="upper right", ncols=min(4, len(names)))
         axes.set_xlim(-0.5, len(values) - 0.5)
     else:
-        axes.imshow(standardized(values).T, cmap=color_map("signed"), vmin=-3, vmax=3, aspect="auto")
+        axes.imshow(standardize(values).T, cmap=color_map("signed"), vmin=-3, vmax=3, aspect="auto")
         axes.set_ylabel("channel", fontsize=8.5, color=GRAY)
     axes.tick_params(labelsize=8, colors=GRAY)
 
 
-def standardized(values: Array) -> Array:
-    """Each channel with mean 0 and deviation 1."""
+def standardize(values: Array) -> Array:
+    """Each channel with mean 0 and standard deviation 1."""
     spread = values.std(0)
     return (values - values.mean(0)) / np.where(spread > 0, spread, 1)
 
 
 def draw_strips(sheet: Sheet, top: float, attention: Array, choices: tuple[Axis, ...]) -> None:
-    """One strip in time a choice, as many as fit."""
+    """One strip over time per choice, as many as fit."""
     every = list(np.ndindex(*attention.shape[:-1]))[:MOST_STRIPS]
     board = sheet.lower(top).board()
     for line, choice in enumerate(every):
         values = attention[choice][None]
-        pixels = colored(values, value_range(values, "share"), "share")
-        stamp(board, pixels, (1.6, 0.2 * line, WIDTH - 1.7, 0.16), "0.85", 0.8)
+        pixels = to_colors(values, value_range(values, "share"), "share")
+        draw_thumbnail(board, pixels, (1.6, 0.2 * line, WIDTH - 1.7, 0.16), "0.85", 0.8)
         words = ", ".join(axis.named(place) for axis, place in zip(choices, choice, strict=True))
         board.text(0, 0.2 * line + 0.08, words or "attention", va="center", fontsize=8, color=GRAY)

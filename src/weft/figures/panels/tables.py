@@ -1,4 +1,4 @@
-"""Tables of numbers as heat maps, with numbers or words in their cells: alignments, logit lens, routing, statistics."""
+"""Tables of values as heat maps, with numbers or words in the cells: alignments, logit lens, routing, statistics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from weft.figures.canvas import GRAY
-from weft.figures.palette import STOPS, Scale, color_map
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, label_ticks, spell
-from weft.figures.web.packing import pack
+from weft.figures.palette import COLOR_STOPS, ColorScale, color_map
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, expect_shape, label_ticks, token_label
+from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,10 +25,10 @@ LETTER = 0.085
 
 
 @dataclass(frozen=True)
-class Table(Panel):
-    """Values [choices ..., rows, columns]; `words` fill the cells, or by `cells` their numbers, or colors alone.
+class TablePanel(Panel):
+    """Values [choices ..., rows, columns]; cells show `words`, or by `cells` their numbers or colors only.
 
-    `gold` marks the cells that are right, where that is known. `row_name` and `column_name` say what they are.
+    `gold` marks the right cells, where known. `row_name` and `column_name` say what rows and columns are.
     """
 
     title: str
@@ -36,7 +38,7 @@ class Table(Panel):
     choices: tuple[Axis, ...] = ()
     words: tuple[tuple[str, ...], ...] | None = None
     cells: Literal["colors", "numbers"] = "numbers"
-    scale: Scale = "share"
+    scale: ColorScale = "share"
     row_name: str = ""
     column_name: str = ""
     gold: Array | None = None
@@ -53,7 +55,6 @@ class Table(Panel):
             expect_shape("the table's gold", self.gold, len(self.rows), len(self.columns))
 
     def axes(self) -> tuple[Axis, ...]:
-        """What there is to choose."""
         return self.choices
 
     def chosen(self) -> Array:
@@ -61,17 +62,16 @@ class Table(Panel):
         return self.values[tuple(axis.chosen for axis in self.choices)]
 
     def payload(self) -> Tree:
-        """Labels, values and words."""
         return {
             "rows": list(self.rows),
             "columns": list(self.columns),
-            "values": pack(self.values),
+            "values": encode_array(self.values),
             "words": None if self.words is None else [list(row) for row in self.words],
             "cells": self.cells,
             "scale": self.scale,
             "row_name": self.row_name,
             "column_name": self.column_name,
-            "gold": None if self.gold is None else pack(self.gold, "u1"),
+            "gold": None if self.gold is None else encode_array(self.gold, "u1"),
         }
 
     # --- the still ---------------------------------------------------------------------------------------------------
@@ -85,29 +85,27 @@ class Table(Panel):
         return side, side
 
     def _left(self) -> float:
-        return min(1.9, 0.2 + LETTER * max(len(spell(row)) for row in self.rows)) + (0.25 if self.row_name else 0)
+        return min(1.9, 0.2 + LETTER * max(len(token_label(row)) for row in self.rows)) + (0.25 if self.row_name else 0)
 
     def _top(self) -> float:
-        letters = max(len(spell(column)) for column in self.columns)
+        letters = max(len(token_label(column)) for column in self.columns)
         short = self._flat() or self._cells()[0] < 0.106
         return (0.28 if short else 0.15 + LETTER * letters) + (0.22 if self.column_name else 0)
 
     def _flat(self) -> bool:
-        """Whether the columns' labels fit above them without being turned."""
-        return max(len(spell(column)) for column in self.columns) * LETTER * 1.15 <= self._cells()[0]
+        """Whether the column labels fit without being rotated."""
+        return max(len(token_label(column)) for column in self.columns) * LETTER * 1.15 <= self._cells()[0]
 
     def _written(self) -> bool:
-        """Whether cells are wide enough for what is in them."""
+        """Whether cells are wide enough for their text."""
         if self.words is None and self.cells == "colors":
             return False
         return (WIDTH - self._left()) / len(self.columns) >= 0.45
 
     def height(self) -> float:
-        """So many rows, and the labels above."""
         return self._top() + self._cells()[1] * len(self.rows) + 0.25
 
     def draw(self, sheet: Sheet) -> None:
-        """The chosen table."""
         values = self.chosen()
         width, height = self._cells()
         R, C = values.shape
@@ -139,13 +137,13 @@ class Table(Panel):
         low, high = limits
         most = max(2, int(width / (LETTER * 0.9)))
         for (row, column), value in np.ndenumerate(values):
-            text = number(float(value)) if self.words is None else spell(self.words[row][column], most)
+            text = format_number(float(value)) if self.words is None else token_label(self.words[row][column], most)
             share = 0.5 if high == low else (float(value) - low) / (high - low)
             ink = "white" if is_dark(share, self.scale) else "black"
             axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=ink)
 
 
-def value_range(values: Array, scale: Scale) -> tuple[float, float]:
+def value_range(values: Array, scale: ColorScale) -> tuple[float, float]:
     """The values of the lowest and the highest color."""
     finite = values[np.isfinite(values)]
     top = float(np.abs(finite).max()) if finite.size else 1.0
@@ -153,9 +151,9 @@ def value_range(values: Array, scale: Scale) -> tuple[float, float]:
     return (0.0 if scale == "share" else -top), top
 
 
-def is_dark(share: float, scale: Scale) -> bool:
-    """Whether the color at this place of the scale, from 0 to 1, needs white letters."""
-    stops = STOPS[scale]["light"]
+def is_dark(share: float, scale: ColorScale) -> bool:
+    """Whether text on the color at this position of the scale, from 0 to 1, must be white."""
+    stops = COLOR_STOPS[scale]["light"]
     if not np.isfinite(share):
         return False
     place = min(len(stops) - 1, max(0, round(share * (len(stops) - 1))))
@@ -163,8 +161,8 @@ def is_dark(share: float, scale: Scale) -> bool:
     return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
-def number(value: float) -> str:
-    """As few figures as tell it: 0.85, 12.3, 1.2e+05."""
+def format_number(value: float) -> str:
+    """A number in few digits: 0.85, 12.3, 1.2e+05."""
     if value == 0 or 0.01 <= abs(value) < 10:
         return f"{value:.2f}"
     return f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Tokens colored by how much is looked at them, as text that can be read, with what the model says of each below."""
+"""Tokens colored by the attention they receive, as running text, with what the model says of each below."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.figures.canvas import GRAY
-from weft.figures.palette import Scale, color_map, colored
-from weft.figures.panels.panel import WIDTH, Array, Axis, Panel, Sheet, Tree, expect_shape, spell, stamp
+from weft.figures.palette import ColorScale, color_map, to_colors
+from weft.figures.panels.panel import WIDTH, Axis, Panel, Sheet, draw_thumbnail, expect_shape, token_label
 from weft.figures.panels.tables import is_dark, value_range
-from weft.figures.web.packing import pack
+from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
+from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTER = 0.098  # inches of a letter at 11 points, about
+LETTER = 0.098  # inches, about, per letter at 11 points
 LINE = 0.34
 BELOW = 0.2
 MOST_LINES = 40
-SMALL_LINES = 12  # choices whose shading a still shows besides the chosen one
+SMALL_LINES = 12  # choices that a still shows besides the chosen one
 
 
 @dataclass(frozen=True)
-class Tokens(Panel):
+class TokensPanel(Panel):
     """`weights` [choices ..., T] color the tokens; `below` says something of each (a tag, a share)."""
 
     title: str
@@ -33,7 +35,7 @@ class Tokens(Panel):
     weights: Array
     choices: tuple[Axis, ...] = ()
     below: tuple[str, ...] = ()
-    scale: Scale = "share"
+    scale: ColorScale = "share"
     note: str = ""
 
     kind = "tokens"
@@ -45,14 +47,12 @@ class Tokens(Panel):
             expect_shape("words below tokens", np.array(self.below, dtype=object), len(self.tokens))
 
     def axes(self) -> tuple[Axis, ...]:
-        """What there is to choose."""
         return self.choices
 
     def payload(self) -> Tree:
-        """Tokens, their weights and what stands below."""
         return {
             "tokens": list(self.tokens),
-            "weights": pack(self.weights),
+            "weights": encode_array(self.weights),
             "below": list(self.below),
             "scale": self.scale,
         }
@@ -64,9 +64,9 @@ class Tokens(Panel):
         lines: list[list[tuple[int, float, float]]] = [[]]
         x = 0.0
         for number, token in enumerate(self.tokens):
-            letters = float(len(spell(token)))
+            letters = float(len(token_label(token)))
             if self.below:
-                letters = max(letters, 0.8 * len(spell(self.below[number])))
+                letters = max(letters, 0.8 * len(token_label(self.below[number])))
             width = 0.1 + LETTER * letters
             if x + width > WIDTH and lines[-1]:
                 lines.append([])
@@ -86,12 +86,11 @@ class Tokens(Panel):
         return every[:SMALL_LINES] if len(every) > 1 else []
 
     def height(self) -> float:
-        """So many lines, and a strip for each other choice."""
         strips = 0.19 * len(self._others())
         return self._pitch() * len(self._lines()) + (strips + 0.3 if strips else 0) + 0.1
 
     def draw(self, sheet: Sheet) -> None:
-        """Tokens in boxes of their color; strips with all other choices' colors below."""
+        """Tokens in boxes of their color; one strip per other choice below."""
         axes = sheet.board()
         chosen = self.weights[tuple(axis.chosen for axis in self.choices)]
         lines = self._lines()
@@ -102,8 +101,8 @@ class Tokens(Panel):
         for strip, choice in enumerate(self._others()):
             names = (axis.named(place) for axis, place in zip(self.choices, choice, strict=True))
             values = self.weights[choice][None]
-            pixels = colored(values, value_range(values, self.scale), self.scale)
-            stamp(axes, pixels, (1.6, top + 0.19 * strip, WIDTH - 1.6, 0.15), "0.85", 0.8)
+            pixels = to_colors(values, value_range(values, self.scale), self.scale)
+            draw_thumbnail(axes, pixels, (1.6, top + 0.19 * strip, WIDTH - 1.6, 0.15), "0.85", 0.8)
             sheet.text(0, top + 0.19 * strip, ", ".join(names), fontsize=8, color=GRAY)
 
     def _box(self, axes: Axes, weights: Array, number: int, place: tuple[float, float, float]) -> None:
@@ -115,7 +114,9 @@ class Tokens(Panel):
         ink = "white" if is_dark(share, self.scale) else "black"
         box = Rectangle((x, y + 0.02), width, 0.26, facecolor=color_map(self.scale)(share), edgecolor="0.85", lw=0.6)
         axes.add_patch(box)
-        axes.text(x + width / 2, y + 0.15, spell(self.tokens[number]), ha="center", va="center", fontsize=10, color=ink)
+        axes.text(
+            x + width / 2, y + 0.15, token_label(self.tokens[number]), ha="center", va="center", fontsize=10, color=ink
+        )
         if self.below:
-            said = spell(self.below[number])
+            said = token_label(self.below[number])
             axes.text(x + width / 2, y + 0.38, said, ha="center", va="center", fontsize=7.5, color=GRAY)

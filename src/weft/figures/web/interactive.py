@@ -1,4 +1,4 @@
-"""One self-contained interactive page: data, style and script in one file that opens from disk, without a network."""
+"""One self-contained interactive page: data, style and script in one file that opens from disk, without network."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from weft.figures.palette import STOPS
-from weft.figures.panels.panel import Tree
-from weft.figures.web.packing import script_text
+from weft.figures.palette import COLOR_STOPS
+from weft.figures.web.array_encoding import script_text
+from weft.foundation.spec import Tree
 
 SCRIPTS = (
     "base.js",
@@ -22,7 +22,7 @@ SCRIPTS = (
     "overlay.js",
     "series.js",
     "motion.js",
-    "unfolding.js",
+    "attention_steps.js",
     "start.js",
 )
 # Nothing may be fetched, whatever the data holds.
@@ -36,7 +36,7 @@ def _source(name: str) -> str:
 
 def page_text(title: str, words: str, panels: Sequence[Tree], left_out: Sequence[str] = ()) -> str:
     """The whole page."""
-    data = {"title": title, "words": words, "left_out": list(left_out), "panels": list(panels), "colors": STOPS}
+    data = {"title": title, "words": words, "left_out": list(left_out), "panels": list(panels), "colors": COLOR_STOPS}
     code = "\n".join(_source(name) for name in SCRIPTS)
     head = (
         '<meta charset="utf-8">'
@@ -53,5 +53,5 @@ def page_text(title: str, words: str, panels: Sequence[Tree], left_out: Sequence
 
 
 def _drawable(text: str) -> str:
-    """Without halves of letters that no file can hold."""
+    """Without lone surrogates, which no file can hold."""
     return text.encode("utf-8", "replace").decode("utf-8")

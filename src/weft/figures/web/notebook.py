@@ -1,4 +1,4 @@
-"""Panels as plotly figures, for notebooks; plotly is loaded only here, and only when asked for."""
+"""Panels as plotly figures, for notebooks; plotly is imported only here, on first use."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from typing import Any
 
 import numpy as np
 
-from weft.figures.palette import color_scale, colored
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.bars import Bars
-from weft.figures.panels.motion import Motion
-from weft.figures.panels.overlays import Overlay, Tiles, lit
-from weft.figures.panels.pairs import Pair
-from weft.figures.panels.panel import Array, Axis, Panel, visible_token
-from weft.figures.panels.plots import Plot
-from weft.figures.panels.series import Channels, Forecast
-from weft.figures.panels.tables import Table, value_range
-from weft.figures.panels.tokens import Tokens
-from weft.figures.panels.unfolding import Unfolding
+from weft.figures.palette import plotly_colors, to_colors
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.attention_steps import AttentionStepsPanel
+from weft.figures.panels.bars import BarsPanel
+from weft.figures.panels.motion import MotionPanel
+from weft.figures.panels.overlays import OverlayPanel, TilesPanel, highlight
+from weft.figures.panels.pairs import QueryKeyPanel
+from weft.figures.panels.panel import Axis, Panel, visible_token
+from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.series import ChannelsPanel, ForecastPanel
+from weft.figures.panels.tables import TablePanel, value_range
+from weft.figures.panels.tokens import TokensPanel
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
 
 MOST_CHOICES = 200  # entries of a menu
-LINES, LEAST = 40, 0.02  # tokens whose lines are drawn, and the weights that get one
+LINES, LEAST = 40, 0.02  # tokens whose lines are drawn, and the least weight that gets one
 STRENGTHS = (0.02, 0.1, 0.25, 0.5, 0.75)
 
 
-def plot(panel: Panel) -> Any:
-    """The panel as one plotly figure, with a menu for what there is to choose."""
+def plotly_figure(panel: Panel) -> Any:
+    """The panel as one plotly figure, with a menu of its choices."""
     try:
         import plotly.graph_objects as go
     except ImportError:
         raise WeftError("plotly is not installed: pip install 'weft[notebook]', or write an .html file") from None
-    from weft.figures.web import notebook_time
+    from weft.figures.web import notebook_series
 
     drawn = {
-        Attention: _attention,
-        Table: _table,
-        Bars: _bars,
-        Tokens: _tokens,
-        Pair: _pair,
-        Overlay: _overlay,
-        Tiles: _tiles,
-        Forecast: notebook_time.forecast,
-        Channels: notebook_time.channels,
-        Motion: notebook_time.motion,
-        Unfolding: notebook_time.unfolding,
-        Plot: notebook_time.curves,
+        AttentionPanel: _attention,
+        TablePanel: _table,
+        BarsPanel: _bars,
+        TokensPanel: _tokens,
+        QueryKeyPanel: _pair,
+        OverlayPanel: _overlay,
+        TilesPanel: _tiles,
+        ForecastPanel: notebook_series.plot_forecast,
+        ChannelsPanel: notebook_series.plot_channels,
+        MotionPanel: notebook_series.plot_motion,
+        AttentionStepsPanel: notebook_series.plot_attention_steps,
+        PlotPanel: notebook_series.plot_curves,
     }[type(panel)]
     figure = drawn(panel, go)  # type: ignore[operator]
     figure.update_layout(
@@ -56,12 +57,12 @@ def plot(panel: Panel) -> Any:
     return figure
 
 
-def labels(tokens: tuple[str, ...]) -> list[str]:
-    """Tokens as labels of their own each: plotly takes equal ones for the same place, and < for the start of a tag."""
+def unique_labels(tokens: tuple[str, ...]) -> list[str]:
+    """Tokens as distinct labels: plotly merges equal labels, and reads < as the start of a tag."""
     return [f"{number} {escape(visible_token(token), quote=False)}" for number, token in enumerate(tokens)]
 
 
-def choices(axes: tuple[Axis, ...]) -> list[tuple[tuple[int, ...], str]]:
+def list_choices(axes: tuple[Axis, ...]) -> list[tuple[tuple[int, ...], str]]:
     """Every choice with its name, the chosen one first."""
     every = list(product(*(range(len(axis.options)) for axis in axes)))
     first = tuple(axis.chosen for axis in axes)
@@ -72,7 +73,7 @@ def choices(axes: tuple[Axis, ...]) -> list[tuple[tuple[int, ...], str]]:
     ]
 
 
-def menu(figure: Any, entries: list[tuple[str, dict[str, Any]]], traces: list[int] | None = None) -> None:
+def add_menu(figure: Any, entries: list[tuple[str, dict[str, Any]]], traces: list[int] | None = None) -> None:
     """A menu whose entries change the data of traces."""
     if len(entries) < 2:
         return
@@ -84,27 +85,29 @@ def menu(figure: Any, entries: list[tuple[str, dict[str, Any]]], traces: list[in
     figure.update_layout(updatemenus=[{"buttons": buttons, "showactive": True, **place}])
 
 
-def _attention(panel: Attention, go: Any) -> Any:
+def _attention(panel: AttentionPanel, go: Any) -> Any:
     """Lines at the left, the matrix at the right."""
     from plotly.subplots import make_subplots
 
     figure = make_subplots(1, 2, column_widths=[0.4, 0.6], horizontal_spacing=0.14)
-    every = choices(panel.axes())
+    every = list_choices(panel.axes())
     T, S = panel.maps.size
     first = _bundles(panel, every[0][0])
     for strength, (x, y) in zip(STRENGTHS, first, strict=True):
         style = {"width": 0.6 + 3 * strength, "color": f"rgba(9,105,218,{0.15 + 0.8 * strength:.2f})"}
         figure.add_scatter(x=x, y=y, mode="lines", line=style, hoverinfo="skip", showlegend=False, row=1, col=1)
     for place, tokens in ((0, panel.rows), (1, panel.columns)):
-        shown = labels(tokens)[:LINES]
+        shown = unique_labels(tokens)[:LINES]
         side = "middle left" if place == 0 else "middle right"
         figure.add_scatter(
             x=[place] * len(shown), y=list(range(len(shown))), text=shown, mode="text", textposition=side, row=1, col=1
         )
     whole = panel.maps.picture(*every[0][0]).shape == (T, S)
-    given = {"x": labels(panel.columns), "y": labels(panel.rows)} if whole else {}
+    given = {"x": unique_labels(panel.columns), "y": unique_labels(panel.rows)} if whole else {}
     told = "%{y} looks at %{x}: %{z:.4f}<extra></extra>"
-    heat = go.Heatmap(z=panel.maps.picture(*every[0][0]), colorscale=color_scale("share"), hovertemplate=told, **given)
+    heat = go.Heatmap(
+        z=panel.maps.picture(*every[0][0]), colorscale=plotly_colors("share"), hovertemplate=told, **given
+    )
     figure.add_trace(heat, row=1, col=2)
     entries = []
     for choice, name in every:
@@ -119,7 +122,7 @@ def _attention(panel: Attention, go: Any) -> Any:
                 },
             )
         )
-    menu(figure, entries, [*range(len(STRENGTHS)), len(STRENGTHS) + 2])
+    add_menu(figure, entries, [*range(len(STRENGTHS)), len(STRENGTHS) + 2])
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(visible=False, range=[-0.6, 1.6], row=1, col=1)
     figure.update_yaxes(visible=False, row=1, col=1)
@@ -127,8 +130,8 @@ def _attention(panel: Attention, go: Any) -> Any:
     return figure
 
 
-def _bundles(panel: Attention, choice: tuple[int, ...]) -> list[tuple[list[float | None], list[float | None]]]:
-    """For each strength the lines of about this weight, with gaps between them."""
+def _bundles(panel: AttentionPanel, choice: tuple[int, ...]) -> list[tuple[list[float | None], list[float | None]]]:
+    """Per strength the lines of about this weight, with gaps between them."""
     found: list[tuple[list[float | None], list[float | None]]] = [([], []) for _ in STRENGTHS]
     for row in range(min(LINES, len(panel.rows))):
         weights = panel.maps.row(choice[0], choice[1], row)[:LINES]
@@ -139,12 +142,12 @@ def _bundles(panel: Attention, choice: tuple[int, ...]) -> list[tuple[list[float
     return found
 
 
-def _table(panel: Table, go: Any) -> Any:
-    every = choices(panel.axes())
+def _table(panel: TablePanel, go: Any) -> Any:
+    every = list_choices(panel.axes())
     told = f"{panel.row_name} %{{y}}<br>{panel.column_name} %{{x}}<br>%{{z:.4f}}<extra></extra>"
-    rows, columns = labels(panel.rows), labels(panel.columns)
+    rows, columns = unique_labels(panel.rows), unique_labels(panel.columns)
     low, high = value_range(panel.values, panel.scale)
-    heat = {"colorscale": color_scale(panel.scale), "zmin": low, "zmax": high, "hovertemplate": told}
+    heat = {"colorscale": plotly_colors(panel.scale), "zmin": low, "zmax": high, "hovertemplate": told}
     if panel.words is not None:
         heat |= {
             "text": [[escape(visible_token(word), quote=False) for word in row] for row in panel.words],
@@ -159,33 +162,35 @@ def _table(panel: Table, go: Any) -> Any:
         figure.add_scatter(
             x=[columns[n] for n in across], y=[rows[n] for n in down], mode="markers", marker=ring, name="what is right"
         )
-    menu(figure, [(name, {"z": [panel.values[choice]]}) for choice, name in every], [0])
+    add_menu(figure, [(name, {"z": [panel.values[choice]]}) for choice, name in every], [0])
     figure.update_yaxes(autorange="reversed")
     figure.update_layout(height=max(360, 24 * len(rows) + 200))
     return figure
 
 
-def _bars(panel: Bars, go: Any) -> Any:
-    every = choices(panel.axes())
+def _bars(panel: BarsPanel, go: Any) -> Any:
+    every = list_choices(panel.axes())
 
     def given(step: int) -> tuple[Array, list[str]]:
-        return panel.values[step][::-1], labels(panel.labels[step])[::-1]
+        return panel.values[step][::-1], unique_labels(panel.labels[step])[::-1]
 
     values, names = given(every[0][0][0])
     figure = go.Figure(go.Bar(x=values, y=names, orientation="h", hovertemplate="%{y}: %{x:.4f}<extra></extra>"))
-    menu(figure, [(name, {"x": [given(c[0])[0]], "y": [given(c[0])[1]]}) for c, name in every])
+    add_menu(figure, [(name, {"x": [given(c[0])[0]], "y": [given(c[0])[1]]}) for c, name in every])
     figure.update_layout(xaxis_title=panel.unit, height=26 * len(values) + 200)
     return figure
 
 
-def _tokens(panel: Tokens, go: Any) -> Any:
-    """Every choice as a row of colors above the tokens."""
-    every = choices(panel.axes())
+def _tokens(panel: TokensPanel, go: Any) -> Any:
+    """One row of colors per choice, above the tokens."""
+    every = list_choices(panel.axes())
     below = panel.below or ("",) * len(panel.tokens)
-    names = [f"{name}<br>{said}" if said else name for name, said in zip(labels(panel.tokens), below, strict=True)]
+    names = [
+        f"{name}<br>{said}" if said else name for name, said in zip(unique_labels(panel.tokens), below, strict=True)
+    ]
     values = np.stack([panel.weights[choice] for choice, _ in every])
     low, high = value_range(values, panel.scale)
-    style = {"colorscale": color_scale(panel.scale), "zmin": low, "zmax": high}
+    style = {"colorscale": plotly_colors(panel.scale), "zmin": low, "zmax": high}
     told = "%{x}<br>%{y}: %{z:.4f}<extra></extra>"
     figure = go.Figure(go.Heatmap(z=values, x=names, y=[name for _, name in every], hovertemplate=told, **style))
     figure.update_yaxes(autorange="reversed")
@@ -193,11 +198,11 @@ def _tokens(panel: Tokens, go: Any) -> Any:
     return figure
 
 
-def _pair(panel: Pair, go: Any) -> Any:
+def _pair(panel: QueryKeyPanel, go: Any) -> Any:
     from plotly.subplots import make_subplots
 
     figure = make_subplots(3, 1, subplot_titles=("query", "key", "products"), vertical_spacing=0.12)
-    every = choices(panel.axes())
+    every = list_choices(panel.axes())
 
     def given(choice: tuple[int, ...]) -> list[Array]:
         q, k = panel.query[choice], panel.key[choice]
@@ -210,23 +215,23 @@ def _pair(panel: Pair, go: Any) -> Any:
         q, k, products = given(choice)
         words = f"{name}: q.k {float(products.sum()):.3g}, weight {float(panel.weights[choice]):.3f}"
         entries.append((words, {"y": [q, k, products]}))
-    menu(figure, entries)
+    add_menu(figure, entries)
     figure.update_layout(showlegend=False, height=560)
     return figure
 
 
-def _overlay(panel: Overlay, go: Any) -> Any:
-    every = choices(panel.axes())
-    pictures = [(name, lit(panel.pixels, panel.maps[choice])) for choice, name in every]
+def _overlay(panel: OverlayPanel, go: Any) -> Any:
+    every = list_choices(panel.axes())
+    pictures = [(name, highlight(panel.pixels, panel.maps[choice])) for choice, name in every]
     figure = go.Figure(go.Image(z=pictures[0][1]))
-    menu(figure, [(name, {"z": [picture]}) for name, picture in pictures])
+    add_menu(figure, [(name, {"z": [picture]}) for name, picture in pictures])
     figure.update_layout(height=520)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure
 
 
-def _tiles(panel: Tiles, go: Any) -> Any:
+def _tiles(panel: TilesPanel, go: Any) -> Any:
     """All tiles on one image."""
     count, height, width = panel.values.shape[:3]
     lines = -(-count // panel.across)
@@ -234,7 +239,7 @@ def _tiles(panel: Tiles, go: Any) -> Any:
     limits = value_range(panel.values, panel.scale)
     for number, given in enumerate(panel.values):
         line, column = divmod(number, panel.across)
-        colors = np.rint(255 * np.clip(given, 0, 1)) if given.ndim == 3 else colored(given, limits, panel.scale)
+        colors = np.rint(255 * np.clip(given, 0, 1)) if given.ndim == 3 else to_colors(given, limits, panel.scale)
         y, x = line * (height + 1), column * (width + 1)
         sheet[y : y + height, x : x + width] = colors[..., :3]
     figure = go.Figure(go.Image(z=sheet))

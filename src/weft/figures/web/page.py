@@ -1,4 +1,4 @@
-"""One self-contained HTML page: text, tables and inline SVG; no script, no outside reference, opens from disk."""
+"""One self-contained HTML page: text, tables and inline SVG; no script, no external reference, opens from disk."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ svg text { font: 9px system-ui, sans-serif; fill: currentColor; }
 
 
 class Page:
-    """Collects pieces and writes them as one file."""
+    """Collects headings, paragraphs, tables and figures, and writes them as one file."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.pieces: list[str] = [f"<h1>{escape(title)}</h1>"]
 
     def heading(self, text: str) -> None:
-        """A heading."""
         self.pieces.append(f"<h2>{escape(text)}</h2>")
 
     def paragraph(self, text: str) -> None:
-        """A paragraph of plain text."""
         self.pieces.append(f"<p>{escape(text)}</p>")
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] | None = None) -> None:
@@ -49,16 +47,13 @@ class Page:
         self.pieces.append("".join([*lines, "</tbody></table>"]))
 
     def figure(self, svg: str, caption: str) -> None:
-        """An SVG with a caption."""
         self.pieces.append(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
 
     def html(self) -> str:
-        """The page as text."""
         head = f'<meta charset="utf-8"><title>{escape(self.title)}</title><style>{STYLE}</style>'
         return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(self.pieces)}</body></html>\n'
 
     def write(self, path: str | Path) -> Path:
-        """Write the page to a file."""
         path = Path(path)
         try:
             path.write_text(self.html(), encoding="utf-8")
@@ -79,7 +74,7 @@ def svg_matrix(rows: Sequence[Sequence[float]], wrong: Sequence[Sequence[bool]] 
     for i, row in enumerate(rows):
         for j, value in enumerate(row):
             bad = wrong is not None and wrong[i][j]
-            # A square root, so that small dependence shows beside large.
+            # A square root keeps small dependence visible beside large.
             share = 0.0 if value <= 0 else 0.15 + 0.85 * (value / top) ** 0.5
             color = "207,34,46" if bad else "9,105,218"
             fill = f"rgba({color},{share:.2f})" if share else "rgba(128,128,128,0.10)"

@@ -8,12 +8,12 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.maps import MEAN, Whole
-from weft.figures.panels.overlays import Overlay
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.maps import MEAN, DenseMaps
+from weft.figures.panels.overlays import OverlayPanel
 from weft.figures.panels.panel import Axis, Panel
-from weft.figures.panels.tables import Table
-from weft.figures.panels.tokens import Tokens
+from weft.figures.panels.tables import TablePanel
+from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
 from weft.inspection.analysis.alignment import Gold, align, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
@@ -43,7 +43,7 @@ def has_alignment(observation: Observation) -> bool:
     return bool({"cross", "alignment"} & set(observation.kinds))
 
 
-def alignment_panel(observation: Observation, options: LookOptions) -> Table:
+def alignment_panel(observation: Observation, options: LookOptions) -> TablePanel:
     """Source x target, the best-aligning head first; with rings where the right links are known."""
     if not has_alignment(observation):
         raise WeftError("nothing to align: the model has no attention from a target to a source")
@@ -69,7 +69,7 @@ def alignment_panel(observation: Observation, options: LookOptions) -> Table:
             marks[row, sorted(links)] = 1
         error = alignment_error_rate(torch.from_numpy(values[layer.chosen, heads.chosen]), gold)
         note = f"Rings mark where each token comes from; {error:.1%} of them are missed by this head's best look."
-    return Table(
+    return TablePanel(
         title,
         rows,
         columns,
@@ -100,7 +100,7 @@ def _spans(pieces: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def rollouts(observation: Observation) -> Array:
-    """Attention through the layers up to each, with and without the residual: [ways, layers, T, T]."""
+    """AttentionPanel through the layers up to each, with and without the residual: [ways, layers, T, T]."""
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     _, _, T, _ = observation.sizes(-1, kind)
     if T > MANY:
@@ -122,12 +122,12 @@ def pooled(observation: Observation, maps: Array) -> Array:
     return maps.mean(-2) if pool == "mean" else maps[..., 0 if pool == "first" else -1, :]
 
 
-def rolled_out(observation: ImageObservation) -> Overlay:
+def rolled_out(observation: ImageObservation) -> OverlayPanel:
     """Rollout over an image."""
     values = pooled(observation, rollouts(observation))[..., observation.first :]
     title = f"Rolled out through the layers, by {by_whom(observation).replace('tokens', 'patches')}"
     note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
-    return Overlay(
+    return OverlayPanel(
         title, observation.pixels, values.reshape(*values.shape[:2], *observation.grid), _depths(observation), note
     )
 
@@ -142,7 +142,9 @@ def rollout_picture(observation: Observation, options: LookOptions) -> Panels:
     note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
     focus = None if options.row is None else find_token(rows, options.row)
     title = "Rollout: how much of what a token holds came from each input"
-    return Panels([Attention(title, rows, columns, ways, depths, Whole(rollouts(observation)), note, focus)], [])
+    return Panels(
+        [AttentionPanel(title, rows, columns, ways, depths, DenseMaps(rollouts(observation)), note, focus)], []
+    )
 
 
 def flow_picture(observation: Observation, options: LookOptions) -> Panels:
@@ -161,7 +163,9 @@ def flow_picture(observation: Observation, options: LookOptions) -> Panels:
     if whole and len(rows) <= FEW:
         values = to_array(layered_flow(layers))[None, None]
         one = Axis("layers", ("all",)), Axis("heads", (MEAN,))
-        return Panels([Attention("Flow from each token to each input", rows, columns, *one, Whole(values), note)], [])
+        return Panels(
+            [AttentionPanel("Flow from each token to each input", rows, columns, *one, DenseMaps(values), note)], []
+        )
     if options.row is not None:
         row = find_token(rows, options.row)
         values, who = to_array(layered_flow(layers, row))[0], rows[row].strip()
@@ -176,8 +180,8 @@ def flow_picture(observation: Observation, options: LookOptions) -> Panels:
     title = f"Flow from {who} to each input"
     if isinstance(observation, ImageObservation) and observation.pool is not None:
         cells = values[observation.first :].reshape(1, *observation.grid)
-        return Panels([Overlay(title, observation.pixels, cells, (Axis("flow", ("all layers",)),), note)], [])
-    return Panels([Tokens(title, columns, values, (), note=note)], [])
+        return Panels([OverlayPanel(title, observation.pixels, cells, (Axis("flow", ("all layers",)),), note)], [])
+    return Panels([TokensPanel(title, columns, values, (), note=note)], [])
 
 
 def statistics_picture(observation: Observation, options: LookOptions) -> Panels:
@@ -191,7 +195,7 @@ def statistics_picture(observation: Observation, options: LookOptions) -> Panels
         columns = tuple(f"head {head}" for head in range(values.shape[2]))
         note = "Entropy 0 looks at one token, log n at n alike; means over all rows."
         panels.append(
-            Table(f"Heads of {kind} attention", rows, columns, values, (Axis("statistic", names),), note=note)
+            TablePanel(f"Heads of {kind} attention", rows, columns, values, (Axis("statistic", names),), note=note)
         )
     if "self" in observation.kinds:
         panels.append(tokens_panel(observation, options))

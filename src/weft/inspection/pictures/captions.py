@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from weft.data.readers.images import read_image
-from weft.figures.panels.overlays import Overlay
+from weft.figures.panels.overlays import OverlayPanel
 from weft.figures.panels.panel import Axis
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.images import saved_image
@@ -59,7 +59,9 @@ def caption_picture(observation: Observation, options: LookOptions) -> Panels:
     first = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
     title = f"Where it looks for each word of: {observation.said}"
     note = f"Its caption: {observation.truth}" if isinstance(observation.truth, str) else ""
-    return Panels([Overlay(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], [])
+    return Panels(
+        [OverlayPanel(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], []
+    )
 
 
 def caption_example(run: Any, chosen: SampleExample) -> LookInput:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.data.samples import Graph
+from weft.data.readers.graphs import LabeledGraph
 from weft.inspection.pictures.inputs import LookInput, SampleExample
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation, shortened, watched
@@ -46,7 +46,7 @@ def classification_picture(observation: Observation, options: LookOptions) -> Pa
 def classification_example(run: Any, chosen: SampleExample) -> LookInput:
     """A labeled text or a graph."""
     row = chosen.row()
-    if isinstance(row, Graph):
+    if isinstance(row, LabeledGraph):
         edges = [[int(i), int(j)] for i, j in np.argwhere(np.triu(row.adjacency))]
         return LookInput({"nodes": list(row.nodes), "edges": edges}, chosen.title, row.labels)
     text, label = row

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from weft.figures.panels.attention_steps import AttentionStep, AttentionStepsPanel
 from weft.figures.panels.maps import MEAN
 from weft.figures.panels.panel import visible_token
-from weft.figures.panels.unfolding import Unfolding, UnfoldingStep
 from weft.inspection.analysis.explain import Explanation, explain
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
@@ -24,7 +24,7 @@ from weft.inspection.recording.attention_records import Kind
 MOST_KEYS = 64  # keys that are all shown; of more, those that count most
 
 
-def explain_panel(observation: Observation, options: LookOptions) -> Unfolding:
+def explain_panel(observation: Observation, options: LookOptions) -> AttentionStepsPanel:
     """One head's output at one token: the one asked for, else the one that looks most at another token."""
     kind = first_kind(observation)
     rows, columns = observation.labels(kind)
@@ -50,7 +50,7 @@ def explain_panel(observation: Observation, options: LookOptions) -> Unfolding:
         row_names=[visible_token(token) for token in rows],
     )
     title = f"One output unfolded: {visible_token(rows[row])} ({row}), layer {number}, head {head}"
-    return Unfolding(title, as_steps(found), found.title)
+    return AttentionStepsPanel(title, as_steps(found), found.title)
 
 
 def _telling_row(observation: Observation, kind: Kind) -> int:
@@ -68,7 +68,7 @@ def first_kind(observation: Observation) -> Kind:
     return next((kind for kind in order if kind in observation.kinds), observation.kinds[0])
 
 
-def as_steps(found: Explanation) -> tuple[UnfoldingStep, ...]:
+def as_steps(found: Explanation) -> tuple[AttentionStep, ...]:
     """An explanation's steps with their numbers as tables."""
     every = len(found.key_names) <= MOST_KEYS
     shown = list(range(len(found.key_names))) if every else found.shown
@@ -79,14 +79,14 @@ def as_steps(found: Explanation) -> tuple[UnfoldingStep, ...]:
         flat = {name: value for name, value in step.values.items() if value.dim() < 2}
         if step.keys and flat:
             values = np.stack([to_array(value)[shown] for value in flat.values()], 1)
-            steps.append(UnfoldingStep(step.name, step.formula, step.part, values, keys, tuple(flat), words))
+            steps.append(AttentionStep(step.name, step.formula, step.part, values, keys, tuple(flat), words))
         for name, value in step.values.items():
             if step.keys and value.dim() == 2:
                 table = to_array(value)[shown]
-                steps.append(UnfoldingStep(step.name, step.formula, step.part, table, keys, (), words))
+                steps.append(AttentionStep(step.name, step.formula, step.part, table, keys, (), words))
             elif not step.keys:
                 steps.append(
-                    UnfoldingStep(step.name, step.formula, step.part, _one_row(value), (f"{name} ({found.row_name})",))
+                    AttentionStep(step.name, step.formula, step.part, _one_row(value), (f"{name} ({found.row_name})",))
                 )
     return tuple(steps)
 

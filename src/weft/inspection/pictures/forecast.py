@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from weft.data.readers.series import read_series
-from weft.figures.panels.series import Forecast
+from weft.figures.panels.series import ForecastPanel
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.inputs import LookInput, SampleExample
 from weft.inspection.pictures.look_options import LookOptions
@@ -81,7 +81,7 @@ def forecast_picture(observation: Observation, options: LookOptions) -> Panels:
     title = (
         f"Forecast of {observation.ahead.shape[0]} steps, and where its last patch of {observation.patch} steps looks"
     )
-    panel = Forecast(
+    panel = ForecastPanel(
         title,
         observation.columns,
         observation.history,

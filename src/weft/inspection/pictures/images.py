@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from weft.data.readers.images import read_image
-from weft.figures.panels.overlays import Overlay
+from weft.figures.panels.overlays import OverlayPanel
 from weft.figures.panels.panel import Panel
 from weft.inspection.pictures.attention_kinds import rolled_out
 from weft.inspection.pictures.inputs import LookInput, SampleExample
@@ -48,7 +48,7 @@ def image_picture(observation: Observation, options: LookOptions) -> Panels:
     weights = received(observation, "self", layers, heads)[..., observation.first :]
     maps = weights.reshape(*weights.shape[:2], *observation.grid)
     title = f"Where it looks, by {by_whom(observation).replace('tokens', 'patches')}"
-    panels: list[Panel] = [Overlay(title, observation.pixels, maps, (layer, heads)), rolled_out(observation)]
+    panels: list[Panel] = [OverlayPanel(title, observation.pixels, maps, (layer, heads)), rolled_out(observation)]
     if observation.shares:
         panels.append(shares_panel(observation))
     panels.append(filters_panel(observation, options))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.data.tokenizers.lexicon import END, STRANGE, UNKNOWN, Lexicon
+from weft.data.tokenizers.lexicon import UNKNOWN_CHARACTER, UNKNOWN_WORD, WORD_END, Lexicon
 
 
 def input_labels(run: Any, inputs: Mapping[str, Tensor]) -> list[str]:
@@ -27,8 +27,8 @@ def input_labels(run: Any, inputs: Mapping[str, Tensor]) -> list[str]:
 
 def _word(row: Sequence[int], lexicon: Lexicon) -> str:
     """As it is written; a word with a letter that training never saw in lower case, or with a mark for the letter."""
-    if STRANGE in row[1:] and row[0] != UNKNOWN:
-        return lexicon.words[row[0] - UNKNOWN - 1]
-    written = [number for number in row[1:] if number == STRANGE or number > END]
-    letters = ("?" if number == STRANGE else lexicon.characters[number - END - 1] for number in written)
+    if UNKNOWN_CHARACTER in row[1:] and row[0] != UNKNOWN_WORD:
+        return lexicon.words[row[0] - UNKNOWN_WORD - 1]
+    written = [number for number in row[1:] if number == UNKNOWN_CHARACTER or number > WORD_END]
+    letters = ("?" if number == UNKNOWN_CHARACTER else lexicon.characters[number - WORD_END - 1] for number in written)
     return "".join(letters) or "?"

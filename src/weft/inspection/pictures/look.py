@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.figures.panels.pairs import Pair
+from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.explain_kind import explain_panel
@@ -46,7 +46,7 @@ def picture_of(observation: Observation, options: LookOptions = LookOptions()) -
         raise WeftError(f"this run has no picture of kind {kind!r}: choose --kind among {known}")
     found = kinds[kind].draw(observation, options)
     panels = list(found.panels)
-    if options.pair is not None and not any(isinstance(panel, Pair) for panel in panels):
+    if options.pair is not None and not any(isinstance(panel, QueryKeyPanel) for panel in panels):
         if "pair" not in kinds:
             raise WeftError("this run has no self-attention in which two words meet: leave the pair out")
         panels.append(pair_panel(observation, options))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.figures.panels.overlays import Tiles, tint
+from weft.figures.panels.overlays import TilesPanel, stretch_colors
 from weft.figures.panels.panel import Panel
-from weft.figures.panels.plots import Plot
-from weft.figures.panels.tables import Table
+from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.tables import TablePanel
 from weft.foundation.errors import WeftError
 from weft.inspection.analysis.filters import patch_filters, position_similarity
 from weft.inspection.analysis.reach import gradient_reach
@@ -39,7 +39,7 @@ def has_positions(observation: Observation) -> bool:
     return True
 
 
-def filters_panel(observation: Observation, options: LookOptions) -> Tiles:
+def filters_panel(observation: Observation, options: LookOptions) -> TilesPanel:
     """The first 28 principal components of the patch filters."""
     found = patch_filters(observation.seen.module)
     images = to_array(found.images).transpose(0, 2, 3, 1)
@@ -47,8 +47,8 @@ def filters_panel(observation: Observation, options: LookOptions) -> Tiles:
     channels = images.shape[-1]
     note = f"Of the variance of all filters they hold {float(found.shares.sum()):.0%}; gray is 0."
     if channels in (1, 3):
-        return Tiles("Principal components of the patch filters", tint(images), names, 7, note=note)
-    return Tiles("Principal components of the patch filters, first channel", images[..., 0], names, 7, note=note)
+        return TilesPanel("Principal components of the patch filters", stretch_colors(images), names, 7, note=note)
+    return TilesPanel("Principal components of the patch filters, first channel", images[..., 0], names, 7, note=note)
 
 
 def positions_panel(observation: Observation, options: LookOptions) -> Panel:
@@ -60,14 +60,14 @@ def positions_panel(observation: Observation, options: LookOptions) -> Panel:
         values = np.stack([to_array(found.of_cell(row, column)) for row, column in cells])
         names = tuple(f"{row},{column}" for row, column in cells)
         title = "Positions: how alike each patch's is to all others"
-        return Tiles(title, values, names, w, note="Cosine similarity; each small picture is one patch's.")
+        return TilesPanel(title, values, names, w, note="Cosine similarity; each small picture is one patch's.")
     cosine = to_array(found.cosine[:SHOWN, :SHOWN])
     places = tuple(map(str, range(len(cosine))))
     note = "Cosine similarity" + (
         f" of the first {SHOWN} of {len(found.cosine):,}." if len(found.cosine) > SHOWN else "."
     )
     title = "Positions: how alike they are"
-    return Table(title, places, places, cosine, cells="colors", scale="signed", note=note)
+    return TablePanel(title, places, places, cosine, cells="colors", scale="signed", note=note)
 
 
 def has_reach(observation: Observation) -> bool:
@@ -85,7 +85,7 @@ def reach_picture(observation: Observation, options: LookOptions) -> Panels:
     found = gradient_reach(observation.run, target, source)
     rows = observation.tokens[: found.matrix.shape[0]]
     columns = observation.tokens if source is None else observation.source
-    table = Table(
+    table = TablePanel(
         "Gradient of each output that reaches each token",
         rows,
         columns[: found.matrix.shape[1]],
@@ -99,7 +99,9 @@ def reach_picture(observation: Observation, options: LookOptions) -> Panels:
     values = found.by_distance() if source is None else found.by_place()
     words = "tokens back" if source is None else "source token"
     places = np.arange(len(values), dtype=np.float32)
-    panels.append(Plot("How far it reaches", places, to_array(values)[None], ("mean gradient",), words, "gradient"))
+    panels.append(
+        PlotPanel("How far it reaches", places, to_array(values)[None], ("mean gradient",), words, "gradient")
+    )
     return Panels(panels, [])
 
 
@@ -144,7 +146,7 @@ def measure_heads(observation: Observation, options: LookOptions) -> HeadEffects
     )
 
 
-def effects_panel(observation: Observation, options: LookOptions) -> Table:
+def effects_panel(observation: Observation, options: LookOptions) -> TablePanel:
     """By how much the answer changes when each head is switched off: which head does it."""
     found = measure_heads(observation, options)
     values = to_array(found.effects.table)
@@ -152,7 +154,7 @@ def effects_panel(observation: Observation, options: LookOptions) -> Table:
         f"Logit of {found.first!r} minus logit of {found.second!r}{found.where} is {found.effects.before:.2f}; each "
         "cell is by how much it changes without that head. Orange heads speak for the answer, blue ones against it."
     )
-    return Table(
+    return TablePanel(
         f"Which head does it: {found.first!r} or {found.second!r}{found.where}",
         tuple(f"layer {layer}" for layer in found.effects.layers),
         tuple(f"head {head}" for head in range(values.shape[1])),

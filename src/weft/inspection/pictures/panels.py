@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.figures.panels.attention import Attention
-from weft.figures.panels.bars import Bars, one_step
-from weft.figures.panels.maps import MEAN, Largest, fitting_heads, gather
-from weft.figures.panels.pairs import Pair
+from weft.figures.panels.attention import AttentionPanel
+from weft.figures.panels.bars import BarsPanel, single_bars
+from weft.figures.panels.maps import MEAN, TopWeightMaps, all_heads_fit, collect_maps
+from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis, Panel
-from weft.figures.panels.tokens import Tokens
+from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
@@ -25,10 +25,10 @@ from weft.inspection.recording.attention_records import Kind
 Array = NDArray[np.float32]
 ROOM = 3  # sets of maps that may share one page
 TITLES: dict[Kind, str] = {
-    "self": "Attention: who looks at whom",
-    "encoder": "Attention inside the encoder",
-    "cross": "Attention from what is written to the source",
-    "alignment": "Attention from what is written to the source",
+    "self": "AttentionPanel: who looks at whom",
+    "encoder": "AttentionPanel inside the encoder",
+    "cross": "AttentionPanel from what is written to the source",
+    "alignment": "AttentionPanel from what is written to the source",
 }
 
 
@@ -75,7 +75,7 @@ def head_axis(observation: Observation, kind: Kind, options: LookOptions, mean: 
 
 def attention_panel(
     observation: Observation, kind: Kind, options: LookOptions, focus: int | None = None, room: int = ROOM
-) -> tuple[Attention, list[str]]:
+) -> tuple[AttentionPanel, list[str]]:
     """The maps of one kind by layer and head, and sentences on what of long ones is left out."""
     layers, layer = layer_axis(observation, kind, options)
     heads = head_axis(observation, kind, options)
@@ -83,31 +83,31 @@ def attention_panel(
     left_out = []
     if options.row is not None:
         focus = find_token(rows, options.row)
-    if len(heads.options) > 1 and not fitting_heads(len(layers), len(heads.options) - 1, len(rows), room):
+    if len(heads.options) > 1 and not all_heads_fit(len(layers), len(heads.options) - 1, len(rows), room):
         if options.layer is not None:
             layers, layer = [layers[layer.chosen]], Axis("layer", (layer.options[layer.chosen],))
             left_out.append("Other layers: so many maps do not fit into one page.")
-        if not fitting_heads(len(layers), len(heads.options) - 1, len(rows), room):
+        if not all_heads_fit(len(layers), len(heads.options) - 1, len(rows), room):
             heads = Axis("head", (MEAN,))
             left_out.append("Single heads, of which there are too many for one page; look at one layer with --layer.")
 
     def block(number: int, first: int, last: int) -> Array:
         return to_array(observation.attention(layers[number], kind, slice(first, last)))
 
-    maps = gather(len(layers), heads.options, (len(rows), len(columns)), block, room)
-    if isinstance(maps, Largest):
+    maps = collect_maps(len(layers), heads.options, (len(rows), len(columns)), block, room)
+    if isinstance(maps, TopWeightMaps):
         k = maps.weights.shape[3]
         left_out.append(
             f"Weights beyond the {k} largest of each row: {len(rows):,} x {len(columns):,} maps do not fit into one "
             f"page. Those shown hold {maps.kept:.1%} of all attention; the small maps are means over whole ones."
         )
-    panel = Attention(TITLES[kind], rows, columns, layer, heads, maps, "", focus)
+    panel = AttentionPanel(TITLES[kind], rows, columns, layer, heads, maps, "", focus)
     if focus is not None and options.layer is None and options.head is None:
         panel = panel.choose(*telling_head(panel, focus))
     return panel, left_out
 
 
-def telling_head(panel: Attention, row: int) -> tuple[int, int]:
+def telling_head(panel: AttentionPanel, row: int) -> tuple[int, int]:
     """The layer and head in which this token looks most at one other token, as `looks_elsewhere` counts."""
     best, found = (-1.0, -1.0, -1.0), (panel.layers.chosen, panel.heads.chosen)
     for layer in range(len(panel.layers.options)):
@@ -189,7 +189,7 @@ def by_whom(observation: Observation) -> str:
     return words[observation.pool or "mean"]
 
 
-def tokens_panel(observation: Observation, options: LookOptions) -> Tokens:
+def tokens_panel(observation: Observation, options: LookOptions) -> TokensPanel:
     """Tokens colored by how much is looked at them, their tags below."""
     layers, layer = layer_axis(observation, "self", options)
     heads = head_axis(observation, "self", options)
@@ -198,17 +198,17 @@ def tokens_panel(observation: Observation, options: LookOptions) -> Tokens:
     below = tuple(f"{tag} {share:.2f}" if tag else "" for tag, share in observation.tags)
     below = below if len(below) == len(tokens) else ()
     title = f"How much each token is looked at, by {by_whom(observation)}"
-    return Tokens(title, tokens, weights, (layer, heads), below)
+    return TokensPanel(title, tokens, weights, (layer, heads), below)
 
 
-def shares_panel(observation: Observation) -> Bars:
+def shares_panel(observation: Observation) -> BarsPanel:
     """What the model says of the whole, with probabilities."""
     truth = f" (it is {observation.truth})" if isinstance(observation.truth, str) else ""
     names, values = tuple(observation.shares), np.array(list(observation.shares.values()), dtype=np.float32)
-    return one_step(f"The model says: {observation.said}{truth}", names, values)
+    return single_bars(f"The model says: {observation.said}{truth}", names, values)
 
 
-def pair_panel(observation: Observation, options: LookOptions) -> Pair:
+def pair_panel(observation: Observation, options: LookOptions) -> QueryKeyPanel:
     """Queries, keys, scores and weights of two words, both ways, in all layers and heads."""
     tokens = observation.labels("self")[0]
     if options.pair is not None:
@@ -232,7 +232,7 @@ def pair_panel(observation: Observation, options: LookOptions) -> Pair:
     names = tuple(f"{tokens[row].strip()} looks at {tokens[column].strip()}" for row, column in ways)
     q, k, e, a = (to_array(torch.stack(each, 1)) for each in (query, key, scores, weights))
     title = f"Two words: {tokens[one].strip()} and {tokens[other].strip()}"
-    found = Pair(title, Axis("way", names), layer, heads, q, k, e, a)
+    found = QueryKeyPanel(title, Axis("way", names), layer, heads, q, k, e, a)
     return found if options.layer is not None or options.head is not None else found.strongest()
 
 

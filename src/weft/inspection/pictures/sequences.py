@@ -9,10 +9,10 @@ import numpy as np
 
 from weft.data.readers.sequences import read_sequences
 from weft.data.readers.sounds import log_mel
-from weft.data.samples import BONES, JOINTS, RATE
-from weft.figures.panels.motion import Motion, Up, nearest_bones
+from weft.data.samples import BONES, JOINTS, SAMPLE_RATE
+from weft.figures.panels.motion import MotionPanel, Up, guess_bones
 from weft.figures.panels.panel import Panel
-from weft.figures.panels.series import Channels
+from weft.figures.panels.series import ChannelsPanel
 from weft.inspection.pictures.inputs import LookInput, SampleExample
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation, watched
@@ -51,7 +51,7 @@ def observe_sequence(run: Any, given: LookInput, how: dict[str, Any]) -> Observa
         return observation
     points = values.reshape(len(values), -1, 3)
     known = points.shape[1] == len(JOINTS)
-    bones = BONES if known else nearest_bones(points)
+    bones = BONES if known else guess_bones(points)
     return replace(observation, bones=tuple(bones), joints=JOINTS if known else (), up=preparation.vertical)
 
 
@@ -66,10 +66,12 @@ def sequence_picture(observation: Observation, options: LookOptions) -> Panels:
     title = f"The sequence, and how much each step is looked at, by {by_whom(observation).replace('tokens', 'steps')}"
     if observation.up is not None:
         joints = observation.values.reshape(len(observation.values), -1, 3)
-        drawn: Panel = Motion(title, joints, observation.bones, attention, choices, observation.up, observation.joints)
+        drawn: Panel = MotionPanel(
+            title, joints, observation.bones, attention, choices, observation.up, observation.joints
+        )
     else:
         names = tuple(f"channel {number}" for number in range(observation.values.shape[1]))
-        drawn = Channels(title, observation.values, names, attention, choices)
+        drawn = ChannelsPanel(title, observation.values, names, attention, choices)
     return Panels([drawn, shares_panel(observation)], [])
 
 
@@ -78,7 +80,7 @@ def sequence_example(run: Any, chosen: SampleExample) -> LookInput:
     held = chosen.sample.validation
     chosen.expect(chosen.number < len(held.values))
     values = held.values[chosen.number]
-    values = log_mel(values[:, 0], RATE) if chosen.sample.name == "tones" else values
+    values = log_mel(values[:, 0], SAMPLE_RATE) if chosen.sample.name == "tones" else values
     path = chosen.folder / f"{chosen.number}.npz"
     np.savez(path, x=values[None], lengths=np.array([len(values)]))
     return LookInput(str(path), chosen.title, chosen.sample.classes[int(held.labels[chosen.number])])

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.figures.panels.bars import Bars
+from weft.figures.panels.bars import BarsPanel
 from weft.figures.panels.panel import Axis
-from weft.figures.panels.plots import Plot
-from weft.figures.panels.tables import Table
+from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.tables import TablePanel
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import eval_mode
 from weft.inspection.analysis.lens import logit_lens, loss_by_position, residual_norms, streams
@@ -74,7 +74,7 @@ def spelled(observation: Observation, ids: Tensor) -> list[list[str]]:
     return [[known[number] for number in row] for row in ids.tolist()]
 
 
-def lens_panel(observation: Observation, options: LookOptions) -> Table:
+def lens_panel(observation: Observation, options: LookOptions) -> TablePanel:
     """After each block, the answer that the model would give if it stopped there."""
     with streams(observation.run) as stream:
         show_again(observation)
@@ -86,7 +86,7 @@ def lens_panel(observation: Observation, options: LookOptions) -> Table:
     note = "Darker is surer. The last row is the model's own answer."
     if lens.tokens.shape[1] > MOST:
         note += f" The last {MOST} of {lens.tokens.shape[1]:,} tokens."
-    return Table(
+    return TablePanel(
         "Logit lens: the answer after each block",
         tuple(lens.names),
         columns,
@@ -107,9 +107,11 @@ def residuals_picture(observation: Observation, options: LookOptions) -> Panels:
     some = sorted({0, int(norms[-1].argmax()), len(labels) - 1})
     curves = np.stack([norms.mean(1), *(norms[:, place] for place in some)])
     names = ("mean", *(f"{place} {labels[place].strip()}" for place in some))
-    plot = Plot("Norms of the residual stream", np.arange(len(norms), dtype=np.float32), curves, names, "block", "norm")
+    plot = PlotPanel(
+        "Norms of the residual stream", np.arange(len(norms), dtype=np.float32), curves, names, "block", "norm"
+    )
     shown = norms[:, -MOST:]
-    table = Table(
+    table = TablePanel(
         "Norms of each token",
         tuple(stream.names),
         labels[-MOST:],
@@ -121,7 +123,7 @@ def residuals_picture(observation: Observation, options: LookOptions) -> Panels:
     return Panels([plot, table], [])
 
 
-def routing_panel(observation: Observation, options: LookOptions) -> Table:
+def routing_panel(observation: Observation, options: LookOptions) -> TablePanel:
     """Which experts each token goes to, and with what weight."""
     with routed(observation.run) as found:
         show_again(observation)
@@ -139,10 +141,10 @@ def routing_panel(observation: Observation, options: LookOptions) -> Table:
     balance = float(max(found.shares(layer).max() for layer in found.layers))
     note = f"The busiest expert gets {balance:.0%} of the tokens; alike would be {1 / values.shape[2]:.0%}."
     layers = Axis("layer of experts", tuple(names), min(options.layer or 0, len(names) - 1))
-    return Table("Experts: where each token goes", rows, columns, values, (layers,), row_name="token", note=note)
+    return TablePanel("Experts: where each token goes", rows, columns, values, (layers,), row_name="token", note=note)
 
 
-def next_panel(observation: Observation, options: LookOptions) -> Bars:
+def next_panel(observation: Observation, options: LookOptions) -> BarsPanel:
     """The likeliest next tokens after each token, with the one that truly came."""
     module, task = observation.seen.module, observation.task
     tokenizer = None if task is None else task.tokenizer
@@ -162,10 +164,10 @@ def next_panel(observation: Observation, options: LookOptions) -> Bars:
         "after", tuple(f"{n} {token}" for n, token in enumerate(observation.tokens)), len(observation.tokens) - 1
     )
     came = (*(names[token] for token in ids.tolist()[1:]), None)
-    return Bars("What the model expects next", steps, labels, values, came)
+    return BarsPanel("What the model expects next", steps, labels, values, came)
 
 
-def loss_panel(observation: Observation, options: LookOptions) -> Plot:
+def loss_panel(observation: Observation, options: LookOptions) -> PlotPanel:
     """How surprising each token was, given those before it."""
     ids = next(x for x in observation.inputs().values() if x.dim() == 1 and not x.is_floating_point())
     if len(ids) < 2:
@@ -175,4 +177,4 @@ def loss_panel(observation: Observation, options: LookOptions) -> Plot:
     mean = np.cumsum(losses) / places
     note = f"{float(losses.mean()):.3f} nats per token on average."
     names = ("each token", "mean so far")
-    return Plot("Loss by position", places, np.stack([losses, mean]), names, "position", "nats", note)
+    return PlotPanel("Loss by position", places, np.stack([losses, mean]), names, "position", "nats", note)

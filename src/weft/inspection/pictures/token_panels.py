@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.data.tokenizers.lexicon import split_words
-from weft.figures.panels.attention import Attention
+from weft.figures.panels.attention import AttentionPanel
 from weft.figures.panels.panel import Panel
 from weft.inspection.pictures.labels import input_labels
 from weft.inspection.pictures.look_options import LookOptions
@@ -38,7 +38,7 @@ def token_panels(observation: Observation, options: LookOptions) -> Panels:
     return Panels([*panels, attention], left_out)
 
 
-def _with_deciding_head(observation: Observation, options: LookOptions, panel: Attention) -> Attention:
+def _with_deciding_head(observation: Observation, options: LookOptions, panel: AttentionPanel) -> AttentionPanel:
     """The head shown first is the last layer's that the answer needs most, where there are few enough to try all."""
     if len(panel.layers.options) * len(panel.heads.options) > MOST_TRIED or len(panel.heads.options) < 2:
         return panel

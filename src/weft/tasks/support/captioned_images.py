@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.data.readers.images import IN_MEMORY, PixelFiles, Pixels
+from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
+from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.augmentation import Change, change_images
 from weft.tasks.support.text_pairs import Ends, like_length
@@ -52,7 +53,7 @@ def open_gallery(captions: Sequence[tuple[Path, str]], side: int) -> Gallery:
     numbers: dict[Path, int] = {}
     rows = tuple((numbers.setdefault(path, len(numbers)), text) for path, text in captions)
     files = PixelFiles(tuple(numbers), (side, side), 3)
-    return Gallery(files if math.prod(files.shape) > IN_MEMORY else files[:], rows)
+    return Gallery(files if math.prod(files.shape) > IN_MEMORY_BYTES else files[:], rows)
 
 
 def as_images(pixels: Pixels) -> Tensor:

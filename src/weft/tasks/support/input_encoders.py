@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from weft.data.tokenizers.lexicon import Lexicon, split_words
-from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
+from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, WordsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
@@ -181,6 +181,6 @@ def learn_encoder(kind: str, texts: Sequence[str], vocabulary: int) -> TextEncod
     """The encoder asked for, learned from texts: `auto` takes words with their characters."""
     if kind == "auto":
         return WordEncoder(Lexicon.learn((split_words(text) for text in texts), vocabulary))
-    if kind in KINDS:
+    if kind in TOKENIZER_KINDS:
         return TokenEncoder(train_tokenizer(kind, texts, vocabulary))
     return TokenEncoder(load_tokenizer(kind))

@@ -14,8 +14,7 @@ from torch import nn
 
 from weft.data.batching import batches_by_length
 from weft.data.readers.files import DataError
-from weft.data.readers.graphs import parse_graph, read_graphs
-from weft.data.samples import Graph
+from weft.data.readers.graphs import LabeledGraph, parse_graph, read_graphs
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, TokensSpec
 from weft.models.part_specs import AttentionSpec, InitializationSpec
@@ -84,14 +83,16 @@ class NodeEncoder(InputEncoder):
     kind: ClassVar[str] = "nodes"
 
     @classmethod
-    def learn(cls, graphs: Sequence[Graph]) -> NodeEncoder:
+    def learn(cls, graphs: Sequence[LabeledGraph]) -> NodeEncoder:
         """All names of nodes, in order."""
         return cls(tuple(sorted({name for graph in graphs for name in graph.nodes})))
 
     def facts(self) -> Tree:
         return {"names": list(self.names)}
 
-    def make_split(self, inputs: Sequence[Graph], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Nodes:
+    def make_split(
+        self, inputs: Sequence[LabeledGraph], labels: Sequence[Numbers], hiding: Hiding | None = None
+    ) -> Nodes:
         """Nothing is hidden: neighbors are few."""
         numbers = {name: number for number, name in enumerate(self.names, 1)}
         rows = [np.array([numbers.get(name, 0) for name in graph.nodes], dtype=np.int64) for graph in inputs]
@@ -125,7 +126,7 @@ class NodeEncoder(InputEncoder):
         self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], generation: GenerationOptions
     ) -> list[Answer]:
         """For each graph, from a .json file or as a tree, a label per node."""
-        graphs: list[Graph] = []
+        graphs: list[LabeledGraph] = []
         names: list[Any] = []
         for number, given in enumerate(inputs, 1):
             if isinstance(given, Mapping):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from weft.data.readers.texts import CHAT_TOKENS, ROLES
-from weft.data.stores.prompt_protocol import Messages, Written
+from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS
+from weft.data.stores.prompt_format_protocol import Messages, RenderedChat
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -57,23 +57,23 @@ class ChatTemplate:
             raise WeftError(f"this model's chat template refuses these messages ({str(error)[:120]})") from None
         return text
 
-    def written(self, messages: Messages) -> list[Written]:
+    def training_texts(self, messages: Messages) -> list[RenderedChat]:
         """The chat as a text to learn from, and where the assistant speaks: all that follows what opens its turn.
 
         Some templates write what came before otherwise when a chat goes on (they drop thoughts, say): then each
         answer makes a text of its own, after what the model reads before it.
         """
-        found: list[Written] = []
+        found: list[RenderedChat] = []
         for place, message in enumerate(messages):
-            if message["role"] != ROLES[-1]:
+            if message["role"] != CHAT_ROLES[-1]:
                 continue
             text = self.render(messages[: place + 1], answering=False)
             answer = (self._opened(messages[:place], text), len(text))
             if found and text.startswith(found[-1].text):
-                found[-1] = Written(text, (*found[-1].answers, answer))
+                found[-1] = RenderedChat(text, (*found[-1].answers, answer))
             else:
-                found.append(Written(text, (answer,)))
-        return found or [Written(self.render(messages, answering=False), ())]
+                found.append(RenderedChat(text, (answer,)))
+        return found or [RenderedChat(self.render(messages, answering=False), ())]
 
     def _opened(self, asked: Messages, text: str) -> int:
         """Where the answer to what is asked begins in the text of both."""
@@ -153,16 +153,16 @@ class PromptFormat:
         """
         if self.chat is not None:
             return tokenizer.encode(self.chat.render(messages))
-        marks = {role: tokenizer.id_of(name) for role, name in zip(ROLES, CHAT_TOKENS, strict=True)}
-        answer = marks[ROLES[-1]]
+        marks = {role: tokenizer.id_of(name) for role, name in zip(CHAT_ROLES, CHAT_TOKENS, strict=True)}
+        answer = marks[CHAT_ROLES[-1]]
         if answer is None:
             raise WeftError("this model was not trained to chat: leave --chat out, or import or train one that was")
         ids: list[int] = []
         for message in messages:
             mark = marks.get(message["role"])
             if mark is None:
-                raise WeftError(f"a message has the role {message['role']!r:.40}: use one of {', '.join(ROLES)}")
-            end = self.stopping(tokenizer)[:1] if message["role"] == ROLES[-1] else ()
+                raise WeftError(f"a message has the role {message['role']!r:.40}: use one of {', '.join(CHAT_ROLES)}")
+            end = self.stopping(tokenizer)[:1] if message["role"] == CHAT_ROLES[-1] else ()
             ids += [mark, *tokenizer.encode(message["content"]), *end]
         return [*ids, answer]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.data.batching import batches_by_length
-from weft.data.tokenizers.lexicon import UNKNOWN, Lexicon
+from weft.data.tokenizers.lexicon import UNKNOWN_WORD, Lexicon
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
 from weft.models.output import Output
@@ -51,7 +51,7 @@ class Forms:
 
     numbers: Numbers
     hidden: NDArray[np.float32]
-    unknown: int = UNKNOWN
+    unknown: int = UNKNOWN_WORD
     blind: bool = False
 
     def look_up(self, places: Numbers, random: torch.Generator | None) -> Tensor:

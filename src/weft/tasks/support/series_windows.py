@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, PositiveInt
 from torch import Tensor
 
-from weft.data.batching import order_of
+from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError
-from weft.data.readers.series import Series
+from weft.data.readers.series import TimeSeries
 from weft.data.samples import Sample
 from weft.foundation.spec import Spec
 from weft.tasks.support.baselines import RidgeForecast, naive_forecast
@@ -59,14 +59,14 @@ class SeriesFacts(Spec):
     seed: int = 0
 
     @classmethod
-    def learn(cls, series: Series, borders: tuple[int, ...], context: int, patch: int, seed: int) -> SeriesFacts:
+    def learn(cls, series: TimeSeries, borders: tuple[int, ...], context: int, patch: int, seed: int) -> SeriesFacts:
         """From the rows before the first border."""
         rows = series.values[: borders[0]]
         scales = {"mean": rows.mean(axis=0).tolist(), "deviation": deviations(rows).tolist()}
         how = {"context": context, "patch": patch, "borders": borders, "seed": seed}
         return cls(columns=series.names, digest=digest(series.values), **scales, **how)
 
-    def elsewhere(self, series: Series, borders: tuple[int, ...], seed: int) -> SeriesFacts:
+    def elsewhere(self, series: TimeSeries, borders: tuple[int, ...], seed: int) -> SeriesFacts:
         """The same scales for another series of the same columns."""
         if series.names != self.columns:
             raise DataError(
@@ -144,7 +144,7 @@ class WindowSplit(Split):
         if seed is None:
             count = -(-len(self) // rows)
             return [range(first, len(self), count) for first in range(count)]
-        order = order_of(len(self), seed, epoch)
+        order = shuffled_order(len(self), seed, epoch)
         found = [order[first : first + rows] for first in range(0, len(order), rows)]
         return found[:-1] if len(found) > 1 and len(found[-1]) < rows else found
 
@@ -201,8 +201,8 @@ def simple_errors(split: WindowSplit, known: int = 0, train: WindowSplit | None 
     return {name: total / (len(slid) * split.horizon * split.columns) for name, total in found.items()}
 
 
-def joined(found: Sample[Any]) -> tuple[Series, tuple[int, ...]]:
+def joined(found: Sample[Any]) -> tuple[TimeSeries, tuple[int, ...]]:
     """A sample's two splits as one series, and where each ends."""
     both = [found.train.values, found.validation.values]
     values = np.concatenate(both)
-    return Series(found.train.columns, None, values), (len(both[0]), len(values))
+    return TimeSeries(found.train.columns, None, values), (len(both[0]), len(values))

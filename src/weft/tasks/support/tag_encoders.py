@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from weft.data.tokenizers.lexicon import Lexicon, split_tokens
+from weft.data.tokenizers.lexicon import Lexicon, split_treebank_words
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -70,7 +70,7 @@ class WordTagEncoder(TagEncoder):
 
     def split(self, text: str) -> list[str]:
         """Separated as in the sentences that were learned from."""
-        return split_tokens(text, self.lexicon)
+        return split_treebank_words(text, self.lexicon)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class PieceTagEncoder(TagEncoder):
 
     def split(self, text: str) -> list[str]:
         """What stands between blanks, marks apart."""
-        return split_tokens(text, ())
+        return split_treebank_words(text, ())
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft.data.batching import order_of, pad_rows
+from weft.data.batching import pad_rows, shuffled_order
 from weft.data.readers.files import DataError
-from weft.data.tokenizers.tokenizer import KINDS, Tokenizer, load_tokenizer, train_tokenizer
+from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
@@ -153,7 +153,7 @@ def like_length(sizes: NDArray[np.int64], size: int, seed: int | None, epoch: in
     # Each batch has at least one example, however long a single one is.
     ends = np.minimum(np.maximum.accumulate(ends - steps) + steps, len(order) - count + steps)
     found = [batch.tolist() for batch in np.split(order, np.maximum(ends, steps))]
-    return found if seed is None else [found[place] for place in order_of(count, seed, epoch)]
+    return found if seed is None else [found[place] for place in shuffled_order(count, seed, epoch)]
 
 
 def evenly(count: int, most: int | None) -> list[int]:
@@ -177,7 +177,7 @@ def hold_out(pairs: Pairs, share: float, seed: int) -> tuple[Pairs, Pairs]:
         raise DataError(f"{len(groups)} source: training and validation take two or more; give more pairs")
     if not 0 < share < 1:
         raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
-    order = order_of(len(groups), seed, 0)
+    order = shuffled_order(len(groups), seed, 0)
     count = min(len(groups) - 1, max(1, round(share * len(groups))))
     members = list(groups.values())
     held = {number for place in order[:count] for number in members[place]}
@@ -191,7 +191,7 @@ def learn_tokenizer(kind: str, texts: Sequence[str], vocabulary: int | None) -> 
     """The one asked for, learned from sources and targets together; `auto` chooses what suits them."""
     if kind == "auto":
         kind = _suitable(texts)
-    if kind not in KINDS:
+    if kind not in TOKENIZER_KINDS:
         return load_tokenizer(kind)
     if vocabulary is None:
         pieces = sum(map(len, texts)) // LETTERS_A_PIECE // 128 * 128

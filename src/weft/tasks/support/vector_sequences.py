@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft.data.batching import order_of
+from weft.data.batching import shuffled_order
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Spec
@@ -153,7 +153,7 @@ class VectorSequencesSplit(Split):
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """So many sequences that they have about `size` steps, of like length; random, or in their own order."""
         count = max(1, round(size * len(self) / max(1, self.tokens)))
-        order = list(range(len(self))) if seed is None else order_of(len(self), seed, epoch)
+        order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
         if seed is None:
             return [order[first : first + count] for first in range(0, len(order), count)]
         order = order[: max(count, len(order) // count * count)]

@@ -1,8 +1,8 @@
-"""Encoding in bulk: the ids that a tokenizer gives, as arrays, and by look-up where its kind allows it.
+"""Bulk encoding: the ids that a tokenizer gives, as arrays, by table look-up where the tokenizer allows it.
 
-Characters and bytes are looked up in a table. Byte-level BPE and words always part before the last space or line end in
-front of a word, so each unit between is encoded once and then looked up. All others are encoded by the library, in
-parallel.
+Characters and bytes are looked up in a table. Byte-level BPE and words always split before the last space or line end
+in front of a word, so each unit between is encoded once and then looked up. All others are encoded by the tokenizers
+package, in parallel.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.stores.text_pieces import count_bytes
+from weft.data.stores.text_chunks import count_bytes
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 
-UNIT = re.compile(r"(?=[ \n][^\W_])")
-MOST_UNITS, LONGEST_UNITS = 300_000, 20_000_000  # what the look-up of units may hold: how many, how many characters
+UNIT_BOUNDARY = re.compile(r"(?=[ \n][^\W_])")
+MAX_UNITS, MAX_UNIT_CHARACTERS = (
+    300_000,
+    20_000_000,
+)  # how much the look-up of units may hold
 
 
-class Ids(NamedTuple):
-    """Ids of many texts one after another, and how many each has."""
+class EncodedTexts(NamedTuple):
+    """Ids of many texts, concatenated, and the number of ids per text."""
 
     flat: NDArray[np.uint32]
     counts: NDArray[np.int64]
 
 
-Encode = Callable[[Sequence[str]], Ids]
+BulkEncoder = Callable[[Sequence[str]], EncodedTexts]
 
 
-def bulk_encoder(tokenizer: Tokenizer) -> Encode:
-    """The fastest way to the ids that `tokenizer.encode` gives."""
+def bulk_encoder(tokenizer: Tokenizer) -> BulkEncoder:
+    """The fastest function that gives the ids of `tokenizer.encode`."""
     layout = json.loads(tokenizer.engine.to_str())
     model, added = layout["model"], layout["added_tokens"]
     plain = layout["normalizer"] is None and not any(
@@ -55,21 +58,21 @@ def bulk_encoder(tokenizer: Tokenizer) -> Encode:
     return lambda texts: _encode(tokenizer, texts)
 
 
-def joins_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether the start of a text counts as a space (SentencePiece), so that a piece must not begin with one more."""
+def adds_dummy_prefix(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer puts a space before each text (SentencePiece): a chunk must not begin with another."""
     whole, parts = tokenizer.encode("a b"), tokenizer.encode_many(["a", " b", "b"])
     return whole != parts[0] + parts[1] and whole == parts[0] + parts[2]
 
 
-def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Ids:
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedTexts:
     found = [e.ids for e in tokenizer.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
     counts = np.fromiter(map(len, found), np.int64, len(found))
-    return Ids(np.fromiter(chain.from_iterable(found), np.uint32, int(counts.sum())), counts)
+    return EncodedTexts(np.fromiter(chain.from_iterable(found), np.uint32, int(counts.sum())), counts)
 
 
 @cache
 def _steps(kind: Any) -> Any:
-    """How a tokenizer of that kind takes a text apart."""
+    """The pre-tokenizer of that kind of tokenizer."""
     return json.loads(train_tokenizer(kind, ["a"]).engine.to_str())["pre_tokenizer"]
 
 
@@ -83,7 +86,7 @@ def _settings(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _letters() -> list[str]:
-    """GPT-2's letter for each byte: itself where it prints, else the next one from 256 on."""
+    """GPT-2's letter for each byte: the byte itself if printable, else the next code point from 256 on."""
     prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = iter(range(256, 512))
     return [chr(byte if byte in prints else next(hidden)) for byte in range(256)]
@@ -98,7 +101,7 @@ def _character_table(vocabulary: dict[str, int], unknown: str, specials: dict[st
 
 
 class _Table:
-    """An id for each code unit; special tokens are found first, the longest at each place."""
+    """An id per code unit; special tokens are found first, the longest at each position."""
 
     def __init__(self, table: Any, codec: str, unit: type, specials: dict[str, int]) -> None:
         self.table = np.asarray(table, np.uint32)
@@ -106,13 +109,13 @@ class _Table:
         longest_first = sorted(specials, key=len, reverse=True)
         self.pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if specials else None
 
-    def __call__(self, texts: Sequence[str]) -> Ids:
+    def __call__(self, texts: Sequence[str]) -> EncodedTexts:
         whole = "".join(texts)
         if any(name in whole for name in self.specials):
             parts = [self._with_specials(text) for text in texts]
-            return Ids(np.concatenate(parts), np.array([len(part) for part in parts], np.int64))
+            return EncodedTexts(np.concatenate(parts), np.array([len(part) for part in parts], np.int64))
         count = count_bytes if self.codec == "utf-8" else len
-        return Ids(self._look_up(whole), np.array([count(text) for text in texts], np.int64))
+        return EncodedTexts(self._look_up(whole), np.array([count(text) for text in texts], np.int64))
 
     def _look_up(self, text: str) -> NDArray[np.uint32]:
         return self.table[np.frombuffer(text.encode(self.codec), self.unit)]
@@ -127,7 +130,7 @@ class _Table:
 
 
 class _Numbers(dict[str, int]):
-    """Units numbered as they come; the new ones are listed."""
+    """Units numbered in order of appearance; new ones are listed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +144,7 @@ class _Numbers(dict[str, int]):
 
 @dataclass
 class _Units:
-    """Each unit (a word with the space before it and the marks after it) is encoded when it first comes."""
+    """Each unit (a word with the space before and the punctuation after it) is encoded when it first appears."""
 
     tokenizer: Tokenizer
 
@@ -153,17 +156,17 @@ class _Units:
         self.flat = np.zeros(0, np.uint32)
         self.starts, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
-    def __call__(self, texts: Sequence[str]) -> Ids:
-        if len(self.numbers) > MOST_UNITS or self.characters > LONGEST_UNITS:
+    def __call__(self, texts: Sequence[str]) -> EncodedTexts:
+        if len(self.numbers) > MAX_UNITS or self.characters > MAX_UNIT_CHARACTERS:
             self._forget()
-        units = [UNIT.split(text) for text in texts]
+        units = [UNIT_BOUNDARY.split(text) for text in texts]
         sizes = np.fromiter(map(len, units), np.int64, len(units))
         numbers = np.fromiter(map(self.numbers.__getitem__, chain.from_iterable(units)), np.int64, int(sizes.sum()))
         self._learn()
         counts = self.counts[numbers]
         ends = np.cumsum(counts)
         places = np.repeat(self.starts[numbers] - (ends - counts), counts) + np.arange(counts.sum())
-        return Ids(self.flat[places], np.add.reduceat(counts, np.cumsum(sizes) - sizes))
+        return EncodedTexts(self.flat[places], np.add.reduceat(counts, np.cumsum(sizes) - sizes))
 
     def _learn(self) -> None:
         fresh = self.numbers.fresh

@@ -1,4 +1,4 @@
-"""Panels of numbers in time, motion and unfolded steps as plotly figures."""
+"""Panels of series, motion and attention steps as plotly figures."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 import numpy as np
 
 from weft.figures.canvas import COLORS, GRAY
-from weft.figures.palette import color_scale
-from weft.figures.panels.motion import Motion
-from weft.figures.panels.panel import Array, Axis
-from weft.figures.panels.plots import Plot
-from weft.figures.panels.series import Channels, Forecast, standardized
-from weft.figures.panels.unfolding import Unfolding, number_lines
+from weft.figures.palette import plotly_colors
+from weft.figures.panels.attention_steps import AttentionStepsPanel, value_lines
+from weft.figures.panels.motion import MotionPanel
+from weft.figures.panels.panel import Axis
+from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.series import ChannelsPanel, ForecastPanel, standardize
+from weft.foundation.arrays import Array
 
 
-def forecast(panel: Forecast, go: Any) -> Any:
-    """History and forecast above, attention over the history below; the menu chooses column, layer and head."""
-    from weft.figures.web.notebook import choices, menu
+def plot_forecast(panel: ForecastPanel, go: Any) -> Any:
+    """History and forecast above, attention over the history below, with a menu of column, layer and head."""
+    from weft.figures.web.notebook import add_menu, list_choices
 
     figure = _two_rows(0.82)
     before, after = np.arange(1 - len(panel.history), 1), np.arange(len(panel.ahead) + 1)
     patches = panel.attention.shape[-1]
     middles = -panel.patch * (np.arange(patches, 0, -1) - 0.5) + 0.5
-    every = choices(panel.axes())
+    every = list_choices(panel.axes())
 
     def given(choice: tuple[int, ...]) -> tuple[list[Array], Array]:
         column, *rest = choice
@@ -42,33 +43,33 @@ def forecast(panel: Forecast, go: Any) -> Any:
     for (name, x, color, fill), y in zip(styles, curves, strict=False):
         line = {"color": color, "width": 0.5 if "band" in name else 1.5}
         figure.add_scatter(x=x, y=y, name=name, line=line, fill=fill, mode="lines", row=1, col=1)
-    figure.add_trace(go.Heatmap(x=middles, z=strip, colorscale=color_scale("share"), showscale=False), row=2, col=1)
+    figure.add_trace(go.Heatmap(x=middles, z=strip, colorscale=plotly_colors("share"), showscale=False), row=2, col=1)
     entries = []
     for choice, name in every:
         ys, z = given(choice)
         entries.append((name, {"y": [*ys, None], "z": [*(None for _ in ys), z]}))
-    menu(figure, entries)
+    add_menu(figure, entries)
     figure.update_layout(xaxis2_title="steps from now", height=480)
     figure.update_yaxes(visible=False, row=2, col=1)
     return figure
 
 
-def channels(panel: Channels, go: Any) -> Any:
-    """Channels above, attention in time below."""
+def plot_channels(panel: ChannelsPanel, go: Any) -> Any:
+    """Channels above, attention over time below."""
     figure = _two_rows(0.75)
     if len(panel.names) <= len(COLORS):
         for number, name in enumerate(panel.names):
             figure.add_scatter(y=panel.values[:, number], name=name, mode="lines", row=1, col=1)
     else:
-        scale = {"colorscale": color_scale("signed"), "zmin": -3, "zmax": 3, "showscale": False}
-        figure.add_trace(go.Heatmap(z=standardized(panel.values).T, **scale), row=1, col=1)
+        scale = {"colorscale": plotly_colors("signed"), "zmin": -3, "zmax": 3, "showscale": False}
+        figure.add_trace(go.Heatmap(z=standardize(panel.values).T, **scale), row=1, col=1)
     figure.add_trace(_strips(go, panel.attention, panel.choices, len(panel.values)), row=2, col=1)
     figure.update_layout(xaxis2_title="step", height=520)
     return figure
 
 
-def motion(panel: Motion, go: Any) -> Any:
-    """The skeleton in 3-D with a button to play and a slider."""
+def plot_motion(panel: MotionPanel, go: Any) -> Any:
+    """The skeleton in 3-D with a play button and a slider."""
     joints = panel.upright()
     weights = panel.attention[tuple(axis.chosen for axis in panel.choices)]
     shares = weights[np.minimum(np.arange(len(joints)) * len(weights) // len(joints), len(weights) - 1)]
@@ -96,10 +97,10 @@ def motion(panel: Motion, go: Any) -> Any:
     return figure
 
 
-def unfolding(panel: Unfolding, go: Any) -> Any:
-    """A table of steps."""
+def plot_attention_steps(panel: AttentionStepsPanel, go: Any) -> Any:
+    """The steps as a table."""
     rows = [
-        (step.name, step.formula, "<br>".join(line.replace(" ", "\u00a0") for line in number_lines(step)), step.part)
+        (step.name, step.formula, "<br>".join(line.replace(" ", "\u00a0") for line in value_lines(step)), step.part)
         for step in panel.steps
     ]
     cells = {"values": list(zip(*rows, strict=True)), "align": "left", "font": {"family": "monospace"}}
@@ -109,8 +110,8 @@ def unfolding(panel: Unfolding, go: Any) -> Any:
     return figure
 
 
-def curves(panel: Plot, go: Any) -> Any:
-    """All curves."""
+def plot_curves(panel: PlotPanel, go: Any) -> Any:
+    """All curves in one plot."""
     figure = go.Figure()
     for name, values in zip(panel.names, panel.values, strict=True):
         figure.add_scatter(x=panel.places, y=values, name=name, mode="lines")
@@ -125,11 +126,13 @@ def _two_rows(share: float) -> Any:
 
 
 def _strips(go: Any, attention: Array, axes: tuple[Axis, ...], steps: int) -> Any:
-    from weft.figures.web.notebook import choices
+    from weft.figures.web.notebook import list_choices
 
-    every = choices(axes)
+    every = list_choices(axes)
     values = np.stack([attention[choice] for choice, _ in every])
     places = (np.arange(values.shape[1]) + 0.5) * steps / values.shape[1] - 0.5
     told = "step %{x:.0f}, %{y}: %{z:.4f}<extra></extra>"
     names = [name for _, name in every]
-    return go.Heatmap(x=places, y=names, z=values, colorscale=color_scale("share"), showscale=False, hovertemplate=told)
+    return go.Heatmap(
+        x=places, y=names, z=values, colorscale=plotly_colors("share"), showscale=False, hovertemplate=told
+    )

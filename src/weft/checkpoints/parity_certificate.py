@@ -1,7 +1,7 @@
-"""The logit-parity certificate: transformers and Weft answer the same inputs from the same checkpoint.
+"""The parity certificate: transformers and Weft compute the same logits from the same checkpoint.
 
-Each reads the weights by itself, one after the other, mapped from the disk; half-precision weights of large models are
-widened piece by piece, so that the comparison is one of float32 and needs little more memory than the file.
+Each reads the weights by itself, one after the other, memory-mapped; half-precision weights of large models are upcast
+in parts, so that float32 results are compared with little more memory than the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.formats.huggingface import model_folder
+from weft.checkpoints.formats.huggingface_folder import model_folder
 from weft.checkpoints.run_folder import RunFolder
 from weft.models.build import AnySpec, build
 from weft.models.encoder import EncoderSpec
@@ -30,13 +30,16 @@ from weft.models.vision import VisionSpec
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import TiedHead
 
-WITHIN = 1e-4  # of the largest logit, in float32
-WITHIN_HALF = 2e-2  # where a model itself rounds to half precision on its way
-WHOLE = 1 << 28  # weights up to which a model is widened as a whole
-PIECE = 1 << 22  # weights widened at once in a larger one
+TOLERANCE = 1e-4  # of the largest logit, in float32
+HALF_TOLERANCE = 2e-2  # where a model itself rounds activations to half precision
+UPCAST_WHOLE = 1 << 28  # weights; smaller models are upcast as a whole
+UPCAST_AT_ONCE = 1 << 22  # weights of a larger model that are upcast at once
 ROWS, TOKENS, TARGETS = 2, 24, 7
-BEYOND, AFFORDABLE = 8, 4e10  # tokens beyond a window; weights times tokens that take about a second
-CLASSES = {
+TOKENS_PAST_WINDOW, AFFORDABLE_PRODUCTS = (
+    8,
+    4e10,
+)  # weights x tokens that take about a second
+AUTO_CLASSES = {
     "text": "AutoModelForCausalLM",
     "translation": "AutoModelForSeq2SeqLM",
     "classification": "AutoModelForSequenceClassification",
@@ -45,8 +48,8 @@ CLASSES = {
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """The largest difference of two logits, the largest logit, and how they were computed."""
+class ParityCertificate:
+    """The largest difference of two logits, the largest logit, the number of logits, the tolerance and the peer."""
 
     difference: float
     largest: float
@@ -56,18 +59,18 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether both models say the same."""
+        """Whether the logits agree within the tolerance."""
         return self.difference <= self.within * max(self.largest, 1e-6)
 
 
-def certify(found: ForeignCheckpoint, run: Path) -> tuple[Certificate | None, str | None]:
-    """The certificate, or why there is none; a model that differs has one that does not hold.
+def certify_parity(found: ForeignCheckpoint, run: Path) -> tuple[ParityCertificate | None, str | None]:
+    """The certificate, or why there is none; of a model that differs, one that does not hold.
 
-    We answer first: until then the other library need not be in memory.
+    Weft computes first, so that the other library is not yet in memory.
     """
     if importlib.util.find_spec("transformers") is None:
         return None, "the library transformers is not installed"
-    inputs, large = draw_inputs(found.spec), found.parameters > WHOLE
+    inputs, large = random_inputs(found.spec), found.parameters > UPCAST_WHOLE
     with torch.inference_mode():
         ours = _ask_ours(found, run, inputs, large)
     try:
@@ -75,21 +78,21 @@ def certify(found: ForeignCheckpoint, run: Path) -> tuple[Certificate | None, st
             import transformers
 
             theirs = _ask_theirs(transformers, found, inputs, large)
-    except Exception as error:  # another library's own troubles are no fault of the checkpoint
+    except Exception as error:  # the other library's own errors are not the checkpoint's fault
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else ""
         return None, f"transformers cannot run it ({type(error).__name__}: {reason})"
-    half = large and any(slot.type.itemsize < 4 for slot in found.slots.values())
-    within, peer = WITHIN_HALF if half else WITHIN, f"transformers {transformers.__version__}"
+    half = large and any(info.dtype.itemsize < 4 for info in found.tensor_infos.values())
+    within, peer = HALF_TOLERANCE if half else TOLERANCE, f"transformers {transformers.__version__}"
     if ours.shape != theirs.shape:
-        return Certificate(float("inf"), 0.0, 0, within, peer), None
+        return ParityCertificate(float("inf"), 0.0, 0, within, peer), None
     difference = (ours.double() - theirs.double()).abs().max().item()
-    return Certificate(difference, theirs.abs().max().item(), ours.numel(), within, peer), None
+    return ParityCertificate(difference, theirs.abs().max().item(), ours.numel(), within, peer), None
 
 
-def draw_inputs(spec: AnySpec) -> dict[str, Tensor]:
-    """Random tokens or pictures; the first few tokens of vocabularies are special, so they are left out.
+def random_inputs(spec: AnySpec) -> dict[str, Tensor]:
+    """Random tokens or pictures; the first few ids, which are often special tokens, are not drawn.
 
-    Where layers see a window, there are more tokens than that, if the model is small enough.
+    If layers have a window, there are more tokens than that, if the model is small enough.
     """
     random = torch.Generator().manual_seed(0)
 
@@ -106,27 +109,27 @@ def draw_inputs(spec: AnySpec) -> dict[str, Tensor]:
 
 
 def _enough(spec: AnySpec) -> int:
-    """Tokens that show all that layers do."""
+    """Number of tokens, enough to exceed every window."""
     windows = [getattr(mixer, "window", None) or 0 for mixer in getattr(spec, "mixer", ())]
-    wanted = max(windows, default=0) + BEYOND
-    return max(TOKENS, wanted if wanted * estimate(spec).parameters < AFFORDABLE else 0)
+    wanted = max(windows, default=0) + TOKENS_PAST_WINDOW
+    return max(TOKENS, wanted if wanted * estimate(spec).parameters < AFFORDABLE_PRODUCTS else 0)
 
 
 def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor], large: bool) -> Tensor:
-    name = CLASSES.get(found.task, found.architecture)
+    name = AUTO_CLASSES.get(found.task, found.architecture)
     if not found.source.is_file():
         where: dict[str, Any] = {"pretrained_model_name_or_path": model_folder(found.source)}
     else:
         where = {"pretrained_model_name_or_path": found.source.parent, "gguf_file": found.source.name}
     kind = "auto" if large else torch.float32
     if found.architecture.startswith("Mixtral"):
-        where["experts_implementation"] = "eager"  # its fast one wants sizes that are multiples of 16 bytes
+        where["experts_implementation"] = "eager"  # the fast one requires sizes that are multiples of 16 bytes
     model = (
         getattr(library, name)
         .from_pretrained(**where, dtype=kind, local_files_only=True, trust_remote_code=False)
         .eval()
     )
-    with widened(model):
+    with upcast_weights(model):
         if "images" in inputs:
             seen = model(pixel_values=inputs["images"])
             return (seen.last_hidden_state if _bare(found) else seen.logits).clone()
@@ -140,7 +143,7 @@ def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], la
     model = build(found.spec, device="meta")
     model.load_state_dict(RunFolder(run).read_model(), assign=True)
     model = model.eval() if large else model.eval().float()
-    with widened(model):
+    with upcast_weights(model):
         if "target" in inputs:
             return model(inputs["tokens"], inputs["target"]).logits.clone()
         output = model(*inputs.values())
@@ -148,13 +151,13 @@ def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], la
 
 
 def _bare(found: ForeignCheckpoint) -> bool:
-    """Whether the states themselves are the answer: there are no classes."""
+    """Whether hidden states are compared, because there are no classes."""
     return found.task == "embedding" or (isinstance(found.spec, VisionSpec) and found.spec.classes is None)
 
 
 @contextlib.contextmanager
-def widened(model: nn.Module) -> Iterator[None]:
-    """Half-precision weights count in float32 while this lasts: each part's are widened when it is called."""
+def upcast_weights(model: nn.Module) -> Iterator[None]:
+    """Compute with half-precision weights in float32: each module's weights are upcast when it is called."""
     undo: list[Callable[[], object]] = []
     for part in model.modules():
         own = list(part.parameters(recurse=False))
@@ -179,7 +182,7 @@ def widened(model: nn.Module) -> Iterator[None]:
 
 def _in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b in float32, some rows of W at a time."""
-    rows = max(1, PIECE // max(1, weight.shape[1]))
+    rows = max(1, UPCAST_AT_ONCE // max(1, weight.shape[1]))
     x = torch.cat([F.linear(x.float(), some.float()) for some in weight.split(rows)], dim=-1)
     return x if bias is None else x + bias.float()
 
@@ -208,7 +211,7 @@ def _widen_calls(part: nn.Module, own: list[nn.Parameter]) -> list[Callable[[], 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing is fetched, and the library's warnings and bars do not mix with ours."""
+    """Nothing is downloaded, and the library's warnings and progress bars are hidden."""
     before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_VERBOSITY", "TQDM_DISABLE")}
     os.environ.update({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"})
     try:

@@ -1,4 +1,4 @@
-"""From a foreign checkpoint to a run folder: streamed tensor by tensor, whole or not at all."""
+"""From a foreign checkpoint to a run folder: streamed tensor by tensor, atomically."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from pathlib import Path
 
 import torch
 
-from weft.checkpoints.atomic import write_text
-from weft.checkpoints.certificate import Certificate, certify
+from weft.checkpoints.atomic import atomic_folder, write_text
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.formats.huggingface import open_folder
-from weft.checkpoints.formats.streamed_writing import write_streamed
-from weft.checkpoints.fresh_folder import fresh_folder
+from weft.checkpoints.formats.huggingface_folder import open_huggingface
+from weft.checkpoints.formats.safetensors_writer import stream_safetensors
+from weft.checkpoints.parity_certificate import ParityCertificate, certify_parity
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 
-Progress = Callable[[float, str], None]
+ConversionProgress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True)
-class Imported:
-    """What was made: the run's folder, and what is known of it; `certificate` is None where none could be given."""
+class ImportReport:
+    """What an import made: the run's folder and its facts; `certificate` is None, with a reason, if there is none."""
 
     run: Path
     source: str
@@ -33,7 +32,7 @@ class Imported:
     task: str
     parameters: int
     left_out: tuple[str, ...]
-    certificate: Certificate | None
+    certificate: ParityCertificate | None
     uncertified: str | None = None
 
     def to_tree(self) -> Tree:
@@ -43,44 +42,42 @@ class Imported:
 
 
 def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
-    """Look through a Hugging Face folder or a GGUF file; nothing large is read."""
+    """Inspect a Hugging Face folder or a GGUF file; nothing large is read."""
     path = Path(source)
     if path.is_file() and path.suffix.lower() == ".gguf":
-        from weft.checkpoints.formats.gguf import open_gguf
+        from weft.checkpoints.formats.gguf_checkpoint import open_gguf
 
         return open_gguf(path)
     if path.is_file():
-        raise DataError(
-            f"{path} is a single file: give the folder that it lies in with its config.json, or a .gguf file"
-        )
-    return open_folder(path)
+        raise DataError(f"{path} is a single file: give its folder, with config.json, or a .gguf file")
+    return open_huggingface(path)
 
 
 def convert_checkpoint(
-    source: str | Path, out: str | Path, certified: bool = True, progress: Progress | None = None
-) -> Imported:
-    """Make a run of a foreign checkpoint; on any error nothing remains in `out`.
+    source: str | Path, out: str | Path, certified: bool = True, progress: ConversionProgress | None = None
+) -> ImportReport:
+    """Convert a foreign checkpoint to a run; on any error nothing remains in `out`.
 
-    Where the library transformers is installed, both models answer the same inputs first; if their logits differ, the
-    checkpoint is refused.
+    If the package transformers is installed, the logits of both models are compared; if they differ, the checkpoint is
+    refused.
     """
     found = open_checkpoint(source)
-    with fresh_folder(Path(out), "importing") as folder:
+    with atomic_folder(Path(out), "importing") as folder:
         _write(found, RunFolder(folder), progress)
-        certificate, why = certify(found, folder) if certified else (None, "it was not asked for")
+        certificate, why = certify_parity(found, folder) if certified else (None, "it was not asked for")
         if certificate is not None and not certificate.holds:
             raise DataError(
                 f"the logits differ from those of transformers by {certificate.difference:.2g} (they reach "
                 f"{certificate.largest:.2g}), so {source} was not imported: --no-certificate takes it all the same"
             )
-        made = Imported(
+        made = ImportReport(
             Path(out),
             str(source),
             found.family.name,
             found.architecture,
             found.task,
             found.parameters,
-            found.left,
+            found.left_out,
             certificate,
             why,
         )
@@ -88,19 +85,19 @@ def convert_checkpoint(
     return made
 
 
-def _write(found: ForeignCheckpoint, folder: RunFolder, progress: Progress | None) -> None:
-    slots = found.slots
-    whole = max(1, sum(slot.bytes for slot in slots.values()))
+def _write(found: ForeignCheckpoint, folder: RunFolder, progress: ConversionProgress | None) -> None:
+    infos = found.tensor_infos
+    whole = max(1, sum(info.bytes for info in infos.values()))
     done = 0
 
     def make(name: str) -> torch.Tensor:
         nonlocal done
         if progress is not None:
             progress(done / whole, name)
-        done += slots[name].bytes
+        done += infos[name].bytes
         return found.matched[name].read(found.tensors)
 
-    write_streamed(folder.path / "model.safetensors", slots, make)
+    stream_safetensors(folder.path / "model.safetensors", infos, make)
     if found.tokenizer is not None:
         folder.write_tokenizer(found.tokenizer)
     source = str(found.source)

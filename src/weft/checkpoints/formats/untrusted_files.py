@@ -1,4 +1,4 @@
-"""Files of strangers: names that stay inside their folder, JSON of a bounded size, one clear sentence for any fault."""
+"""Untrusted files: names that stay inside their folder, JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any
 
 from weft.data.readers.files import DataError
 
-LARGEST_JSON = 64 << 20  # bytes; the largest index and vocabulary in use have some 10 million
+LARGEST_JSON = 64 << 20  # bytes; the largest indices and vocabularies in use have about 10 million
 SMALL_JSON = 4 << 20
 
 
 def file_inside(folder: Path, name: Any) -> Path:
-    """The file of this name in the folder itself; a path, or a link that leads out of the folder, is refused.
+    """The file of this name in the folder itself; paths, and links that lead out of the folder, are refused.
 
-    The cache of the Hugging Face hub is known: snapshots there are links into the blobs of the same model.
+    The exception is the cache of the Hugging Face hub, whose snapshots are links into the blobs of the same model.
     """
     plain = isinstance(name, str) and name not in ("", ".", "..") and not set("/\\\0:") & set(name)
     if not plain:
-        raise DataError(
-            f"{folder.name} names the file {name!r:.80}, which lies outside of it: do not trust this folder"
-        )
+        raise DataError(f"{folder.name} names the file {name!r:.80}, which is outside of it: do not trust this folder")
     path, home = folder / name, folder.resolve()
     homes = [home]
     if home.parent.name == "snapshots":
@@ -32,12 +30,12 @@ def file_inside(folder: Path, name: Any) -> Path:
 
 
 def has_file(folder: Path, name: str) -> bool:
-    """Whether the folder holds this file; a link that leads out is refused."""
+    """Whether the folder holds this file; a link that leads out of it is refused."""
     return file_inside(folder, name).is_file()
 
 
 def read_json(path: Path, most: int = LARGEST_JSON) -> dict[str, Any]:
-    """A table from a JSON file."""
+    """An object from a JSON file."""
     tree = _read(path, most)
     if not isinstance(tree, dict):
         raise DataError(f"{path.name} is a {type(tree).__name__}, but a table is needed: fetch it again")
@@ -55,7 +53,7 @@ def read_modules(folder: Path) -> list[tuple[str, Path]]:
             for row in _read(file, SMALL_JSON)
         ]
     except (TypeError, KeyError, AttributeError):
-        raise DataError("modules.json is no list of modules: fetch it again") from None
+        raise DataError("modules.json is not a list of modules: fetch it again") from None
 
 
 def _read(path: Path, most: int) -> Any:
@@ -65,14 +63,14 @@ def _read(path: Path, most: int) -> Any:
             raise DataError(f"{path.name} has {size:,} bytes, which no file of its kind has: do not trust it")
         return json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise DataError(f"{path.parent} has no {path.name}: give a whole folder, as it was downloaded") from None
+        raise DataError(f"{path.parent} has no {path.name}: give a complete folder, as it was downloaded") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path.name} is no JSON that can be read ({str(error)[:80]}): fetch it again") from None
+        raise DataError(f"{path.name} is not readable JSON ({str(error)[:80]}): fetch it again") from None
 
 
-def read_json_if_there(folder: Path, name: str) -> dict[str, Any]:
-    """The table in a file of the folder; an empty one where there is no such file."""
+def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
+    """The object in a JSON file of the folder; empty if there is no such file."""
     path = file_inside(folder, name)
     return read_json(path) if path.is_file() else {}

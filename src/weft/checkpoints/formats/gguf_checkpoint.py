@@ -1,7 +1,8 @@
-"""GGUF checkpoints of Llama and GPT-2 kinds: their names and settings brought to those of the Hugging Face folders.
+"""GGUF checkpoints of Llama and GPT-2 kinds: their names and settings translated to those of Hugging Face folders.
 
-So the same adapters serve both; names go both ways (`THEIRS`, `to_gguf`). llama.cpp stores Llama's queries and keys
-with the coordinates of each rotary pair side by side (`pair_up`, `part_pairs`), GPT-2's linear maps as [out, in].
+So the same adapters serve both; names go both ways (`TENSOR_NAMES`, `to_gguf`). llama.cpp stores Llama's queries and
+keys with the coordinates of each rotary pair side by side (`interleave_pairs`, `separate_pairs`), and GPT-2's linear
+maps as [out, in].
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint, look_through
-from weft.checkpoints.formats.foreign_tensors import Shape, Tensors
-from weft.checkpoints.formats.gguf_file import GGUFFile, open_file
+from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint, inspect_checkpoint
+from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
+from weft.checkpoints.formats.gguf_file import GGUFFile, open_gguf_file
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.readers.files import DataError
 from weft.parts.relative import Llama3, rotary_frequencies
@@ -51,87 +52,88 @@ _GPT2 = {
     "blk.{}.ffn_up": "transformer.h.{}.mlp.c_fc",
     "blk.{}.ffn_down": "transformer.h.{}.mlp.c_proj",
 }
-THEIRS: dict[str, dict[str, str]] = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA, "gpt2": _GPT2}
+TENSOR_NAMES: dict[str, dict[str, str]] = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA, "gpt2": _GPT2}
 # A stack of experts in one tensor, and the matrix of one expert.
-EXPERTS = {"ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3"}
-NUMBER = re.compile(r"\.(\d+)\.")
+EXPERT_STACKS = {"ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3"}
+LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 
 
 def to_gguf(architecture: str, name: str) -> str:
     """The GGUF name of a tensor of a Hugging Face folder; experts have one name for all of a layer."""
     stem, _, last = name.rpartition(".")
-    layer = NUMBER.search(stem)
-    plain = NUMBER.sub(".{}.", stem, count=1)
-    for ours, theirs in THEIRS[architecture].items():
+    layer = LAYER_NUMBER.search(stem)
+    plain = LAYER_NUMBER.sub(".{}.", stem, count=1)
+    for ours, theirs in TENSOR_NAMES[architecture].items():
         if theirs == plain:
             return f"{ours}.{last}".replace("{}", layer.group(1) if layer else "")
     raise DataError(f"{name} has no name in a GGUF file of {architecture}")
 
 
-def pair_up(weight: Tensor, heads: int) -> Tensor:
+def interleave_pairs(weight: Tensor, heads: int) -> Tensor:
     """Rows of each head from (x_i .., x_(i+K/2) ..) to pairs side by side, as llama.cpp stores Llama's."""
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-def part_pairs(weight: Tensor, heads: int) -> Tensor:
-    """The inverse of `pair_up`."""
+def separate_pairs(weight: Tensor, heads: int) -> Tensor:
+    """The inverse of `interleave_pairs`."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-class Place(NamedTuple):
-    """Where a tensor of a Hugging Face folder lies in the GGUF file; one expert is a slice."""
+class GGUFLocation(NamedTuple):
+    """Where a tensor of a Hugging Face folder is in the GGUF file; one expert is a slice."""
 
     name: str
     shape: Shape
     expert: int | None = None
-    turned: bool = False
+    transposed: bool = False
     heads: int | None = None
 
 
-class GGUFTensors(Tensors):
+class GGUFTensors(ForeignTensors):
     """The tensors of a GGUF file under the names of a Hugging Face folder."""
 
-    def __init__(self, file: GGUFFile, places: Mapping[str, Place]) -> None:
+    def __init__(self, file: GGUFFile, places: Mapping[str, GGUFLocation]) -> None:
         self.file, self.places, self.files = file, places, file.path.name
 
     @property
     def shapes(self) -> Mapping[str, Shape]:
-        """All names with their shapes."""
         return {name: place.shape for name, place in self.places.items()}
 
-    def type_of(self, name: str) -> torch.dtype:
-        """The type of one tensor; quantized ones are float32."""
-        return self.file.type_of(self.places[name].name)
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Quantized tensors are read as float32."""
+        return self.file.dtype_of(self.places[name].name)
 
     def read(self, name: str) -> Tensor:
-        """One tensor as the folder would have it."""
+        """The tensor as the Hugging Face folder would have it."""
         place = self.places[name]
         tensor = self.file.read(place.name, place.expert)
         if place.heads is not None:
-            tensor = part_pairs(tensor, place.heads)
-        return tensor.T if place.turned else tensor
+            tensor = separate_pairs(tensor, place.heads)
+        return tensor.T if place.transposed else tensor
 
 
 def open_gguf(path: Path) -> ForeignCheckpoint:
-    """Look a GGUF file through."""
-    file = open_file(path)
+    """Inspect a GGUF file."""
+    file = open_gguf_file(path)
     settings = file.settings
     kind = settings.get("general.architecture")
-    if kind not in THEIRS:
-        raise DataError(f"{path.name} is of architecture {kind!r:.40}: of GGUF files, {', '.join(THEIRS)} are read")
+    if kind not in TENSOR_NAMES:
+        raise DataError(
+            f"{path.name} is of architecture {kind!r:.40}: of GGUF files, {', '.join(TENSOR_NAMES)} are read"
+        )
     tree = _config(str(kind), file)
     tensors = GGUFTensors(file, _places(str(kind), file, tree))
     tree["tie_word_embeddings"] = _tied(str(kind), tensors)
     vocabulary = read_gguf_vocabulary(path.name, settings)
     stops = [settings.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    return look_through(
+    return inspect_checkpoint(
         path, Config(tree, path.name), tensors, vocabulary, [stop for stop in stops if stop is not None]
     )
 
 
-def _tied(kind: str, tensors: Tensors) -> bool:
-    """Without a head of its own, or with a copy of the embedding, the model is tied."""
-    embedding = f"{THEIRS[kind]['token_embd']}.weight"
+def _tied(kind: str, tensors: ForeignTensors) -> bool:
+    """Whether the model is tied: it has no head, or a copy of the embedding."""
+    embedding = f"{TENSOR_NAMES[kind]['token_embd']}.weight"
     if "lm_head.weight" not in tensors.shapes:
         return True
     return embedding in tensors.shapes and tensors.same("lm_head.weight", embedding)
@@ -173,10 +175,10 @@ def _config(kind: str, file: GGUFFile) -> dict[str, Any]:
 
 
 def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
-    """Rotary positions; Llama 3 keeps how it stretches them as a tensor of factors."""
+    """Rotary positions; Llama 3's scaling is stored as a tensor of factors."""
     if given.whole("rope.dimension_count", size) != size:
         raise DataError(
-            f"{given.name} turns {given.get('rope.dimension_count')} of {size} coordinates: Weft's Llama turns all"
+            f"{given.name} rotates {given.get('rope.dimension_count')} of {size} coordinates: Weft's Llama rotates all"
         )
     base = given.number("rope.freq_base", 10_000.0)
     kind = given.get("rope.scaling.type", "none")
@@ -186,46 +188,46 @@ def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": base}
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": base, "factor": given.number("rope.scaling.factor")}
-    raise DataError(f"{given.name} stretches rotary positions by {kind!r:.40}: Weft has none, linear and llama3")
+    raise DataError(f"{given.name} scales rotary positions by {kind!r:.40}: Weft has none, linear and llama3")
 
 
 def _stretched(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
-    """The numbers of Llama 3's scaling that give these factors: all of its models share low 1, high 4 and 8192."""
+    """The parameters of Llama 3's scaling that give these factors: all its models share low 1, high 4 and 8192."""
     factors = file.read("rope_freqs.weight").double()
     plain = torch.zeros(1, dtype=torch.float64)
     scaling = Llama3(round(float(factors.max()), 4), 1.0, 4.0, 8192)
     expected = rotary_frequencies(base, size, plain) / scaling.frequencies(base, size, plain)
     if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-3):
         raise DataError(
-            f"{file.path.name} stretches rotary positions by factors that are not Llama 3's: use the folder instead"
+            f"{file.path.name} scales rotary positions by factors that are not Llama 3's: use the folder instead"
         )
     names = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     return {"rope_type": "llama3", "rope_theta": base, "factor": scaling.factor, **names}
 
 
-def _places(kind: str, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, Place]:
-    """Each tensor of the file by its name in a Hugging Face folder; unknown ones keep theirs, to be refused by name."""
-    found: dict[str, Place] = {}
+def _places(kind: str, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, GGUFLocation]:
+    """Each tensor of the file by its name in a Hugging Face folder; unknown ones keep their name, for the error."""
+    found: dict[str, GGUFLocation] = {}
     for name, stored in file.tensors.items():
         if name == "rope_freqs.weight":
             continue
         stem, _, last = name.rpartition(".")
-        layer = NUMBER.search(f"{stem}.")
-        plain = NUMBER.sub(".{}.", f"{stem}.", count=1).removesuffix(".")
+        layer = LAYER_NUMBER.search(f"{stem}.")
+        plain = LAYER_NUMBER.sub(".{}.", f"{stem}.", count=1).removesuffix(".")
         number = layer.group(1) if layer else ""
         part = plain.rpartition(".")[2]
-        if part in EXPERTS and len(stored.shape) == 3 and kind == "llama":
+        if part in EXPERT_STACKS and len(stored.shape) == 3 and kind == "llama":
             for expert in range(stored.shape[0]):
-                theirs = f"model.layers.{number}.block_sparse_moe.experts.{expert}.{EXPERTS[part]}.weight"
-                found[theirs] = Place(name, stored.shape[1:], expert)
+                theirs = f"model.layers.{number}.block_sparse_moe.experts.{expert}.{EXPERT_STACKS[part]}.weight"
+                found[theirs] = GGUFLocation(name, stored.shape[1:], expert)
             continue
-        theirs = f"{THEIRS[kind].get(plain, plain).replace('{}', number)}.{last}"
-        turned = kind == "gpt2" and layer is not None and len(stored.shape) == 2
+        theirs = f"{TENSOR_NAMES[kind].get(plain, plain).replace('{}', number)}.{last}"
+        transposed = kind == "gpt2" and layer is not None and len(stored.shape) == 2
         paired = (
             {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(part) if kind == "llama" else None
         )
         heads = None if paired is None else int(config[paired])
         if heads is not None and stored.shape[0] % (2 * heads):
             raise DataError(f"{file.path.name}: {name} has {stored.shape[0]} rows, which {heads} heads cannot share")
-        found[theirs] = Place(name, stored.shape[::-1] if turned else stored.shape, None, turned, heads)
+        found[theirs] = GGUFLocation(name, stored.shape[::-1] if transposed else stored.shape, None, transposed, heads)
     return found

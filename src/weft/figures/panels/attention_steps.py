@@ -1,4 +1,4 @@
-"""One attention output unfolded: each step with its formula, the actual numbers and the part that computed them."""
+"""One attention output step by step: each with its formula, the actual numbers and the part that computed them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from weft.figures.canvas import COLORS, GRAY, legible
-from weft.figures.panels.panel import Array, Panel, Sheet, Tree, spell
-from weft.figures.panels.tables import number
-from weft.figures.web.packing import pack
+from weft.figures.canvas import COLORS, GRAY, drawable_text
+from weft.figures.panels.panel import Panel, Sheet, token_label
+from weft.figures.panels.tables import format_number
+from weft.figures.web.array_encoding import encode_array
+from weft.foundation.arrays import Array
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 
 LINE = 0.2  # inches
 MOST_ROWS, MOST_COLUMNS = 12, 8
@@ -21,7 +23,7 @@ LETTERS = 116
 
 
 @dataclass(frozen=True)
-class UnfoldingStep:
+class AttentionStep:
     """A step: its name, formula, the part that computed it, and its numbers [rows, columns] with their labels."""
 
     name: str
@@ -41,17 +43,16 @@ class UnfoldingStep:
 
 
 @dataclass(frozen=True)
-class Unfolding(Panel):
+class AttentionStepsPanel(Panel):
     """Steps in order, from projections to the output."""
 
     title: str
-    steps: tuple[UnfoldingStep, ...]
+    steps: tuple[AttentionStep, ...]
     note: str = ""
 
-    kind = "unfolding"
+    kind = "attention_steps"
 
     def payload(self) -> Tree:
-        """All numbers of all steps."""
         return {
             "steps": [
                 {
@@ -59,7 +60,7 @@ class Unfolding(Panel):
                     "formula": step.formula,
                     "part": step.part,
                     "words": step.words,
-                    "values": pack(step.values),
+                    "values": encode_array(step.values),
                     "rows": list(step.rows),
                     "columns": list(step.columns),
                 }
@@ -68,24 +69,22 @@ class Unfolding(Panel):
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """(style, text) of each line of the still, or of a terminal."""
+        """(style, text) per line of the still, or of a terminal."""
         found: list[tuple[str, str]] = []
         for place, step in enumerate(self.steps, 1):
             found.append(("name", f"{place}. {step.name}"))
             found.append(("formula", step.formula))
             if step.words:
                 found += [("words", line) for line in textwrap.wrap(step.words, LETTERS)]
-            found += [("numbers", line) for line in number_lines(step)]
+            found += [("numbers", line) for line in value_lines(step)]
             found.append(("part", f"computed by {step.part}"))
             found.append(("gap", ""))
         return found
 
     def height(self) -> float:
-        """So many lines."""
         return LINE * len(self.lines()) + 0.1
 
     def draw(self, sheet: Sheet) -> None:
-        """Text: formulas in blue, numbers in a fixed width."""
         styles: dict[str, Any] = {
             "name": {"fontsize": 10, "weight": "bold"},
             "formula": {"fontsize": 9.5, "color": COLORS[0]},
@@ -96,16 +95,16 @@ class Unfolding(Panel):
         }
         for place, (style, text) in enumerate(self.lines()):
             indent = 0 if style == "name" else 0.2
-            sheet.text(indent, 0.05 + place * LINE, legible(text), **styles[style])
+            sheet.text(indent, 0.05 + place * LINE, drawable_text(text), **styles[style])
 
 
-def number_lines(step: UnfoldingStep) -> list[str]:
-    """A small table of the step's numbers; of long ones the first, and how many more there are."""
+def value_lines(step: AttentionStep) -> list[str]:
+    """A small table of the step's values; of long ones the first, and the number of those left out."""
     values = np.asarray(step.values)
     R, C = min(values.shape[0], MOST_ROWS), min(values.shape[1], MOST_COLUMNS)
-    rows = [spell(label, 14) for label in step.rows[:R]]
-    cells = [[number(float(value)) for value in row[:C]] for row in values[:R]]
-    head = [spell(label, 9) for label in step.columns[:C]]
+    rows = [token_label(label, 14) for label in step.rows[:R]]
+    cells = [[format_number(float(value)) for value in row[:C]] for row in values[:R]]
+    head = [token_label(label, 9) for label in step.columns[:C]]
     wide = max([len(cell) for row in cells for cell in row] + [len(label) for label in head] + [5])
     side = max((len(label) for label in rows), default=0)
     more = f" … {values.shape[1] - C} more" if values.shape[1] > C else ""
@@ -120,7 +119,7 @@ def number_lines(step: UnfoldingStep) -> list[str]:
     return found
 
 
-def as_text(steps: Sequence[UnfoldingStep]) -> str:
+def steps_text(steps: Sequence[AttentionStep]) -> str:
     """All steps for a terminal."""
-    panel = Unfolding("", tuple(steps))
+    panel = AttentionStepsPanel("", tuple(steps))
     return "\n".join(text if style == "name" else f"   {text}" for style, text in panel.lines()).rstrip()

@@ -2,7 +2,7 @@
 
 const MOST_ROWS = 64, MOST_COLUMNS = 64;
 
-KINDS.unfolding = (panel, body) => {
+KINDS.attention_steps = (panel, body) => {
   panel.steps.forEach((step, place) => {
     const values = unpack(step.values), [R, C] = values.shape;
     const table = make("table", { class: "numbers" });

@@ -1,4 +1,4 @@
-"""From a run to the formats of other programs: whole or not at all, with a measure of how well they agree."""
+"""From a run to the formats of other programs, atomically, with the largest difference of logits measured."""
 
 from __future__ import annotations
 
@@ -12,28 +12,33 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from weft.checkpoints.atomic import write_tensors
-from weft.checkpoints.certificate import WHOLE, WITHIN, Certificate, certify, draw_inputs
-from weft.checkpoints.convert import Progress, open_checkpoint
+from weft.checkpoints.atomic import atomic_folder, write_tensors
+from weft.checkpoints.convert_checkpoint import ConversionProgress, open_checkpoint
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.huggingface import write_huggingface
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
-from weft.checkpoints.fresh_folder import fresh_folder
+from weft.checkpoints.parity_certificate import (
+    TOLERANCE,
+    UPCAST_WHOLE,
+    ParityCertificate,
+    certify_parity,
+    random_inputs,
+)
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
 
-Format = Literal["huggingface", "gguf", "onnx"]
-FORMATS: tuple[str, ...] = get_args(Format)
+ExportFormat = Literal["huggingface", "gguf", "onnx"]
+EXPORT_FORMATS: tuple[str, ...] = get_args(ExportFormat)
 GGUF_FILE = "model.gguf"
-WITHIN_LLAMA = 0.05  # of the largest logit: llama.cpp rounds activations too where weights are quantized
+LLAMA_CPP_TOLERANCE = 0.05  # of the largest logit: with quantized weights llama.cpp rounds activations too
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What was written: where, of which architecture; the largest difference of logits from the run's (None: not
-    measured), beside the largest logit."""
+class ExportReport:
+    """What was written: path, format, architecture; `parity` is the largest difference from the run's logits (None: not
+    measured), `largest` the largest logit."""
 
     path: Path
     format: str
@@ -45,7 +50,6 @@ class Exported:
     why: str | None = None
 
     def to_tree(self) -> Tree:
-        """Plain JSON."""
         return {**self.__dict__, "path": str(self.path)}
 
 
@@ -55,68 +59,70 @@ def export_checkpoint(
     out: Path,
     kind: str | None = None,
     certified: bool = True,
-    progress: Progress | None = None,
-) -> Exported:
+    progress: ConversionProgress | None = None,
+) -> ExportReport:
     """Write a run in another format into a new folder; on any error nothing remains in `out`.
 
-    `kind` is the type of a GGUF file's weights. Where the other program is installed it answers the same inputs; if its
-    logits differ, nothing is written.
+    `kind` is the type of a GGUF file's weights. If the other program is installed, its logits are compared; if they
+    differ, nothing is written.
     """
-    if to not in FORMATS:
-        raise WeftError(f"there is no format {to!r}: choose one of {', '.join(FORMATS)}")
+    if to not in EXPORT_FORMATS:
+        raise WeftError(f"there is no format {to!r}: choose one of {', '.join(EXPORT_FORMATS)}")
     if kind is not None and to != "gguf":
-        raise WeftError(f"--type is of GGUF files; in {to} weights stay as they are: leave it out")
-    with fresh_folder(out, "exporting") as fresh:
+        raise WeftError(f"--type is for GGUF files; in {to} weights keep their type: leave it out")
+    with atomic_folder(out, "exporting") as fresh:
         write = {"huggingface": _huggingface, "gguf": _gguf, "onnx": _onnx}[to]
         return write(run, fresh, out, kind, certified, progress)
 
 
 def _huggingface(
-    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
-) -> Exported:
+    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: ConversionProgress | None
+) -> ExportReport:
     architecture = write_huggingface(run, fresh, progress)
     certificate, why = _certify(open_checkpoint(fresh), run) if certified else (None, "it was not asked for")
     if certificate is not None and not certificate.holds:
         raise _differ(certificate.peer, certificate.difference, certificate.largest)
     if certificate is None:
-        return Exported(out, "huggingface", architecture, run.parameters, why=why)
+        return ExportReport(out, "huggingface", architecture, run.parameters, why=why)
     compared = (certificate.difference, certificate.largest, certificate.peer)
-    return Exported(out, "huggingface", architecture, run.parameters, *compared)
+    return ExportReport(out, "huggingface", architecture, run.parameters, *compared)
 
 
-def _certify(found: ForeignCheckpoint, run: ExportSource) -> tuple[Certificate | None, str | None]:
-    """The folder as transformers reads it against the run itself, whatever the folder says of the model."""
+def _certify(found: ForeignCheckpoint, run: ExportSource) -> tuple[ParityCertificate | None, str | None]:
+    """Compare the folder as transformers reads it with the run's own spec."""
     found = replace(found, spec=run.model)
     if not run.changed:
-        return certify(found, run.folder.path)
+        return certify_parity(found, run.folder.path)
     with tempfile.TemporaryDirectory() as place:
         write_tensors(Path(place) / "model.safetensors", run.weights)
-        return certify(found, Path(place))
+        return certify_parity(found, Path(place))
 
 
 def _gguf(
-    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
-) -> Exported:
+    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: ConversionProgress | None
+) -> ExportReport:
     from weft.checkpoints.export.gguf import write_gguf
 
     architecture = write_gguf(run, fresh / GGUF_FILE, kind, progress)
     found = open_checkpoint(fresh / GGUF_FILE)
     if not certified:
-        return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, why="it was not asked for")
-    tokens = draw_inputs(run.model)["tokens"][:1]
+        return ExportReport(out / GGUF_FILE, "gguf", architecture, run.parameters, why="it was not asked for")
+    tokens = random_inputs(run.model)["tokens"][:1]
     back = {name: one.read(found.tensors) for name, one in found.matched.items()}
     ours, read = (_logits(*model, tokens) for model in ((run.model, run.weights), (found.spec, back)))
-    theirs = ask_llama_cpp(fresh / GGUF_FILE, tokens[0]) if run.parameters <= WHOLE else None
+    theirs = ask_llama_cpp(fresh / GGUF_FILE, tokens[0]) if run.parameters <= UPCAST_WHOLE else None
     largest = float(ours.abs().max())
-    if theirs is not None and (difference := float((theirs - read).abs().max())) > WITHIN_LLAMA * max(largest, 1e-6):
+    if theirs is not None and (difference := float((theirs - read).abs().max())) > LLAMA_CPP_TOLERANCE * max(
+        largest, 1e-6
+    ):
         raise _differ("llama.cpp", difference, largest)
     peer = "the file itself, read back" if theirs is None else "llama.cpp"
     compared = (float(((read if theirs is None else theirs) - ours).abs().max()), largest, peer)
-    return Exported(out / GGUF_FILE, "gguf", architecture, run.parameters, *compared)
+    return ExportReport(out / GGUF_FILE, "gguf", architecture, run.parameters, *compared)
 
 
 def _logits(spec: AnySpec, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
-    """[T, C] of one row of tokens, in float32."""
+    """Logits [T, C] of one row of tokens, in float32."""
     module = build(spec, device="meta")
     module.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
     with torch.inference_mode():
@@ -124,7 +130,7 @@ def _logits(spec: AnySpec, weights: Mapping[str, Tensor], tokens: Tensor) -> Ten
 
 
 def ask_llama_cpp(path: Path, tokens: Tensor) -> Tensor | None:
-    """llama.cpp's logits [T, C] of a file, where it is installed (llama-cpp-python)."""
+    """llama.cpp's logits [T, C] of a file; None without llama-cpp-python."""
     if importlib.util.find_spec("llama_cpp") is None:
         return None
     from llama_cpp import GGML_TYPE_F32, Llama
@@ -140,22 +146,22 @@ def ask_llama_cpp(path: Path, tokens: Tensor) -> Tensor | None:
 
 
 def _onnx(
-    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: Progress | None
-) -> Exported:
-    from weft.checkpoints.export.onnx import INSTALL, judge_onnx, write_onnx
+    run: ExportSource, fresh: Path, out: Path, kind: str | None, certified: bool, progress: ConversionProgress | None
+) -> ExportReport:
+    from weft.checkpoints.export.onnx import INSTALL, compare_onnx, write_onnx
 
     files = write_onnx(run, fresh)
-    judged = judge_onnx(run, fresh) if certified else None
+    judged = compare_onnx(run, fresh) if certified else None
     if judged is None:
         why = f"onnxruntime is not installed: {INSTALL}" if certified else "it was not asked for"
-        return Exported(out, "onnx", ", ".join(files), run.parameters, why=why)
-    if judged[0] > WITHIN * max(judged[1], 1e-6):
+        return ExportReport(out, "onnx", ", ".join(files), run.parameters, why=why)
+    if judged[0] > TOLERANCE * max(judged[1], 1e-6):
         raise _differ("onnxruntime", *judged)
-    return Exported(out, "onnx", ", ".join(files), run.parameters, *judged, "onnxruntime")
+    return ExportReport(out, "onnx", ", ".join(files), run.parameters, *judged, "onnxruntime")
 
 
 def _differ(peer: str, difference: float, largest: float) -> DataError:
     return DataError(
-        f"the answers of {peer} differ by {difference:.2g} (they reach {largest:.2g}), so nothing was written: "
+        f"the outputs of {peer} differ by {difference:.2g} (they reach {largest:.2g}), so nothing was written: "
         "--no-certificate writes it all the same"
     )

@@ -1,4 +1,4 @@
-"""What a foreign checkpoint is good for here: its task, and the facts that the task needs."""
+"""The task that a foreign checkpoint fits, and the facts that the task needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.checkpoints.families.family import Config
-from weft.checkpoints.formats.safe_files import file_inside, read_json, read_json_if_there, read_modules
+from weft.checkpoints.formats.untrusted_files import file_inside, read_json, read_modules, read_optional_json
 from weft.checkpoints.formats.vocabulary import Vocabulary
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
@@ -23,7 +23,7 @@ POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 
 
 def text_facts(vocabulary: Vocabulary, stops: Any) -> Tree:
-    """Ids before each text, ids at which a text stops, and how a chat is written."""
+    """Ids before each text, ids at which a text stops, and the chat template."""
     ids = stops if isinstance(stops, list) else [] if stops is None else [stops]
     known = [index for index in ids if isinstance(index, int) and 0 <= index < vocabulary.tokenizer.vocabulary]
     stop = vocabulary.id_of("eos_token")
@@ -36,7 +36,7 @@ def text_facts(vocabulary: Vocabulary, stops: Any) -> Tree:
 
 
 def translation_facts(spec: EncoderDecoderSpec, config: Config, vocabulary: Vocabulary) -> Tree:
-    """The ids around sources and targets; what Marian must never write, and what BART must write first."""
+    """The ids around sources and targets; the ids that Marian must never and BART must first generate."""
     stop, pad = (config.get(f"{name}_token_id") for name in ("eos", "pad"))
     start = config.get("decoder_start_token_id", pad if config.get("model_type") == "t5" else stop)
     for name, index in (("eos_token_id", stop), ("pad_token_id", pad), ("decoder_start_token_id", start)):
@@ -52,8 +52,8 @@ def translation_facts(spec: EncoderDecoderSpec, config: Config, vocabulary: Voca
     }
 
 
-def labels_of(config: Config, count: int) -> list[str]:
-    """Names of classes, from id2label; a name that comes twice gets its number."""
+def class_names(config: Config, count: int) -> list[str]:
+    """Names of classes, from id2label; duplicate names get their number."""
     table = config.get("id2label") or {}
     if not isinstance(table, dict):
         raise config.wrong("id2label", "a table of numbers and names")
@@ -64,13 +64,13 @@ def labels_of(config: Config, count: int) -> list[str]:
 
 def label_facts(output: PooledSpec | PerTokenSpec, config: Config, vocabulary: Vocabulary) -> Tree:
     """Names of classes or tags, and the ids around each text."""
-    names = labels_of(config, output.classes or 0)
+    names = class_names(config, output.classes or 0)
     own: Tree = {"tags": names} if isinstance(output, PerTokenSpec) else {"classes": names, "reading": "tokens"}
     return {**own, "before": list(vocabulary.before), "after": list(vocabulary.after)}
 
 
 def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> Tree:
-    """How tokens become one vector: as modules.json of sentence-transformers says, else by their mean."""
+    """How tokens are pooled to one vector: as modules.json of sentence-transformers says, else by their mean."""
     facts: Tree = {
         "pool": "mean",
         "normalize": False,
@@ -78,7 +78,7 @@ def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> 
         "before": list(vocabulary.before),
         "after": list(vocabulary.after),
     }
-    most = read_json_if_there(folder, "sentence_bert_config.json").get("max_seq_length")
+    most = read_optional_json(folder, "sentence_bert_config.json").get("max_seq_length")
     if isinstance(most, int) and 0 < most <= spec.length:
         facts["length"] = most
     for kind, place in read_modules(folder):
@@ -113,18 +113,18 @@ def _pool(folder: Path) -> str:
 
 
 def images_facts(folder: Path, spec: VisionSpec, config: Config) -> Tree:
-    """Names of classes; mean and deviation of the channels and how pictures become squares, by the preprocessor."""
-    table = Config(read_json_if_there(folder, "preprocessor_config.json"), "preprocessor_config.json")
+    """Names of classes; mean and deviation of the channels and how pictures are resized, by the preprocessor config."""
+    table = Config(read_optional_json(folder, "preprocessor_config.json"), "preprocessor_config.json")
     mean, deviation = (
         _each(table, key, 0.5, spec.channels)
         if table.flag("do_normalize", True)
         else [float(key == "image_std")] * spec.channels
         for key in ("image_mean", "image_std")
     )
-    # Bytes are first multiplied by a factor, 1/255; here they always count from 0 to 1.
+    # The preprocessor multiplies bytes by a factor, 1/255; here pixels are always from 0 to 1.
     unit = 255 * (table.number("rescale_factor", 1 / 255) if table.flag("do_rescale", True) else 1.0)
     facts: Tree = {
-        "classes": labels_of(config, spec.classes or 0),
+        "classes": class_names(config, spec.classes or 0),
         "side": spec.image,
         "mean": [value / unit for value in mean],
         "deviation": [value / unit for value in deviation],
@@ -144,7 +144,7 @@ def _each(table: Config, key: str, default: float, channels: int) -> list[float]
 
 
 def _fitting(table: Config, side: int) -> Tree:
-    """How a picture of any size becomes a square: scaled to a height and width, or by its shorter edge; then cut."""
+    """How a picture becomes a square: resized to a height and width, or by its shorter edge, then cropped."""
     name = FILTERS.get(table.get("resample", 2))
     if name is None:
         raise table.wrong("resample", f"one of {', '.join(map(str, FILTERS))}")

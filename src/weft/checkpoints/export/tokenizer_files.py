@@ -1,4 +1,4 @@
-"""A run's tokenizer as Hugging Face folders keep it: tokenizer.json, tokenizer_config.json."""
+"""A run's tokenizer in the files of Hugging Face folders: tokenizer.json, tokenizer_config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import processors
 
 from weft.checkpoints.atomic import write_text
 from weft.checkpoints.export.export_source import ExportSource
-from weft.checkpoints.formats.vocabulary import frame_of
+from weft.checkpoints.formats.vocabulary import text_frame
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.spec import Tree
 
@@ -19,8 +19,8 @@ def write_tokenizer(run: ExportSource, out: Path) -> None:
     """Write the tokenizer and its settings, if the run has one."""
     if run.tokenizer is None:
         return
-    write_text(out / "tokenizer.json", framed(run.tokenizer, run.ids.before, run.ids.after).to_str())
-    if run.tokenizer.other is not None:
+    write_text(out / "tokenizer.json", frame_engine(run.tokenizer, run.ids.before, run.ids.after).to_str())
+    if run.tokenizer.target_engine is not None:
         write_text(out / "target_tokenizer.json", run.tokenizer.target.engine.to_str())
     settings: Tree = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -36,9 +36,9 @@ def write_tokenizer(run: ExportSource, out: Path) -> None:
     write_text(out / "tokenizer_config.json", json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
-def framed(tokenizer: Tokenizer, before: tuple[int, ...], after: tuple[int, ...]) -> Engine:
-    """The tokenizer's engine, which puts these ids around each text by itself; as it is where it does so already."""
-    if frame_of(tokenizer) == (before, after):
+def frame_engine(tokenizer: Tokenizer, before: tuple[int, ...], after: tuple[int, ...]) -> Engine:
+    """The tokenizer's engine with a post-processor that puts these ids around each text."""
+    if text_frame(tokenizer) == (before, after):
         return tokenizer.engine
     engine = Engine.from_str(tokenizer.engine.to_str())
     names = [[str(engine.id_to_token(index)) for index in ids] for ids in (before, after)]
