@@ -13,10 +13,10 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from weft.checkpoints.convert import convert_checkpoint
 
 import weft
 from foreign_folders import FOLDERS, LABELS, bart, bert, decoder, gpt2, roberta, t5, vision
+from weft.checkpoints.convert_checkpoint import convert_checkpoint
 from weft.checkpoints.families import BUILT_IN, FAMILIES, find_family
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.formats.huggingface_folder import open_huggingface

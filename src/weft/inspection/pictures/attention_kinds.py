@@ -100,7 +100,7 @@ def _spans(pieces: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def rollouts(observation: Observation) -> Array:
-    """AttentionPanel through the layers up to each, with and without the residual: [ways, layers, T, T]."""
+    """Attention through the layers up to each, with and without the residual: [ways, layers, T, T]."""
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     _, _, T, _ = observation.sizes(-1, kind)
     if T > MANY:

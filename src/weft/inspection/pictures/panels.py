@@ -25,10 +25,10 @@ from weft.inspection.recording.attention_records import Kind
 Array = NDArray[np.float32]
 ROOM = 3  # sets of maps that may share one page
 TITLES: dict[Kind, str] = {
-    "self": "AttentionPanel: who looks at whom",
-    "encoder": "AttentionPanel inside the encoder",
-    "cross": "AttentionPanel from what is written to the source",
-    "alignment": "AttentionPanel from what is written to the source",
+    "self": "Attention: who looks at whom",
+    "encoder": "Attention inside the encoder",
+    "cross": "Attention from what is written to the source",
+    "alignment": "Attention from what is written to the source",
 }
 
 
