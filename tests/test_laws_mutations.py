@@ -116,10 +116,10 @@ def no_window(m):
 
 def missing_scale(m):
     score = m.stack.blocks[1].mixer.score
-    score.fold = types.MethodType(lambda self, q: (q, 1.0), score)
+    score.as_dot_product = types.MethodType(lambda self, q: (q, 1.0), score)
 
 
-def wrap_sight(m, change):
+def wrap_context(m, change):
     part = m.stack.blocks[1].mixer
     forward = type(part).forward
 
@@ -133,7 +133,7 @@ def documents_leak(m):
     def change(s):
         return AttentionContext(replace(s.queries, documents=None, packed=False), None, s.mask, s.position)
 
-    wrap_sight(m, change)
+    wrap_context(m, change)
 
 
 def documents_count_on(m):
@@ -166,7 +166,7 @@ def index_leak(m):
 
 
 def graph_ignored(m):
-    wrap_sight(m, lambda s: AttentionContext(s.queries, s.keys, None, s.position))
+    wrap_context(m, lambda s: AttentionContext(s.queries, s.keys, None, s.position))
 
 
 def source_hidden(m):

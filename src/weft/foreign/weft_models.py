@@ -100,8 +100,8 @@ class WeftSubject(Subject):
     def backends(self) -> tuple[str, ...]:
         """The three kernels, where every score allows them."""
         attentions = [m for m in self.module.modules() if isinstance(m, SelfAttention)]
-        folds = attentions and all(part.score.folds != "never" for part in attentions)
-        return ("explicit", "fused", "blocked") if folds else ()
+        fusable = attentions and all(part.score.fusable != "never" for part in attentions)
+        return ("explicit", "fused", "blocked") if fusable else ()
 
     def set_backend(self, name: str) -> None:
         """Choose a kernel for every attention."""

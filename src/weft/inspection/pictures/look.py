@@ -103,7 +103,7 @@ def picture_of(
 ) -> Picture:
     """The picture of a observation: the task's own, or another kind.
 
-    A pair that is options for is always shown, if need be below; `explain` unfolds one attention output besides.
+    A pair that is asked for is always shown, if need be below; `explain` unfolds one attention output besides.
     """
     options = options or LookOptions()
     kinds = kinds_of(observation)

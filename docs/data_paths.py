@@ -1,0 +1,167 @@
+"""The three ways of the data (train, predict, look), measured: which files they pass.
+
+A file is on a way if one of its functions is on the call stack while the user's data or run is read from disk, encoded
+or decoded by the tokenizer, run through the model, turned into a loss, learned from (backward, optimizer step), or
+written as the result (weights, answer, page). Parts and foundation are not counted: every way passes them. `--check`
+compares with docs/ARCHITECTURE.md and the limits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "weft"
+TARGET = ROOT / "docs" / "ARCHITECTURE.md"
+LIMITS = {"train": 16, "predict": 12, "look": 12}
+NOT_COUNTED = ("parts", "foundation")
+TOKENIZER_CALLS = {"encode", "encode_batch", "encode_batch_fast", "decode", "decode_batch"}
+TEXT = "Once upon a time there was a loom, and it wove all day.\n" * 40
+
+
+class Stacks:
+    """Collects the files of the package whose functions are on the stack at the moments that count."""
+
+    def __init__(self, inputs: tuple[str, ...], results: tuple[str, ...]) -> None:
+        self.inputs, self.results = inputs, results
+        self.files: dict[str, None] = {}
+        self.active = False
+
+    def take(self, frame: FrameType | None, model: type | None = None) -> None:
+        """Note the files of this call stack, outermost first, and that of the model that is called."""
+        found = [] if model is None else [Path(inspect.getfile(model)).relative_to(PACKAGE)]
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if path.is_relative_to(PACKAGE):
+                found.append(path.relative_to(PACKAGE))
+            frame = frame.f_back
+        for path in reversed(found):
+            if path.parts[0] not in NOT_COUNTED:
+                self.files.setdefault(str(path))
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Data that is opened; results, which are written beside and then renamed."""
+        if not self.active or event not in ("open", "os.rename"):
+            return
+        path = str(arguments[0] if event == "open" else arguments[1])
+        if path.endswith(self.inputs if event == "open" else self.results):
+            self.take(sys._getframe(1))
+
+    def profile(self, frame: FrameType, event: str, called: Any) -> None:
+        """Calls of the tokenizers package, which is not written in Python, and of torch's cross-entropies."""
+        if event == "c_call" and getattr(called, "__name__", "") in TOKENIZER_CALLS:
+            if type(getattr(called, "__self__", None)).__module__.startswith("tokenizers"):
+                self.take(frame)
+        elif event == "call" and frame.f_code.co_name.endswith("cross_entropy"):
+            self.take(frame)
+
+
+def measure() -> dict[str, list[str]]:
+    """The files of each way, in the order in which they are first passed."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chdir(place)
+        os.environ["WEFT_CACHE"] = str(Path(place) / "cache")
+        Path("book.txt").write_text(TEXT, encoding="utf-8")
+        stacks = Stacks(("book.txt", "spec.json", "tokenizer.json"), ("model.safetensors", "look.html"))
+        sys.addaudithook(stacks.audit)
+        _hook_torch(stacks)
+        settings = ["--set", "width=32", "--set", "layers=1", "--set", "training.guard=false", "--set", "length=16"]
+        commands = {
+            "train": ["train", "text", f"{place}/book.txt", "--out", f"{place}/run", "--steps", "1", *settings],
+            "predict": ["predict", f"{place}/run", "Once upon", "--max-tokens", "3"],
+            "look": ["look", f"{place}/run", "Once upon a time", "--out", f"{place}/look.html"],
+        }
+        return {way: _run(stacks, words) for way, words in commands.items()}
+
+
+def _hook_torch(stacks: Stacks) -> None:
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def forward(module: torch.nn.Module, _: Any) -> None:
+        if stacks.active and hasattr(module, "spec"):
+            stacks.take(sys._getframe(1), type(module))
+
+    torch.nn.modules.module.register_module_forward_pre_hook(forward)
+    register_optimizer_step_pre_hook(lambda *_: stacks.take(sys._getframe(1)) if stacks.active else None)
+    backward = torch.Tensor.backward
+
+    def seen_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        stacks.take(sys._getframe(1))
+        backward(self, *args, **kwargs)
+
+    torch.Tensor.backward = seen_backward  # type: ignore[method-assign,assignment]
+
+
+class _Output:
+    """Standard output that notes who writes an answer."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self.stacks, self.encoding = stacks, "utf-8"
+
+    def write(self, text: str) -> int:
+        self.stacks.take(sys._getframe(1))
+        return len(text)
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return sys.__stdout__.fileno() if sys.__stdout__ is not None else 1
+
+
+def _run(stacks: Stacks, words: list[str]) -> list[str]:
+    from weft.cli.main import app
+
+    stacks.files, stacks.active = {}, True
+    before: tuple[Any, Any] = sys.stdout, sys.stderr
+    sys.stdout = _Output(stacks)  # type: ignore[assignment]
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    sys.setprofile(stacks.profile)
+    try:
+        app(words, prog_name="weft", standalone_mode=False)
+    finally:
+        sys.setprofile(None)
+        sys.stderr.close()
+        sys.stdout, sys.stderr = before
+        stacks.active = False
+    return list(stacks.files)
+
+
+def described(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The ways as docs/ARCHITECTURE.md tells them: a line `way: file -> file -> ...` each."""
+    for way in LIMITS:
+        line = re.search(rf"^    {way}: (.*(?:\n      .*)*)", text, re.M)
+        yield way, [] if line is None else re.split(r"\s*->\s*", " ".join(line.group(1).split()))
+
+
+def check(ways: dict[str, list[str]], say: Callable[[str], None]) -> bool:
+    """Whether the page tells the ways as they are, within the limits."""
+    good = True
+    for way, told in described(TARGET.read_text(encoding="utf-8")):
+        if len(ways[way]) > LIMITS[way]:
+            say(f"{way} passes {len(ways[way])} files, but at most {LIMITS[way]} are allowed: {', '.join(ways[way])}")
+            good = False
+        if sorted(told) != sorted(ways[way]):
+            say(f"docs/ARCHITECTURE.md tells {way} otherwise; measured: {' -> '.join(ways[way])}")
+            good = False
+    return good
+
+
+if __name__ == "__main__":
+    found = measure()
+    if "--check" in sys.argv:
+        raise SystemExit(0 if check(found, print) else 1)
+    for name, files in found.items():
+        print(f"{name}: {len(files)} files, at most {LIMITS[name]}")
+        print("  " + "\n  ".join(files))

@@ -1,0 +1,1 @@
+"""Runs: what users hold; loading, importing and exporting them."""
