@@ -1,4 +1,4 @@
-"""`weft import`: checkpoints of other libraries become runs."""
+"""`weft import`: makes a run of a checkpoint from another library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = {
 
 
 def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
-    """Import and print what came of it."""
+    """Import a checkpoint, and print where the run is and how it compares."""
     with warnings.catch_warnings(record=True) as caught, progress("importing") as report:
         warnings.simplefilter("always")
         made = convert_checkpoint(source, out, certified, report)
@@ -46,9 +46,9 @@ def _print(out: Console, made: Imported) -> None:
         out.print(f"no certificate: {made.uncertified}", markup=False)
     else:
         out.print(
-            f"certificate: {certificate.outputs:,} numbers as {certificate.peer} computes them, largest difference "
+            f"certificate: {certificate.outputs:,} outputs differ from those of {certificate.peer} by at most "
             f"{certificate.difference:.2g} (the largest is {certificate.largest:.3g})"
         )
     if made.left_out:
-        out.print(f"left out, because no task here asks for them: {', '.join(made.left_out[:4])}", markup=False)
+        out.print(f"left out, because no task uses them: {', '.join(made.left_out[:4])}", markup=False)
     out.print(f"Next: {EXAMPLES[made.task].format(run=shlex.quote(str(made.run)))}", markup=False, style="dim")
