@@ -204,7 +204,7 @@ def test_a_broken_spec_file_is_one_sentence(run, tmp_path, name):
     [
         (
             ["show", "nonsense"],
-            "there is no preset 'nonsense', no run's folder, and a spec file ends in .json or .toml: `weft show`",
+            "there is no preset 'nonsense', no folder of a run, and a spec file ends in .json or .toml: `weft show`",
         ),
         (["show", "gpt-2"], "did you mean gpt2"),
         (["show", "absent.json"], "cannot read absent.json"),

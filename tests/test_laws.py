@@ -250,7 +250,7 @@ def test_the_command(tmp_path):
     assert causality["verdict"] == "broken" and tree["broken"] >= 1
     assert "named a decoder" in tree["assumed"][0] and (tmp_path / "a.html").exists()
     good = weft_command("laws", "mixtral-8x7b")
-    assert good.returncode == 0 and "judged in small" in good.stdout and ", 0 broken, " in good.stdout
+    assert good.returncode == 0 and "checked at a smaller size" in good.stdout and ", 0 broken, " in good.stdout
     for arguments, word in (
         ((), "either a preset or run, or a module"),
         (("gpt2", "--module", "mine:broken"), "either a preset or run, or a module"),

@@ -1,1 +1,1 @@
-"""Command line: thin commands over the other rooms."""
+"""Command line: thin commands over the other packages."""

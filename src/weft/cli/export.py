@@ -1,4 +1,4 @@
-"""`weft export`: runs become folders and files of other programs."""
+"""`weft export`: writes a run in the format of another library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEXT = {
 
 
 def run_export(run: Path, to: str, out: Path, kind: str | None, certified: bool, as_json: bool) -> None:
-    """Export and print what came of it."""
+    """Export a run, and print where it is and how it compares."""
     with progress("exporting") as report:
         made = export(run, to, out, type=kind, certificate=certified, progress=report)
     if as_json:
@@ -35,8 +35,7 @@ def _print(out: Console, made: ExportReport) -> None:
         out.print(f"not compared: {made.why}", markup=False)
     else:
         out.print(
-            f"compared with {made.peer}: the largest difference of logits is {made.parity:.2g} "
-            f"(the largest is {made.largest:.3g})",
+            f"compared with {made.peer}: logits differ by at most {made.parity:.2g} (the largest: {made.largest:.3g})",
             markup=False,
         )
     served = f"; vLLM: vllm serve {made.path}" if made.architecture.endswith(DECODERS) else ""

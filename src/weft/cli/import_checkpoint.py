@@ -1,4 +1,4 @@
-"""`weft import`: checkpoints of other libraries become runs."""
+"""`weft import`: makes a run of a checkpoint from another library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.tasks.registry import task_named
 
 
 def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
-    """Import and print what came of it."""
+    """Import a checkpoint, and print where the run is and how it compares."""
     with warnings.catch_warnings(record=True) as caught, progress("importing") as report:
         warnings.simplefilter("always")
         made = convert_checkpoint(source, out, certified, report)
@@ -38,10 +38,10 @@ def _print(out: Console, made: ImportReport) -> None:
         out.print(f"no certificate: {made.uncertified}", markup=False)
     else:
         out.print(
-            f"certificate: {certificate.outputs:,} numbers as {certificate.peer} computes them, largest difference "
+            f"certificate: {certificate.outputs:,} outputs differ from those of {certificate.peer} by at most "
             f"{certificate.difference:.2g} (the largest is {certificate.largest:.3g})"
         )
     if made.left_out:
-        out.print(f"left out, because no task here asks for them: {', '.join(made.left_out[:4])}", markup=False)
+        out.print(f"left out, because no task uses them: {', '.join(made.left_out[:4])}", markup=False)
     words = f"weft predict {shlex.quote(str(made.run))} {task_named(made.task).example}"
     out.print(f"Next: {words}", markup=False, style="dim")

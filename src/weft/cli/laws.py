@@ -1,4 +1,4 @@
-"""`weft laws`: check a preset, a run, or a module of one's own, against the laws that it declares."""
+"""`weft laws`: checks a preset, a run, or the user's own module against the laws that it declares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.models.presets import preset
 from weft.models.shrink import shrink
 from weft.runs.run import load
 
-WHOLE = 20_000_000
+WHOLE = 20_000_000  # parameters up to which a preset is checked at its own size
 COLORS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}
 
 
@@ -34,10 +34,10 @@ def run_laws(
     html: Path | None,
     compiled: bool,
 ) -> bool:
-    """Check and print; True if no declared law is broken."""
+    """Check a model and print the verdicts; True if no declared law is broken."""
     if (name is None) == (module is None):
         raise WeftError(
-            "name either a preset or run, or a module: `weft laws gpt2` or `weft laws --module package.module:factory`"
+            "give either a preset or run, or a module: `weft laws gpt2` or `weft laws --module package.module:factory`"
         )
     subject, said = _preset(name) if name is not None else (_module(module or ""), None)
     report = check(subject, _example(example), compiled=compiled, **declared)
@@ -54,7 +54,7 @@ def run_laws(
 
 
 def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
-    """A run's own model; small presets whole; large ones in small, of the same kinds."""
+    """The model of a run or of a preset; a large preset at a smaller size, with the same kinds of parts."""
     if Path(name).is_dir():
         return load(name).module, None
     spec = preset(name)
@@ -63,12 +63,12 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
         return build(spec), None
     small = shrink(spec)
     layers = "" if small.family == "recurrent-seq2seq" else f", {small.layers} layers"
-    said = f"{parameters:,} parameters are judged in small: the same kinds, width {small.width}{layers}"
+    said = f"{parameters:,} parameters are checked at a smaller size: the same parts, width {small.width}{layers}"
     return build(small), said
 
 
 def _module(place: str) -> Any:
-    """What a factory in the user's own code gives: package.module:factory."""
+    """The module that a factory in the user's own code makes: package.module:factory."""
     path, _, factory = place.partition(":")
     if not path or not factory:
         raise WeftError(f"{place!r} names no factory: write package.module:factory")
@@ -97,7 +97,7 @@ def _example(text: str | None) -> torch.Tensor | None:
     try:
         return torch.tensor([[int(token) for token in text.replace(",", " ").split()]])
     except ValueError:
-        raise WeftError(f"an example is token numbers such as 3,1,4,1,5, not {text!r:.60}") from None
+        raise WeftError(f"an example is token ids such as 3,1,4,1,5, not {text!r:.60}") from None
 
 
 def _print(report: Report, html: Path | None) -> None:
@@ -113,4 +113,4 @@ def _print(report: Report, html: Path | None) -> None:
     out.print(table)
     out.print(f"{report.headline} ({report.seconds:.1f} s).", markup=False)
     if html is not None:
-        out.print(f"Drawn in {html}.")
+        out.print(f"Report: {html}", markup=False)

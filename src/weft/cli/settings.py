@@ -68,7 +68,7 @@ def _value(text: str) -> Any:
 
 
 def list_defaults(task: str) -> str:
-    """Every option of a task's data and of training, with its default, as lines of help."""
+    """Every data and training option of a task with its default, as lines of help."""
     from weft.data.samples import samples
     from weft.tasks.registry import task_named
     from weft.training.training_spec import TrainingSpec
@@ -77,20 +77,20 @@ def list_defaults(task: str) -> str:
     lines = []
     for title, prefix, spec in (
         (f"Data of task {task}", "data", kind.Options),
-        ("Training, where the task has no other recipe", "training", TrainingSpec),
+        ("Training, unless the task's recipe says otherwise", "training", TrainingSpec),
     ):
         lines += [f"{title} (--set {prefix}.NAME=VALUE):", *_defaults(prefix, spec), ""]
         lines += [f"  {line.strip()}".rstrip() for line in (spec.__doc__ or "").strip().splitlines()] + [""]
     own = samples().get(task, ())
     lines += [f"Built-in data: {', '.join(f'sample:{name}' for name in own)}", ""] if own else []
     lines.append(
-        f"Model: families {', '.join(kind.families)}; any field of the spec (--set layers=6), see `weft show`."
+        f"Model: families {', '.join(kind.families)}; any field of the spec, such as --set layers=6; see `weft show`."
     )
     return "\n".join(lines)
 
 
 def _defaults(prefix: str, spec: type[Spec]) -> Iterator[str]:
     for name, field in spec.model_fields.items():
-        default = "chosen by the plan or the data" if field.default is None else field.default
+        default = "not set" if field.default is None else field.default
         shown = ",".join(default) or "none" if isinstance(default, tuple) else default
         yield f"  {prefix}.{name} = {shown}"

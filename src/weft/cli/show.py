@@ -26,7 +26,7 @@ WIDE = 100
 
 
 def show_presets(as_json: bool) -> None:
-    """All presets with family and parameters."""
+    """Print all presets with family and number of parameters."""
     rows = []
     for name in presets():
         found = estimate(preset(name))
@@ -39,11 +39,11 @@ def show_presets(as_json: bool) -> None:
         table.add_row(str(row["preset"]), str(row["family"]), f"{row['parameters']:,}")
     out = console()
     out.print(table)
-    out.print("\n[dim]More of one: weft show gpt2[/dim]")
+    out.print("\n[dim]Details of one: weft show gpt2[/dim]")
 
 
 def show_model(source: str, length: int | None, as_json: bool) -> None:
-    """Everything about one preset or spec file at length N."""
+    """Print parts, matrix products, memory and FLOPs of one model at length N."""
     spec = find_spec(source)
     found = estimate(spec, length)
     if as_json:
@@ -58,7 +58,7 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
 
 
 def find_spec(source: str) -> AnySpec:
-    """A preset by its name, the model of a run's folder, or the spec in a .json or .toml file."""
+    """The spec of a preset, of a run's model, or in a .json or .toml file."""
     if source in presets():
         return preset(source)
     path = Path(source)
@@ -68,7 +68,7 @@ def find_spec(source: str) -> AnySpec:
         close = difflib.get_close_matches(source.lower(), presets(), n=3, cutoff=0.75)
         hint = f"did you mean {' or '.join(close)}?" if close else "`weft show` lists the presets"
         raise WeftError(
-            f"there is no preset {source!r}, no run's folder, and a spec file ends in .json or .toml: {hint}"
+            f"there is no preset {source!r}, no folder of a run, and a spec file ends in .json or .toml: {hint}"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ def find_spec(source: str) -> AnySpec:
 
 
 def _table(*columns: str, title: str | None = None) -> Table:
-    """A light table; a column whose name ends in > is set flush right."""
+    """A table without frame; a column whose name ends in > is aligned right."""
     table = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -125,7 +125,7 @@ def _print_parts(out: Console, found: Estimate) -> None:
         table.add_row(f"[dim]{stem}[/dim]{name}", f"[dim]{part.kind}[/dim]", part.shapes, count)
     out.print(table)
     if any(part.copies > 1 for _, part in found.parts.walk()):
-        out.print("[dim]Inside of what stands there several times, numbers are of one.[/dim]")
+        out.print("[dim]Numbers inside a repeated part are those of one copy.[/dim]")
     out.print()
     table = _table("for", "parameters>", "share>", title="Parameters by part")
     for role, size in sorted(found.roles.items(), key=lambda item: -item[1]):
@@ -158,13 +158,13 @@ def _print_products(out: Console, found: Estimate) -> None:
             where = ""
         table.add_section()
     out.print(table)
-    out.print("[dim]Costs are of one block, shares of all.[/dim]\n")
+    out.print("[dim]Costs are per block, shares of the whole model.[/dim]\n")
 
 
 def _print_memory(out: Console, found: Estimate) -> None:
     memory, N = found.memory, f"{found.tokens:,}"
     table = _table("what", "memory>", "how", title="Memory")
-    table.add_row("weights, float32", in_bytes(memory.weights_float32), "4 bytes a parameter")
+    table.add_row("weights, float32", in_bytes(memory.weights_float32), "4 bytes per parameter")
     table.add_row("weights, 2 bytes", in_bytes(memory.weights_2_bytes), "bfloat16 or float16")
     table.add_row(
         "training, AdamW",
@@ -183,7 +183,7 @@ def _print_memory(out: Console, found: Estimate) -> None:
 
 
 def _print_flops(out: Console, found: Estimate) -> None:
-    table = _table("pass", "a token>", "a sequence>", title="FLOPs")
+    table = _table("pass", "per token>", "per sequence>", title="FLOPs")
     table.add_row("forward", in_flops(found.flops_per_token), in_flops(found.flops_forward))
     table.add_row("training", in_flops(found.training_flops_per_token), in_flops(3 * found.flops_forward))
     out.print(table)

@@ -1,4 +1,4 @@
-"""What the commands share of a terminal: consoles, numbers as people read them, JSON, and progress."""
+"""Output of the commands: consoles, numbers with units, JSON, and progress."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ PLAIN_LINES = 10
 
 
 class _Pipe(Console):
-    """A console that leaves a closed pipe to the command line, which ends in silence."""
+    """A console that raises BrokenPipeError at a closed pipe, for the app to exit silently."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
 
 def console(to_stderr: bool = False) -> Console:
-    """For results (stdout) or progress (stderr); a pipe or file gets a fixed width, so that tables keep their shape."""
+    """A console on stdout, for results, or on stderr, for progress; pipes and files get a fixed width for tables."""
     stream = sys.stderr if to_stderr else sys.stdout
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     return _Pipe(stderr=to_stderr, width=fixed, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
+    """Print one JSON value on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def in_bytes(count: int) -> str:
-    """`474.7 MiB`, `1,192 GiB`."""
+    """A number of bytes with its unit: `474.7 MiB`, `1,192 GiB`."""
     return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB"))
 
 
 def in_flops(count: int) -> str:
-    """`284.8 MFLOP`."""
+    """A number of operations with its unit: `284.8 MFLOP`."""
     return _scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
 
 
@@ -54,31 +54,31 @@ def _scaled(count: int, step: int, units: tuple[str, ...]) -> str:
 
 
 def bars(shares: list[tuple[str, float]], width: int = 40) -> str:
-    """One line a label with a bar as long as its share of 1."""
+    """One line per label, with a bar as long as its share of 1."""
     widest = max((len(label) for label, _ in shares), default=0)
     return "\n".join(f"{label:>{widest}} {share:6.1%} {'█' * round(share * width)}".rstrip() for label, share in shares)
 
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[float, str], None]]:
-    """Gives `report(share done, words)`: a bar on a terminal, about ten plain lines elsewhere, always on stderr."""
+    """Gives `report(share, status)`, which shows progress on stderr: a bar on a terminal, about ten lines elsewhere."""
     if sys.stderr.isatty():
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[status]}"),
         )
         with Progress(*columns, console=console(to_stderr=True)) as bar:
-            task = bar.add_task(title, total=1.0, words="")
-            yield lambda share, words: bar.update(task, completed=share, words=words)
+            task = bar.add_task(title, total=1.0, status="")
+            yield lambda share, status: bar.update(task, completed=share, status=status)
         return
     last = -1
 
-    def report(share: float, words: str) -> None:
+    def report(share: float, status: str) -> None:
         nonlocal last
         if int(share * PLAIN_LINES) > last:
             last = int(share * PLAIN_LINES)
-            print(f"{title} {share:4.0%}  {words}", file=sys.stderr, flush=True)
+            print(f"{title} {share:4.0%}  {status}", file=sys.stderr, flush=True)
 
     yield report

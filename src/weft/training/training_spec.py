@@ -12,7 +12,7 @@ from weft.training.schedules import Cosine, InverseRoot, Schedule, Trapezoid
 
 
 class TrainingSpec(Spec):
-    """How a model is trained; the plan chooses what is None.
+    """How a model is trained. The plan chooses steps, batch, evaluations and checkpoints where they are not set.
 
     `batch` is the number of tokens per step, over all `accumulate` micro-batches. `rate` is the learning rate of AdamW,
     `matrix_rate` that of Muon. `warmup` and `decay` are shares of the steps. `clip` is the largest gradient norm (0: no
