@@ -272,7 +272,7 @@ def test_a_run_damaged_by_hand_is_explained(run, book, tmp_path):
     weights = (out / "model.safetensors").read_bytes()
     (out / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     code, _, err = run("predict", out, "x")
-    assert code == 2 and "no whole safetensors file" in err
+    assert code == 2 and "not a complete safetensors file" in err
     (out / "spec.json").write_text("{")
     code, _, err = run("predict", out, "x")
     assert code == 2 and "spec.json cannot be read" in err

@@ -214,7 +214,7 @@ def test_nothing_is_left_half_written_and_nothing_overwritten(tmp_path, monkeypa
 def test_logits_that_differ_are_refused(tmp_path, monkeypatch):
     tokenizer = letters()
     run = write_run(tmp_path / "run", gpt2(tokenizer.vocabulary), tokenizer=tokenizer)
-    honest = export_huggingface.describe
+    honest = export_huggingface.find_family
 
     def lying(spec, first=None):
         family, config = honest(spec, first)

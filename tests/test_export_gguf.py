@@ -130,7 +130,7 @@ def test_the_tokenizer_is_told_in_one_of_the_ways_that_llama_cpp_knows(name, tmp
 
 
 def test_words_are_refused_with_a_remedy(tmp_path):
-    with pytest.raises(WeftError, match=r"no way .* WordLevel .* data.tokenizer=bpe"):
+    with pytest.raises(WeftError, match=r"no pre-tokenizer .* WordLevel .* data.tokenizer=bpe"):
         export(tmp_path, llama(200), train_tokenizer("words", TEXTS))
     assert not (tmp_path / "out").exists()
 

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from weft.figures.panels.attention import AttentionPanel
-from weft.figures.panels.maps import ROWS_AT_ONCE, DenseMaps, TopWeightMaps, all_heads_fit, block_means, collect_maps
+from weft.figures.panels.maps import (
+    MAP_ROWS_AT_ONCE,
+    DenseMaps,
+    TopWeightMaps,
+    all_heads_fit,
+    block_means,
+    collect_maps,
+)
 from weft.figures.panels.panel import Axis, expect_shape, visible_token
 from weft.figures.web.array_encoding import FULL_PRECISION_LIMIT, decode_array, encode_array, script_text
 from weft.foundation.errors import WeftError
@@ -66,9 +73,9 @@ def test_heads_alone_and_means_alone():
 
 
 def test_long_inputs_keep_the_largest_weights_of_each_row(monkeypatch):
-    monkeypatch.setattr("weft.figures.panels.maps.DENSE_LIMIT", 1000)
-    monkeypatch.setattr("weft.figures.panels.maps.TOP_LIMIT", 2 * 4 * (ROWS_AT_ONCE + 13) * 11)
-    values = weights(2, 3, ROWS_AT_ONCE + 13, ROWS_AT_ONCE + 13)
+    monkeypatch.setattr("weft.figures.panels.maps.DENSE_MAPS_LIMIT", 1000)
+    monkeypatch.setattr("weft.figures.panels.maps.TOP_WEIGHTS_LIMIT", 2 * 4 * (MAP_ROWS_AT_ONCE + 13) * 11)
+    values = weights(2, 3, MAP_ROWS_AT_ONCE + 13, MAP_ROWS_AT_ONCE + 13)
     asked = []
 
     def rows(layer: int, first: int, last: int) -> np.ndarray:
@@ -76,8 +83,8 @@ def test_long_inputs_keep_the_largest_weights_of_each_row(monkeypatch):
         return values[layer][:, first:last]
 
     maps = collect_maps(2, ("mean", "0", "1", "2"), values.shape[2:], rows)
-    assert isinstance(maps, TopWeightMaps) and maps.weights.shape == (2, 4, ROWS_AT_ONCE + 13, 11)
-    assert max(size for _, size in asked) == ROWS_AT_ONCE and len(asked) == 4
+    assert isinstance(maps, TopWeightMaps) and maps.weights.shape == (2, 4, MAP_ROWS_AT_ONCE + 13, 11)
+    assert max(size for _, size in asked) == MAP_ROWS_AT_ONCE and len(asked) == 4
     best = np.sort(values[1, 2, 17])[-11:]
     row = maps.row(1, 3, 17)
     np.testing.assert_allclose(np.sort(row[row > 0]), best, rtol=1e-6)

@@ -308,7 +308,7 @@ HOSTILE = {
     "a name twice": (small(entry("w", (4,)), entry("w", (4,), offset=32), tensors=2), "holds w twice"),
     "an odd alignment": (
         small(text("general.alignment") + struct.pack("<II", 4, 3), entry("w", (4,)), tensors=1, settings=1),
-        "no power of two",
+        "not a power of two",
     ),
     "nothing": (b"GGUF", "is not a GGUF file"),
     "no architecture": (small(), "of architecture None"),

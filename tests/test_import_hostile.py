@@ -108,7 +108,7 @@ def test_headers(folder, refused, name):
         (lambda data: data[: len(data) // 2], "was cut off"),
         (lambda data: data + b"more", "has something after its tensors"),
         (lambda data: struct.pack("<Q", 1 << 62) + data[8:], "header of 4,611,686,018,427,387,904 bytes does not fit"),
-        (lambda data: struct.pack("<Q", 101_000_000) + data[8:], "does not fit into its"),
+        (lambda data: struct.pack("<Q", 101_000_000) + data[8:], "does not fit its"),
         (lambda data: b"", "is not a safetensors file"),
         (lambda data: b"version https://git-lfs.github.com/spec/v1\n", "is not a safetensors file"),
     ],
@@ -175,7 +175,7 @@ def test_other_settings_that_weft_does_not_have(tmp_path, refused):
         (bert, {"is_decoder": True}, "sets is_decoder"),
         (bart, {"decoder_ffn_dim": 41}, "encoder_ffn_dim 37 and decoder_ffn_dim 41 differ"),
         (bart, {"eos_token_id": 10**6}, "eos_token_id is 1000000, but a token from 0 to 276"),
-        (vision, {"image_size": [21, 28]}, "vision models see squares"),
+        (vision, {"image_size": [21, 28]}, "vision models take squares"),
         (vision, {"architectures": ["ViTForMaskedImageModeling"]}, "no adapter for the architecture 'ViTForMasked"),
         (t5, {"feed_forward_proj": "gated-mish"}, "feed_forward_proj: act is 'mish'"),
     ]
@@ -202,12 +202,12 @@ def shard(folder: Path, names: dict[str, str]) -> None:
 def test_indexes_name_files_of_their_folder_only(folder, refused, name):
     shutil.copy(folder / "model.safetensors", folder.parent / "plain.safetensors")
     shard(folder, {FIRST: name})
-    refused(folder, "lies outside of it: do not trust this folder")
+    refused(folder, "is outside of it: do not trust this folder")
 
 
 def test_indexes_that_do_not_fit(folder, refused):
     shard(folder, {"model.more.weight": "model-1.safetensors"})
-    refused(folder, r"do not fit: model\.more\.weight is not there")
+    refused(folder, r"do not fit together: model\.more\.weight is not there")
     index = folder / "model.safetensors.index.json"
     table = json.loads(index.read_text())["weight_map"]
     index.write_text(
@@ -244,7 +244,7 @@ def test_modules_of_sentence_transformers(tmp_path, refused):
     bert(folder)
     rows = [{"path": "", "type": "m.Transformer"}, {"path": "../1_Pooling", "type": "m.Pooling"}]
     (folder / "modules.json").write_text(json.dumps(rows))
-    refused(folder, "lies outside of it")
+    refused(folder, "is outside of it")
     rows[1]["path"] = "1_Pooling"
     (folder / "modules.json").write_text(json.dumps(rows))
     (folder / "1_Pooling").mkdir()
@@ -273,10 +273,10 @@ def test_pickles_run_nothing(folder, refused, tmp_path):
     (folder / "model.safetensors").unlink()
     for save in (lambda value, file: file.write_bytes(pickle.dumps(value)), torch.save):
         save({"a": Bomb(tmp_path / "exploded")}, folder / "pytorch_model.bin")
-        refused(folder, "no file of tensors that can be read safely")
+        refused(folder, "cannot be read safely as a file of tensors")
         assert not (tmp_path / "exploded").exists()
     (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04 not a zip")
-    refused(folder, "no file of tensors")
+    refused(folder, "cannot be read safely")
     torch.save([torch.zeros(2)], folder / "pytorch_model.bin")
     refused(folder, "something else than named tensors")
 
@@ -292,7 +292,7 @@ def test_no_tokenizer_no_run(folder, refused):
     (folder / "config.json").unlink()
     refused(folder, r"has no config\.json")
     refused(folder / "nowhere", "there is no folder")
-    refused(folder / "model.safetensors", "is a single file: give the folder")
+    refused(folder / "model.safetensors", "is a single file: give its folder")
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").unlink()
     refused(folder, "no adapter for model_type None")
@@ -369,10 +369,10 @@ def test_an_import_needs_a_fraction_of_the_file(tmp_path):
     """160 MB of weights pass through, a tensor at a time; the large case is benchmarks/import_memory.py."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
     try:
-        from import_memory import count, shaped, write_folder
+        from import_memory import count, llama_spec, write_folder
     finally:
         sys.path.pop(0)
-    spec = shaped(4e7)
+    spec = llama_spec(4e7)
     size = write_folder(tmp_path / "folder", spec, torch.float32)
     assert size > 4 * count(spec) > 1.4e8
     command = [sys.executable, "-c", PEAK, tmp_path / "folder", tmp_path / "run"]

@@ -140,7 +140,7 @@ def test_idx_that_is_refused(tmp_path):
         "long is too long: its header promises 24 bytes, 25", read_images, [write(tmp_path / "long", x + b"0"), labels]
     )
     refuses(
-        "odd begins with 0x00000d03, which is no IDX", read_images, [write(tmp_path / "odd", b"\0\0\x0d\3"), labels]
+        "odd begins with 0x00000d03, which is not an IDX", read_images, [write(tmp_path / "odd", b"\0\0\x0d\3"), labels]
     )
     refuses("nil begins with nothing", read_images, [write(tmp_path / "nil", b""), labels])
     three = write(tmp_path / "three", idx(np.array([0, 1, 0])))

@@ -92,7 +92,7 @@ def test_sentencepiece_files(tmp_path):
 def test_broken_sentencepiece_files_are_refused(tmp_path, content):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(content)
-    with pytest.raises(weft.WeftError, match="no SentencePiece model"):
+    with pytest.raises(weft.WeftError, match="not a SentencePiece model"):
         load_tokenizer(path)
 
 
@@ -106,7 +106,7 @@ def test_other_errors(tmp_path):
     with pytest.raises(weft.WeftError, match="there is no tokenizer"):
         load_tokenizer(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(weft.WeftError, match="can be read"):
+    with pytest.raises(weft.WeftError, match="not a readable tokenizer"):
         load_tokenizer(tmp_path)
 
 

@@ -138,7 +138,7 @@ def test_tensors_come_back_and_broken_files_are_named(tmp_path):
     back = read_tensors(path)
     assert all(torch.equal(back[key], value) for key, value in tensors.items())
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DiskError, match="no whole safetensors file"):
+    with pytest.raises(DiskError, match="not a complete safetensors file"):
         read_tensors(path)
     with pytest.raises(DiskError, match="there is no file"):
         read_tensors(tmp_path / "nothing")

@@ -22,8 +22,8 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.parts.relative import Llama3, rotary_frequencies
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-ARCHITECTURES["gpt2"] = "gpt2"
+GGUF_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+GGUF_ARCHITECTURES["gpt2"] = "gpt2"
 LLAMA_CPP_ACTIVATIONS = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gpt2": "gelu_new"}
 FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7}
 STORED_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -47,7 +47,7 @@ def write_gguf(
     if kind is not None and kind not in FILE_TYPES:
         raise WeftError(f"there is no type {kind!r}: choose one of {', '.join(FILE_TYPES)}")
     family, config = find_family(run.model, run.family)
-    name = ARCHITECTURES.get(str(config["model_type"]))
+    name = GGUF_ARCHITECTURES.get(str(config["model_type"]))
     if name is None:
         raise WeftError(f"a GGUF file holds models of Llama and GPT-2 kinds, but this one is of {family.name}'s")
     _expect_known(name, config)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError, csv_delimiter, find_files, name_suffix, read_table
 
-TIME_NAMES = ("time", "date", "datetime", "timestamp", "t", "ds")
-MISSING = ("", "nan", "na", "n/a", "null", "none", "?", "-")
+TIME_COLUMNS = ("time", "date", "datetime", "timestamp", "t", "ds")
+MISSING_VALUES = ("", "nan", "na", "n/a", "null", "none", "?", "-")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _header(rows: Sequence[tuple[int, list[str]]]) -> list[str] | None:
 
 
 def _time_column(names: Sequence[str], cells: Sequence[str]) -> int | None:
-    named = (place for place, name in enumerate(names) if name.lower() in TIME_NAMES)
+    named = (place for place, name in enumerate(names) if name.lower() in TIME_COLUMNS)
     worded = (place for place, cell in enumerate(cells) if not _is_number(cell) and not _is_missing(cell))
     return next(named, next(worded, None))
 
@@ -113,7 +113,7 @@ def _with_point(cell: str) -> str:
 
 
 def _is_missing(cell: str) -> bool:
-    return cell.strip().lower() in MISSING
+    return cell.strip().lower() in MISSING_VALUES
 
 
 def _is_number(cell: str) -> bool:

@@ -13,7 +13,7 @@ from weft.foundation.arrays import Array
 HORIZON = 24
 NOISE, STEP = 0.3, 1.0  # standard deviations: of the seasons' noise, of one Brownian step
 PERIODS = (24.0, 12.0, 168.0)
-PLACES = ("harbour", "station", "market")
+SEASONAL_COLUMNS = ("harbour", "station", "market")
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,20 @@ def seasonal(seed: int, size: int) -> Sample[SampleSeries]:
     random = numpy_generator(seed, "seasonal")
     count = validation_size(size, 10 * HORIZON)
     time = np.arange(size + count)[:, None]
-    expected = np.zeros((size + count, len(PLACES)))
+    expected = np.zeros((size + count, len(SEASONAL_COLUMNS)))
     for period, strength in zip(PERIODS, (1.0, 0.5, 0.6), strict=True):
-        phases = random.uniform(0, 2 * math.pi, len(PLACES))
-        sizes = strength * random.uniform(0.7, 1.3, len(PLACES))
+        phases = random.uniform(0, 2 * math.pi, len(SEASONAL_COLUMNS))
+        sizes = strength * random.uniform(0.7, 1.3, len(SEASONAL_COLUMNS))
         expected += sizes * np.sin(2 * math.pi * time / period + phases)
-    expected += random.uniform(1, 4, len(PLACES))
+    expected += random.uniform(1, 4, len(SEASONAL_COLUMNS))
     values = expected + random.normal(0, NOISE, expected.shape)
-    spread = NOISE**2 * math.sqrt(2 / (count * len(PLACES)))
+    spread = NOISE**2 * math.sqrt(2 / (count * len(SEASONAL_COLUMNS)))
     best = ReferenceScore(
         "mse", NOISE**2, "variance of the noise: the waves can be known exactly, the noise not at all", spread
     )
     parts = (
-        SampleSeries(values[:size], PLACES, HORIZON, expected[:size]),
-        SampleSeries(values[size:], PLACES, HORIZON, expected[size:]),
+        SampleSeries(values[:size], SEASONAL_COLUMNS, HORIZON, expected[:size]),
+        SampleSeries(values[size:], SEASONAL_COLUMNS, HORIZON, expected[size:]),
     )
     return Sample("seasonal", "forecast", *parts, best)
 

@@ -20,10 +20,10 @@ from weft.foundation.spec import Tree
 # weights [H, last - first, S] of rows first .. last - 1 of one layer
 MapRows = Callable[[int, int, int], Array]
 
-DENSE_LIMIT = 6_000_000  # numbers of all dense maps in a page (12 MB)
-TOP_LIMIT = 3_000_000  # top weights of all maps in a page (12 MB with their columns)
+DENSE_MAPS_LIMIT = 6_000_000  # numbers of all dense maps in a page (12 MB)
+TOP_WEIGHTS_LIMIT = 3_000_000  # top weights of all maps in a page (12 MB with their columns)
 FEWEST_PER_ROW, MOST_PER_ROW = 8, 64  # top weights per row
-ROWS_AT_ONCE = 128  # rows computed at once
+MAP_ROWS_AT_ONCE = 128  # rows computed at once
 PICTURE_SIDE = 160  # side of the picture of a map
 MEAN = "mean"
 
@@ -104,21 +104,21 @@ def collect_maps(
     count = layers * len(heads)
     if not (T and S and count):
         raise WeftError(f"{layers} layers of {len(heads)} heads, {T} x {S} tokens: there is nothing to draw")
-    if count * T * S <= DENSE_LIMIT // room:
+    if count * T * S <= DENSE_MAPS_LIMIT // room:
         values = np.empty((layers, len(heads), T, S), dtype=np.float32)
         for layer in range(layers):
-            for first in range(0, T, ROWS_AT_ONCE):
-                last = min(T, first + ROWS_AT_ONCE)
+            for first in range(0, T, MAP_ROWS_AT_ONCE):
+                last = min(T, first + MAP_ROWS_AT_ONCE)
                 values[layer, :, first:last] = _with_mean(rows(layer, first, last), heads, (last - first, S))
         return DenseMaps(values)
     return _largest(
-        layers, heads, size, rows, min(S, MOST_PER_ROW, max(FEWEST_PER_ROW, TOP_LIMIT // room // (count * T)))
+        layers, heads, size, rows, min(S, MOST_PER_ROW, max(FEWEST_PER_ROW, TOP_WEIGHTS_LIMIT // room // (count * T)))
     )
 
 
 def all_heads_fit(layers: int, heads: int, tokens: int, room: int = 1) -> bool:
     """Whether a page can hold the maps of every head of a model; else show the mean of each layer."""
-    return layers * (heads + 1) * tokens * FEWEST_PER_ROW <= 2 * TOP_LIMIT // room
+    return layers * (heads + 1) * tokens * FEWEST_PER_ROW <= 2 * TOP_WEIGHTS_LIMIT // room
 
 
 def block_means(values: Array, most: int) -> Array:
@@ -154,8 +154,8 @@ def _largest(layers: int, heads: Sequence[str], size: tuple[int, int], rows: Map
     edges = np.linspace(0, S, tiles[1] + 1).astype(int)
     total = 0.0
     for layer in range(layers):
-        for first in range(0, T, ROWS_AT_ONCE):
-            last = min(T, first + ROWS_AT_ONCE)
+        for first in range(0, T, MAP_ROWS_AT_ONCE):
+            last = min(T, first + MAP_ROWS_AT_ONCE)
             block = _with_mean(rows(layer, first, last), heads, (last - first, S))
             found = np.argpartition(block, S - k, axis=-1)[..., S - k :]
             places[layer, :, first:last] = found
