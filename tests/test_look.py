@@ -104,7 +104,7 @@ def small_samples():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, small_samples):
-    """`runs("text")`: a run of one step, made when first options for."""
+    """`runs("text")`: a run of one step, made when first asked for."""
     folder = tmp_path_factory.mktemp("runs")
     patch = pytest.MonkeyPatch()
     patch.setenv("WEFT_CACHE", str(folder / "cache"))

@@ -78,6 +78,8 @@ class Loop:
         self.module.train()
         began = time.perf_counter() - self.seconds
         self._last_report = began + self.seconds
+        if self._out_of_patience:  # a resumed run that had ended so
+            self.stop_reason = "patience"
         with defer_sigint(self._interrupt):
             while self.step < self.plan.last and self.stop_reason is None:
                 loss, tokens = self.one_step()
