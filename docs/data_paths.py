@@ -79,7 +79,7 @@ def measure() -> dict[str, list[str]]:
             "predict": ["predict", f"{place}/run", "Once upon", "--max-tokens", "3"],
             "look": ["look", f"{place}/run", "Once upon a time", "--out", f"{place}/look.html"],
         }
-        return {way: _run(stacks, words) for way, words in commands.items()}
+        return {way: _run(stacks, words, answers=way == "predict") for way, words in commands.items()}
 
 
 def _hook_torch(stacks: Stacks) -> None:
@@ -102,13 +102,14 @@ def _hook_torch(stacks: Stacks) -> None:
 
 
 class _Output:
-    """Standard output that notes who writes an answer."""
+    """Standard output that notes who writes to it, where the answer goes there."""
 
-    def __init__(self, stacks: Stacks) -> None:
-        self.stacks, self.encoding = stacks, "utf-8"
+    def __init__(self, stacks: Stacks, answers: bool) -> None:
+        self.stacks, self.answers, self.encoding = stacks, answers, "utf-8"
 
     def write(self, text: str) -> int:
-        self.stacks.take(sys._getframe(1))
+        if self.answers:
+            self.stacks.take(sys._getframe(1))
         return len(text)
 
     def flush(self) -> None: ...
@@ -120,12 +121,12 @@ class _Output:
         return sys.__stdout__.fileno() if sys.__stdout__ is not None else 1
 
 
-def _run(stacks: Stacks, words: list[str]) -> list[str]:
+def _run(stacks: Stacks, words: list[str], answers: bool) -> list[str]:
     from weft.cli.main import app
 
     stacks.files, stacks.active = {}, True
     before: tuple[Any, Any] = sys.stdout, sys.stderr
-    sys.stdout = _Output(stacks)  # type: ignore[assignment]
+    sys.stdout = _Output(stacks, answers)  # type: ignore[assignment]
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     sys.setprofile(stacks.profile)
     try:

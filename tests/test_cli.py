@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import weft
-from weft.cli import show, terminal
+from weft.cli import terminal
 from weft.cli.app import CLOSED_PIPE
 from weft.cli.environment import WAIT_POLICY, choose_wait_policy
 from weft.cli.main import app
@@ -162,7 +162,7 @@ def test_show_lists_all_presets(run, monkeypatch):
     rows = json.loads(run("show", "--json")[1])
     assert [row["preset"] for row in rows] == weft.presets()
     assert {"preset": "gpt2", "family": "decoder", "parameters": 124_439_808} in rows
-    monkeypatch.setattr(show, "presets", lambda: ["gpt2", "mixtral-8x7b"])
+    monkeypatch.setattr("weft.models.presets.presets", lambda: ["gpt2", "mixtral-8x7b"])
     assert "46,702,792,704" in run("show")[1]
 
 

@@ -18,8 +18,8 @@ import weft
 from weft.checkpoints.run_folder import RunFolder
 from weft.cli import demo
 from weft.cli.main import app
+from weft.cli.metrics import print_metrics
 from weft.cli.settings import list_defaults, override, read_config, read_settings
-from weft.cli.train import print_metrics
 from weft.foundation.errors import WeftError
 from weft.tasks.registry import trainable_tasks
 

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 import foreign_folders
 import weft
 from runs_on_disk import gpt2, llama, write_run
-from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.export import huggingface as export_huggingface
 from weft.checkpoints.families import find_family
 from weft.cli.main import app
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
+from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.parts.lora import adapt, adapters
 

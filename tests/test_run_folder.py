@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import weft
-from weft.checkpoints.atomic import write_tensors
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.foundation.atomic_files import write_tensors
 from weft.foundation.errors import SpecError
 from weft.models.build import read_spec
 

@@ -16,7 +16,8 @@ from weft.inference.decoding.conditioning import Unconditioned
 from weft.inference.decoding.generate import next_distribution
 from weft.models.build import build
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.task import GenerationOptions, mean_loss
+from weft.tasks.support.losses import mean_loss
+from weft.tasks.task import GenerationOptions
 from weft.tasks.text import TextOptions, TextTask
 
 TINY = {"width": 16, "layers": 1, "mixer.heads": 2, "length": 32, "training.batch": 256, "training.threads": 1}

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import weft
-from weft.checkpoints import atomic
-from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder
+from weft.foundation import atomic_files as atomic
+from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.models.build import build
 from weft.models.presets import preset
@@ -29,8 +29,8 @@ from weft.models.teacher_forcing import IGNORED
 from weft.parts.mask_algebra import Everything
 from weft.tasks.registry import task_named
 from weft.tasks.support import losses
-from weft.tasks.support.losses import class_loss, language_loss
-from weft.tasks.task import LADDER, Batch, Loss, Split, spread
+from weft.tasks.support.losses import class_loss, language_loss, spread
+from weft.tasks.task import LADDER, Batch, Loss, Split
 from weft.training import train as room
 from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError

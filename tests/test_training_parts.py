@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import weft
-from weft.checkpoints import atomic
-from weft.checkpoints.atomic import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
+from weft.foundation import atomic_files as atomic
+from weft.foundation.atomic_files import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
 from weft.training.optimizers import Muon, build_optimizers, orthogonalize, split_weights
 from weft.training.schedules import Cosine, InverseRoot, Trapezoid
 
@@ -171,7 +171,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 
 
 def test_two_writers_are_refused_and_a_killed_one_frees_the_folder(tmp_path):
-    code = "import sys, time\nfrom pathlib import Path\nfrom weft.checkpoints.atomic import lock_folder\n"
+    code = "import sys, time\nfrom pathlib import Path\nfrom weft.foundation.atomic_files import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline().strip() == "held"

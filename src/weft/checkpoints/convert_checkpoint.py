@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from weft.checkpoints.atomic import atomic_folder, write_text
 from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
 from weft.checkpoints.formats.huggingface_folder import open_huggingface
 from weft.checkpoints.formats.safetensors_writer import stream_safetensors
 from weft.checkpoints.parity_certificate import ParityCertificate, certify_parity
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.readers.files import DataError
+from weft.foundation.atomic_files import atomic_folder, write_text
 from weft.foundation.spec import Tree
 
 ConversionProgress = Callable[[float, str], None]

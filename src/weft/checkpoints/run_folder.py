@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from weft.checkpoints.atomic import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foundation.atomic_files import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
 

@@ -17,9 +17,14 @@ from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
+ORDER = ("demo", "train", "predict", "eval", "look", "laws", "show", "import", "export")
+
 
 class _Commands(TyperGroup):
-    """Turns what may go wrong in any command into one sentence and an exit code."""
+    """Turns what may go wrong in any command into one sentence and an exit code; lists commands as users meet them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
     def invoke(self, ctx: Any) -> Any:
         try:

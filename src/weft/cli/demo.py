@@ -5,29 +5,47 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.markup import escape
+import typer
 
-from weft.checkpoints.run_folder import RunFolder
-from weft.cli.reporter import TerminalReporter
-from weft.cli.terminal import bars, console, print_json
-from weft.cli.train import draw_training
-from weft.data.samples import sample
-from weft.figures.canvas import save_figure
-from weft.figures.charts.alignments import alignment_figure
+from weft.cli.app import AsJson, app
 from weft.foundation.errors import WeftError
-from weft.tasks.task import Answer
-from weft.training.request import TrainRequest
-from weft.training.result import TrainingResult
-from weft.training.train import run_training
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.tasks.task import Answer
+    from weft.training.request import TrainRequest
+    from weft.training.result import TrainingResult
+
 
 TEXT, DATES, TRANSLATOR = "sample:stdlib", "sample:dates", "nano-gru-additive"
 SMALLER = {"width": 64, "hidden": 96}
 PROMPT, QUESTION = "def read(self, ", "raise ValueErr"
 CONTINUATION, SHOWN, TOP = 200, 5, 6
 LONGEST = 24 * 3600
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(help="Training time in seconds, for both models together.")] = 90.0,
+    out: Annotated[Path, typer.Option(help="Folder of the runs and the picture; an earlier demo is replaced.")] = Path(
+        "weft-demo"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Train two small models on built-in data and see what they learned.
+
+    A language model is trained on Python's own documentation and sources, a translator on dates. Needs no network.
+
+    \b
+    Examples:
+      weft demo
+      weft demo --seconds 300 --out runs/demo
+      weft demo --json
+    """
+    run_demo(seconds, out, as_json)
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,9 @@ class Shown:
 
 def run_demo(seconds: float, out: Path, as_json: bool) -> None:
     """Train both for `seconds` together, then print continuations, translations and the path of a picture."""
+    from weft.cli.terminal import console, print_json
+    from weft.training.request import TrainRequest
+
     if not 0 < seconds <= LONGEST:
         raise WeftError(f"{seconds:g} seconds of training: choose more than 0 and at most {LONGEST}")
     minutes = seconds / 120  # for each of the two
@@ -60,6 +81,11 @@ def run_demo(seconds: float, out: Path, as_json: bool) -> None:
 
 def _train(request: TrainRequest) -> TrainingResult:
     """Train, in place of the run of an earlier demo."""
+    from weft.checkpoints.run_folder import RunFolder
+    from weft.cli.reporter import TerminalReporter
+    from weft.cli.train import draw_training
+    from weft.training.train import run_training
+
     if RunFolder(request.out).exists:
         shutil.rmtree(request.out)
     with TerminalReporter(f"{request.task}: {request.data[0]}") as reporter:
@@ -69,6 +95,8 @@ def _train(request: TrainRequest) -> TrainingResult:
 
 
 def _look(text: TrainingResult, translation: TrainingResult, out: Path) -> Shown:
+    from weft.data.samples import sample
+
     [continuation] = text.run.answer([PROMPT], max_tokens=CONTINUATION, temperature=0.6)
     [question] = text.run.answer([QUESTION], max_tokens=1)
     pairs = sample("dates").validation[:SHOWN]
@@ -82,6 +110,9 @@ def _look(text: TrainingResult, translation: TrainingResult, out: Path) -> Shown
 
 def _draw(answer: Answer, picture: Path) -> None:
     """The alignment, source x target: what each letter of the answer attended to."""
+    from weft.figures.canvas import save_figure
+    from weft.figures.charts.alignments import alignment_figure
+
     more = answer.more
     title = f"{answer.input} -> {answer.output}"
     save_figure(alignment_figure(more["alignment"], more["source_tokens"], more["tokens"], title), picture)
@@ -111,6 +142,10 @@ def _tree(shown: Shown) -> dict[str, Any]:
 
 
 def _print(out: Console, shown: Shown, folder: Path) -> None:
+    from rich.markup import escape
+
+    from weft.cli.terminal import bars
+
     text, translation = shown.text, shown.translation
     out.print(
         f"\n[bold]A decoder of {text.plan.parameters:,} parameters was trained on Python's documentation and sources"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.markup import escape
+import typer
 
-from weft.checkpoints.export.export_checkpoint import ExportReport
-from weft.cli.terminal import console, print_json, progress
-from weft.runs.export_run import export
+from weft.cli.app import AsJson, app
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.checkpoints.export.export_checkpoint import ExportReport
+
 
 DECODERS = ("ForCausalLM", "LMHeadModel")
 NEXT = {
@@ -19,8 +23,42 @@ NEXT = {
 }
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    to: Annotated[str, typer.Option(help="Format to write: huggingface, gguf or onnx.", metavar="FORMAT")],
+    out: Annotated[Path, typer.Option(help="Folder to create.", metavar="DIR")],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--type", help="Type of the weights in a GGUF file: f32, f16, bf16 or q8_0; as stored if left out."
+        ),
+    ] = None,
+    certificate: Annotated[
+        bool, typer.Option("--certificate/--no-certificate", help="Compare the logits with those of the other library.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run in the format of another library.
+
+    Hugging Face folders (GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, BERT, RoBERTa, ViT, DeiT, T5, BART and Marian
+    architectures), GGUF files of Llama and GPT-2 models for llama.cpp, ONNX files with the decoder's cache as inputs
+    and outputs. If no architecture fits the model, the error names the field that prevents it.
+
+    \b
+    Examples:
+      weft export runs/llama --to huggingface --out llama-hf
+      weft export runs/smollm --to gguf --type q8_0 --out smollm-gguf
+      weft export runs/book --to onnx --out book-onnx --json
+    """
+    run_export(run, to, out, kind, certificate, as_json)
+
+
 def run_export(run: Path, to: str, out: Path, kind: str | None, certified: bool, as_json: bool) -> None:
     """Export a run, and print where it is and how it compares."""
+    from weft.cli.terminal import console, print_json, progress
+    from weft.runs.export_run import export
+
     with progress("exporting") as report:
         made = export(run, to, out, type=kind, certificate=certified, progress=report)
     if as_json:
@@ -30,6 +68,8 @@ def run_export(run: Path, to: str, out: Path, kind: str | None, certified: bool,
 
 
 def _print(out: Console, made: ExportReport) -> None:
+    from rich.markup import escape
+
     out.print(f"[bold]{escape(str(made.path))}[/bold]: {made.architecture}, {made.parameters:,} parameters")
     if made.parity is None:
         out.print(f"not compared: {made.why}", markup=False)

@@ -5,17 +5,50 @@ from __future__ import annotations
 import shlex
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.markup import escape
+import typer
 
-from weft.checkpoints.convert_checkpoint import ImportReport, convert_checkpoint
-from weft.cli.terminal import console, print_json, progress
-from weft.tasks.registry import task_named
+from weft.cli.app import AsJson, app
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.checkpoints.convert_checkpoint import ImportReport
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="Hugging Face folder, or .gguf file.", metavar="DIR")],
+    out: Annotated[Path, typer.Option(help="Folder of the new run.", metavar="RUN")],
+    certificate: Annotated[
+        bool,
+        typer.Option(
+            "--certificate/--no-certificate", help="Compare the logits with those of transformers, if it is installed."
+        ),
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Make a run of a checkpoint from another library.
+
+    Takes GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, BERT, MiniLM, RoBERTa, ViT, DeiT, T5, BART and Marian; GGUF
+    files of Llama and GPT-2 models. No code in the files is executed; broken or unknown files are refused, and then
+    nothing is written.
+
+    \b
+    Examples:
+      weft import SmolLM2-135M-Instruct --out runs/smollm
+      weft predict runs/smollm "What is the capital of France?" --chat
+      weft import model.Q4_K_M.gguf --out runs/model --json
+    """
+    run_import(source, out, certificate, as_json)
 
 
 def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
     """Import a checkpoint, and print where the run is and how it compares."""
+    from weft.checkpoints.convert_checkpoint import convert_checkpoint
+    from weft.cli.terminal import console, print_json, progress
+
     with warnings.catch_warnings(record=True) as caught, progress("importing") as report:
         warnings.simplefilter("always")
         made = convert_checkpoint(source, out, certified, report)
@@ -30,6 +63,10 @@ def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
 
 
 def _print(out: Console, made: ImportReport) -> None:
+    from rich.markup import escape
+
+    from weft.tasks.registry import task_named
+
     out.print(
         f"[bold]{escape(str(made.run))}[/bold]: {made.architecture} ({made.family}), {made.parameters:,} parameters"
     )

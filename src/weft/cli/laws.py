@@ -6,23 +6,63 @@ import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from weft.cli.terminal import console, print_json
+from weft.cli.app import FAILED, AsJson, app
 from weft.foundation.errors import WeftError
-from weft.laws import Report, check
-from weft.laws.page import write_page
-from weft.models.build import build
-from weft.models.presets import preset
-from weft.models.shrink import shrink
-from weft.runs.run import load
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.laws import Report
+
 
 WHOLE = 20_000_000  # parameters up to which a preset is checked at its own size
 COLORS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}
+
+
+@app.command()
+def laws(
+    preset: Annotated[
+        str | None, typer.Argument(metavar="RUN|PRESET", help="Folder of a run or name of a preset.")
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option(help="Your own model: package.module:factory, a function that makes it.")
+    ] = None,
+    example: Annotated[
+        str | None, typer.Option(help="Token ids to check it with, such as 3,1,4; random ones if left out.")
+    ] = None,
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--not-causal", help="Declare whether tokens see only earlier ones.")
+    ] = None,
+    positions: Annotated[
+        str | None, typer.Option(help="Declare the kind of its positions: none, absolute or relative.")
+    ] = None,
+    reach: Annotated[int | None, typer.Option(help="Declare how many tokens back it sees, over all layers.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Declare the size of its vocabulary.")] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Also compare with the model under torch.compile.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.", metavar="FILE")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a model does what it declares.
+
+    A causal model does not look ahead; padding, other rows of the batch and packing change nothing; decoding with a
+    cache equals the full forward pass; and more. The exit code is 1 if a declared law is broken.
+
+    \b
+    Examples:
+      weft laws nano-gpt
+      weft laws mixtral-8x7b --json                large presets are checked at a smaller size
+      weft laws --module my_project.model:build --causal --html laws.html
+    """
+    given = {"causal": causal, "positions": positions, "reach": reach, "vocabulary": vocabulary}
+    declared = {name: value for name, value in given.items() if value is not None}
+    if not run_laws(preset, module, example, declared, as_json, html, compiled):
+        raise typer.Exit(FAILED)
 
 
 def run_laws(
@@ -35,6 +75,10 @@ def run_laws(
     compiled: bool,
 ) -> bool:
     """Check a model and print the verdicts; True if no declared law is broken."""
+    from weft.cli.terminal import print_json
+    from weft.laws import check
+    from weft.laws.page import write_page
+
     if (name is None) == (module is None):
         raise WeftError(
             "give either a preset or run, or a module: `weft laws gpt2` or `weft laws --module package.module:factory`"
@@ -55,6 +99,11 @@ def run_laws(
 
 def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     """The model of a run or of a preset; a large preset at a smaller size, with the same kinds of parts."""
+    from weft.models.build import build
+    from weft.models.presets import preset
+    from weft.models.shrink import shrink
+    from weft.runs.run import load
+
     if Path(name).is_dir():
         return load(name).module, None
     spec = preset(name)
@@ -69,6 +118,8 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
 
 def _module(place: str) -> Any:
     """The module that a factory in the user's own code makes: package.module:factory."""
+    import torch
+
     path, _, factory = place.partition(":")
     if not path or not factory:
         raise WeftError(f"{place!r} names no factory: write package.module:factory")
@@ -92,6 +143,8 @@ def _module(place: str) -> Any:
 
 
 def _example(text: str | None) -> torch.Tensor | None:
+    import torch
+
     if text is None:
         return None
     try:
@@ -101,6 +154,11 @@ def _example(text: str | None) -> torch.Tensor | None:
 
 
 def _print(report: Report, html: Path | None) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from weft.cli.terminal import console
+
     out = console()
     for text in report.assumed:
         out.print(Text(f"Assumed: {text}.", style="dim"))

@@ -7,26 +7,63 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+import typer
 
-from weft.checkpoints.run_folder import RunFolder
-from weft.cli.terminal import console, in_bytes, in_flops, print_json
+from weft.cli.app import AsJson, app
 from weft.foundation.errors import SpecError, WeftError
-from weft.models.build import AnySpec, read_spec
-from weft.models.estimates import Estimate, estimate
-from weft.models.part_tree import PartNode
-from weft.models.presets import preset, presets
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from weft.models.build import AnySpec
+    from weft.models.estimates import Estimate
+    from weft.models.part_tree import PartNode
+
 
 SUFFIXES = (".json", ".toml")
 WIDE = 100
 
 
+@app.command()
+def show(
+    preset: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|PRESET",
+            help="Name of a preset, folder of a run, or spec file (.json, .toml); all presets if left out.",
+        ),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Sequence length N in tokens; the model's own if left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model is made of and what it costs.
+
+    Parameters, shapes, the matrix products of a block, memory and FLOPs, for models of any size: no weights are made.
+
+    \b
+    Examples:
+      weft show                                all presets with family and parameters
+      weft show gpt2
+      weft show gpt3-175b --length 100000      what N x N attention weights would take
+      weft show my-model.toml --json
+    """
+    if preset is None:
+        show_presets(as_json)
+    else:
+        show_model(preset, length, as_json)
+
+
 def show_presets(as_json: bool) -> None:
     """Print all presets with family and number of parameters."""
+    from weft.cli.terminal import console, print_json
+    from weft.models.estimates import estimate
+    from weft.models.presets import preset, presets
+
     rows = []
     for name in presets():
         found = estimate(preset(name))
@@ -44,6 +81,9 @@ def show_presets(as_json: bool) -> None:
 
 def show_model(source: str, length: int | None, as_json: bool) -> None:
     """Print parts, matrix products, memory and FLOPs of one model at length N."""
+    from weft.cli.terminal import console, print_json
+    from weft.models.estimates import estimate
+
     spec = find_spec(source)
     found = estimate(spec, length)
     if as_json:
@@ -59,6 +99,10 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
 
 def find_spec(source: str) -> AnySpec:
     """The spec of a preset, of a run's model, or in a .json or .toml file."""
+    from weft.checkpoints.run_folder import RunFolder
+    from weft.models.build import read_spec
+    from weft.models.presets import preset, presets
+
     if source in presets():
         return preset(source)
     path = Path(source)
@@ -86,6 +130,9 @@ def find_spec(source: str) -> AnySpec:
 
 def _table(*columns: str, title: str | None = None) -> Table:
     """A table without frame; a column whose name ends in > is aligned right."""
+    from rich import box
+    from rich.table import Table
+
     table = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -102,6 +149,8 @@ def _table(*columns: str, title: str | None = None) -> Table:
 
 
 def _print_head(out: Console, source: str, found: Estimate) -> None:
+    from rich.markup import escape
+
     active = ""
     if found.active_parameters != found.parameters:
         active = f", {found.active_parameters:,} active per token"
@@ -143,6 +192,10 @@ def _branches(part: PartNode, before: str = "", own: str = "") -> Iterator[tuple
 
 
 def _print_products(out: Console, found: Estimate) -> None:
+    from rich.markup import escape
+
+    from weft.cli.terminal import in_flops
+
     wide = out.width >= WIDE
     names = ("where", "product", "formula", "shapes", "cost>", "share>")
     title = f"Matrix products of one sequence at N = {found.length:,}"
@@ -162,6 +215,8 @@ def _print_products(out: Console, found: Estimate) -> None:
 
 
 def _print_memory(out: Console, found: Estimate) -> None:
+    from weft.cli.terminal import in_bytes
+
     memory, N = found.memory, f"{found.tokens:,}"
     table = _table("what", "memory>", "how", title="Memory")
     table.add_row("weights, float32", in_bytes(memory.weights_float32), "4 bytes per parameter")
@@ -183,6 +238,8 @@ def _print_memory(out: Console, found: Estimate) -> None:
 
 
 def _print_flops(out: Console, found: Estimate) -> None:
+    from weft.cli.terminal import in_flops
+
     table = _table("pass", "per token>", "per sequence>", title="FLOPs")
     table.add_row("forward", in_flops(found.flops_per_token), in_flops(found.flops_forward))
     table.add_row("training", in_flops(found.training_flops_per_token), in_flops(3 * found.flops_forward))

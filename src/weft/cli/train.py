@@ -5,25 +5,106 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join, quote
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.markup import escape
+import typer
+from typer.core import TyperCommand
 
-from weft.checkpoints.run_folder import RunFolder
-from weft.cli.reporter import TensorBoardReporter, TerminalReporter
-from weft.cli.settings import override, read_config, read_settings
-from weft.cli.terminal import console, print_json
-from weft.figures.charts.curves import draw_curves
+from weft.cli.app import AsJson, Device, app
 from weft.foundation.errors import WeftError
-from weft.foundation.spec import Tree
-from weft.training.reporting import Reporter
-from weft.training.request import TrainRequest
-from weft.training.result import TrainingResult
-from weft.training.train import run_training
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weft.foundation.spec import Tree
+    from weft.training.reporting import Reporter
+    from weft.training.request import TrainRequest
+    from weft.training.result import TrainingResult
+
 
 CURVES = "curves.png"
+TASK = "weft.train.task"
 REQUEST_OPTIONS = ("preset", "steps", "minutes", "seed", "device")
+
+
+class _TrainCommand(TyperCommand):
+    """`weft train --help` lists all tasks, and `weft train TASK --help` every default of that task."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # --help acts before any argument is set, so the task is kept beside the context.
+        ctx.meta[TASK] = self.make_parser(ctx).parse_args(list(args))[0].get("task")
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        from weft.cli.settings import list_defaults
+        from weft.tasks.registry import trainable_tasks
+
+        tasks, task = trainable_tasks(), ctx.meta.get(TASK)
+        argument: Any = next(parameter for parameter in self.params if parameter.name == "task")
+        argument.help = f"Task to train: {', '.join(tasks)}."
+        return super().get_help(ctx) + (f"\n\n{list_defaults(task)}" if task in tasks else "")
+
+
+@app.command(cls=_TrainCommand)
+def train(
+    task: Annotated[
+        str,
+        typer.Argument(help="A task; `weft train --help` lists those that are installed.", metavar="TASK"),
+    ],
+    data: Annotated[list[str], typer.Argument(help="Files or folders, or sample: for built-in data.", metavar="DATA")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the new run.", metavar="RUN")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Name of a preset; auto fits the model to data and time.", show_default="auto")
+    ] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", help="Change one option, such as training.rate=0.001; repeatable.", metavar="A.B=C"),
+    ] = [],  # noqa: B006
+    config: Annotated[Path | None, typer.Option(help="TOML file with options.", metavar="FILE")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Training time in minutes; 5 if neither steps nor minutes are given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, to the same bits.")] = False,
+    base: Annotated[
+        Path | None,
+        typer.Option("--from", help="Fine-tune this run: start from its model, tokenizer and weights.", metavar="RUN"),
+    ] = None,
+    lora: Annotated[
+        int | None, typer.Option(help="With --from: train adapters of this rank, freeze the weights.", metavar="RANK")
+    ] = None,
+    device: Device = None,
+    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on your data.
+
+    The time plan measures this machine and chooses model, batch size and number of steps so that training ends on time.
+    Options on the command line win over --set, and --set over --config.
+
+    \b
+    Examples:
+      weft train text book.txt --out runs/book --minutes 5
+      weft train translation train.en train.de --out runs/ende --preset nano-gru-additive --steps 2000
+      weft train images sample:digits --out runs/digits --set training.rate=0.001
+      weft train text letters.txt --from runs/book --lora 8 --out runs/letters
+      weft train classification reviews.csv --from runs/minilm --out runs/reviews
+      weft train text --help                   every default of a task
+    """
+    given = {
+        "preset": preset,
+        "steps": steps,
+        "minutes": minutes,
+        "seed": seed,
+        "device": device,
+        "training.lora": lora,
+    }
+    request = build_request(
+        given, settings, config, task=task, data=tuple(data), out=out, resume=resume, base=base, compile=compiled
+    )
+    run_train(request, tensorboard, as_json)
 
 
 def build_request(given: Tree, settings: Sequence[str], config: Path | None, **fields: Any) -> TrainRequest:
@@ -31,6 +112,9 @@ def build_request(given: Tree, settings: Sequence[str], config: Path | None, **f
 
     Options named as the request's fields are these, all others are changes by dotted names.
     """
+    from weft.cli.settings import override, read_config, read_settings
+    from weft.training.request import TrainRequest
+
     task, data, out, base = fields["task"], fields["data"], fields["out"], fields["base"]
     if out is None:
         raise WeftError(f"no folder for the run: add --out, as in weft train {task} {join(data)} --out runs/{task}")
@@ -44,6 +128,10 @@ def build_request(given: Tree, settings: Sequence[str], config: Path | None, **f
 
 def run_train(request: TrainRequest, tensorboard: bool, as_json: bool) -> None:
     """Train, then print the metrics beside the plan, the best possible score and simple methods."""
+    from weft.cli.reporter import TensorBoardReporter, TerminalReporter
+    from weft.cli.terminal import console, print_json
+    from weft.training.train import run_training
+
     out = request.out
     with TerminalReporter(f"training {request.task}") as terminal:
         reporter: Reporter = terminal
@@ -78,6 +166,9 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool) -> None:
 
 def draw_training(out: Path, result: TrainingResult) -> Path:
     """Draw the loss curves into the run's folder; gives the picture's path."""
+    from weft.checkpoints.run_folder import RunFolder
+    from weft.figures.charts.curves import draw_curves
+
     rows = list(RunFolder(out).read_metrics())
     curves = {
         "training": [(row["step"], row["loss"]) for row in rows if "loss" in row],
@@ -90,30 +181,11 @@ def draw_training(out: Path, result: TrainingResult) -> Path:
     return picture
 
 
-def print_metrics(out: Console, metrics: dict[str, Any], main: str, references: dict[str, float] | None = None) -> None:
-    """One line per number, the `main` metric first and in bold; what simple methods reach stands below, dimmed."""
-    wide = max(map(len, (*metrics, *(references or {}), "best possible")))
-    for name, value in sorted(metrics.items(), key=lambda item: item[0] != main):
-        title = name.replace("_", " ").ljust(wide)
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            out.print(f"  {title}")
-            for row in value:
-                out.print("    " + "  ".join(f"{key} {_number(cell)}" for key, cell in row.items()), markup=False)
-        elif isinstance(value, dict):
-            out.print(f"  {title} " + ", ".join(f"{k} {_number(v)}" for k, v in value.items()), markup=False)
-        else:
-            out.print(f"  {title} {_number(value)}", markup=False, style="bold" if name == main else "")
-    for name, value in (references or {}).items():
-        out.print(f"  [dim]{escape(name.ljust(wide))} {_number(value)}[/dim]")
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def _print(out: Console, folder: Path, result: TrainingResult, picture: Path) -> None:
+    from rich.markup import escape
+
+    from weft.cli.metrics import print_metrics
+
     plan = result.plan
     minutes = f"{result.seconds / 60:.1f} min"
     planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps, {plan.seconds / 60:.1f} min)"

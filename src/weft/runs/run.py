@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device

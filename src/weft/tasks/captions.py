@@ -34,7 +34,7 @@ from weft.models.position_specs import LearnedSpec
 from weft.tasks.support.augmentation import image_changes
 from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
 from weft.tasks.support.generation import generate_texts
-from weft.tasks.support.losses import language_loss
+from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, exact_match
 from weft.tasks.support.text_pairs import Ends, evenly
 from weft.tasks.task import (
@@ -50,7 +50,6 @@ from weft.tasks.task import (
     Split,
     Task,
     find_sample,
-    mean_loss,
 )
 
 SIDE = 96  # pixels, where none are asked for

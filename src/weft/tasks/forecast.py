@@ -30,7 +30,7 @@ from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
 from weft.tasks.support.forecast_bands import Forecast, half_band, predict_patches
-from weft.tasks.support.losses import auxiliary_loss
+from weft.tasks.support.losses import auxiliary_loss, mean_loss
 from weft.tasks.support.series_windows import (
     Array,
     Channels,
@@ -56,7 +56,6 @@ from weft.tasks.task import (
     Split,
     Task,
     find_sample,
-    mean_loss,
 )
 
 CONTEXT, PATCH = 336, 24

@@ -308,6 +308,8 @@ class Task(ABC):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """The task's metrics on a split, in batches of about `size` tokens."""
+        from weft.tasks.support.losses import mean_loss  # which knows what a task is
+
         return {"loss": mean_loss(self, module, split, size)}
 
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
@@ -349,25 +351,3 @@ def find_sample(task: str, paths: Sequence[str], seed: int) -> Sample[Any] | Non
         known = ", ".join(f"sample:{known}" for known in own)
         raise WeftError(f"task {task} has no sample {name!r}: choose one of {known}")
     return sample(name, seed)
-
-
-def mean_loss(task: Task, module: nn.Module, split: Split, size: int, most: int | None = None) -> float:
-    """Nats per answer over a split, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
-    training = module.training
-    module.eval()
-    device = next(module.parameters()).device
-    total, count = 0.0, 0
-    with torch.inference_mode():
-        for examples in spread(split.batches(size, None), most, split.tokens):
-            loss = task.loss(module, split.batch(examples).to(device))
-            total, count = total + float(loss.total), count + loss.count
-    module.train(training)
-    return total / max(count, 1)
-
-
-def spread(batches: Sequence[Sequence[int]], most: int | None, tokens: int) -> Sequence[Sequence[int]]:
-    """All batches, or so many of them, evenly spread, that they hold about `most` of `tokens`."""
-    if most is None or tokens <= most:
-        return batches
-    wanted = max(1, round(len(batches) * most / tokens))
-    return [batches[number * len(batches) // wanted] for number in range(wanted)]

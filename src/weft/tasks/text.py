@@ -36,7 +36,7 @@ from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
 from weft.tasks.support.few_shot import FewShot
 from weft.tasks.support.generation import generate_texts
-from weft.tasks.support.losses import language_loss
+from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
     Answer,
@@ -50,7 +50,6 @@ from weft.tasks.task import (
     Split,
     Task,
     find_sample,
-    mean_loss,
 )
 
 SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is too little text for longer ones

@@ -32,7 +32,7 @@ from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
 from weft.tasks.support.generation import generate_texts
-from weft.tasks.support.losses import language_loss
+from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
 from weft.tasks.task import (
@@ -48,7 +48,6 @@ from weft.tasks.task import (
     Split,
     Task,
     find_sample,
-    mean_loss,
 )
 
 MANY = 300_000  # pairs, from which on they need no dropout

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from weft.checkpoints.atomic import DiskError
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build, read_spec

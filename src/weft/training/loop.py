@@ -22,7 +22,8 @@ from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.foundation.numerics import bf16_is_fast
 from weft.foundation.seeds import derive
 from weft.parts.lora import merged, merged_state
-from weft.tasks.task import Batch, Split, Task, mean_loss
+from weft.tasks.support.losses import mean_loss
+from weft.tasks.task import Batch, Split, Task
 from weft.training.averaging import MovingAverage
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimizers import build_optimizers

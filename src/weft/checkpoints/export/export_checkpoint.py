@@ -12,7 +12,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from weft.checkpoints.atomic import atomic_folder, write_tensors
 from weft.checkpoints.convert_checkpoint import ConversionProgress, open_checkpoint
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.huggingface import write_huggingface
@@ -25,6 +24,7 @@ from weft.checkpoints.parity_certificate import (
     random_inputs,
 )
 from weft.data.readers.files import DataError
+from weft.foundation.atomic_files import atomic_folder, write_tensors
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.checkpoints.atomic import write_text
 from weft.checkpoints.convert_checkpoint import ConversionProgress
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.tokenizer_files import write_tokenizer
@@ -17,6 +16,7 @@ from weft.checkpoints.families.family import Family
 from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.checkpoints.task_facts import FILTERS, POOLS
+from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.checkpoints.atomic import write_text
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.export.onnx_graphs import (
     DecoderGraph,
@@ -27,6 +26,7 @@ from weft.checkpoints.export.onnx_graphs import (
     make_exportable,
 )
 from weft.checkpoints.export.tokenizer_files import write_tokenizer
+from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import build

@@ -8,10 +8,10 @@ from pathlib import Path
 from tokenizers import Tokenizer as Engine
 from tokenizers import processors
 
-from weft.checkpoints.atomic import write_text
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.formats.vocabulary import text_frame
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foundation.atomic_files import write_text
 from weft.foundation.spec import Tree
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from weft.foundation.numerics import widen
 from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.task import Loss
+from weft.tasks.task import Loss, Split, Task
 
 # Above so many logits they are made chunk by chunk; below, one product is faster.
 WHOLE = 16_000_000
@@ -69,3 +70,25 @@ def auxiliary_loss(output: Output) -> Tensor | None:
         if name in output.auxiliary
     ]
     return torch.stack(found).sum() if found else None
+
+
+def mean_loss(task: Task, module: nn.Module, split: Split, size: int, most: int | None = None) -> float:
+    """Nats per answer over a split, or over about `most` tokens of it in evenly spread batches; in evaluation mode."""
+    training = module.training
+    module.eval()
+    device = next(module.parameters()).device
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for examples in spread(split.batches(size, None), most, split.tokens):
+            loss = task.loss(module, split.batch(examples).to(device))
+            total, count = total + float(loss.total), count + loss.count
+    module.train(training)
+    return total / max(count, 1)
+
+
+def spread(batches: Sequence[Sequence[int]], most: int | None, tokens: int) -> Sequence[Sequence[int]]:
+    """All batches, or so many of them, evenly spread, that they hold about `most` of `tokens`."""
+    if most is None or tokens <= most:
+        return batches
+    wanted = max(1, round(len(batches) * most / tokens))
+    return [batches[number * len(batches) // wanted] for number in range(wanted)]

@@ -1,4 +1,4 @@
-"""`weft eval` and `weft predict`: a run evaluated and used."""
+"""`weft predict`: a run's answers to inputs."""
 
 from __future__ import annotations
 
@@ -6,62 +6,79 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.markup import escape
+import typer
 
-from weft.cli.terminal import bars, console, print_json
-from weft.cli.train import print_metrics
+from weft.cli.app import AsJson, Device, Quantize, app
 from weft.foundation.errors import WeftError
-from weft.foundation.spec import Tree
-from weft.runs.run import Run, load
-from weft.tasks.support.few_shot import METRIC as FEW_SHOT_METRIC
-from weft.tasks.task import SAMPLE, Answer
+
+if TYPE_CHECKING:
+    from weft.runs.run import Run
+    from weft.tasks.task import Answer
+
 
 MOST = 8
 
 
-def run_eval(
-    run: Path,
-    data: Sequence[str],
-    shots: dict[str, Any],
-    changes: Tree,
-    device: str | None,
-    quantize: str | None,
-    as_json: bool,
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts, or paths of images and tables; lines of stdin if left out.", metavar="INPUT"),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 takes the most probable token.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample among the most probable tokens that reach this probability together.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Leave out tokens below this share of the highest probability.")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(help="Number of beam search hypotheses.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Largest number of new tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    samples: Annotated[int, typer.Option(help="Number of answers per input.")] = 1,
+    repetition: Annotated[
+        float, typer.Option(help="Repetition penalty: above 1, repeated tokens are less probable.")
+    ] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; repeatable.")] = None,
+    speculative: Annotated[
+        bool, typer.Option(help="Speculative decoding by prompt lookup: faster where texts repeat themselves.")
+    ] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
+    overflow: Annotated[
+        str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
+    ] = "slide",
+    quantize: Quantize = None,
+    device: Device = None,
+    as_json: AsJson = False,
 ) -> None:
-    """The task's metrics on held-out data; with `shots` the labels that a language model gives."""
-    other = next((name for name in changes if not name.startswith("data.")), None)
-    if other is not None:
-        raise WeftError(f"--set {other}: a run is evaluated as it is; only the reading can be set: data.columns=a,b")
-    opened = load(run, device, quantize)  # type: ignore[arg-type]
-    known = _trained_on(opened, data)
-    if known:
-        sys.stderr.write(f"note: the run was trained on {', '.join(known)}: other data would tell more\n")
-    options = {name.removeprefix("data."): value for name, value in changes.items()}
-    found = opened.evaluate(list(data), options=options, **shots)
-    main = FEW_SHOT_METRIC if shots else opened.task.metric
-    if as_json:
-        print_json({**found, "metric": main})
-        return
-    out = console()
-    out.print(f"[bold]{escape(str(run))}[/bold] on {escape(', '.join(data))}")
-    print_metrics(out, found, main)
+    """Predict: text -> continuation, sentence -> translation, image -> label, table -> forecast.
 
-
-def _trained_on(run: Run, data: Sequence[str]) -> list[str]:
-    """Those of the files that the run learned from, or that lie in a folder it did, unless their end was held out."""
-    if run.task.evaluates_on_tail:
-        return []
-    sources = [Path(source).resolve() for source in run.spec.sources if not source.startswith(SAMPLE)]
-    given = [name for name in data if not name.startswith(SAMPLE)]
-    return [name for name in given if any(Path(name).resolve().is_relative_to(source) for source in sources)]
+    \b
+    Examples:
+      weft predict runs/book "Once upon a time" --max-tokens 80 --seed 1
+      weft predict runs/digits seven.png three.png --json
+      cat sentences.txt | weft predict runs/ende --beam 5
+      weft predict runs/book "Once upon a time" --quantize int8 --stop "The end"
+    """
+    how: dict[str, object] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "beam": beam}
+    how |= {"max_tokens": max_tokens, "seed": seed, "samples": samples}
+    how |= {"repetition": repetition, "stop": stop, "speculative": speculative, "chat": chat, "overflow": overflow}
+    run_predict(run, inputs or [], how, device, quantize, as_json)
 
 
 def run_predict(
     run: Path, inputs: Sequence[str], how: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
 ) -> None:
     """Answers to all inputs; without any, each line of stdin is one."""
+    from weft.cli.terminal import console, print_json
+    from weft.runs.run import load
+
     given = list(inputs) or _lines()
     if not given:
         raise WeftError(
@@ -123,6 +140,8 @@ def _lines() -> list[str]:
 
 def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:
     """The answer; after its input where it continues it, or where there are many."""
+    from weft.cli.terminal import bars
+
     shown = answer.output if isinstance(answer.output, str) else _readable(answer.output)
     if continues:
         out.print(f"{answer.input}{shown}", markup=False, soft_wrap=True)

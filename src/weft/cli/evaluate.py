@@ -1,0 +1,116 @@
+"""`weft eval`: a run's metrics on other data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.app import AsJson, Device, Quantize, app
+from weft.foundation.errors import WeftError
+
+if TYPE_CHECKING:
+    from weft.foundation.spec import Tree
+    from weft.runs.run import Run
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    data: Annotated[
+        list[str],
+        typer.Argument(
+            help="Data that the run was not trained on: files, or sample: for built-in data.", metavar="DATA"
+        ),
+    ],
+    shots: Annotated[
+        int | None,
+        typer.Option(help="A language model labels texts after K examples in its prompt.", metavar="K"),
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="With --shots: words for the labels, in the order of the labels.", metavar="A,B")
+    ] = None,
+    examples: Annotated[
+        Path | None,
+        typer.Option(help="With --shots: file that examples are drawn from; DATA if left out.", metavar="FILE"),
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="With --shots: format of an example, such as 'Review: {text}\\nMood: {label}'.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="With --shots: seed of the drawn examples.")] = 0,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set", help="Change how data are read, such as data.columns=text,mood; repeatable.", metavar="DATA.B=C"
+        ),
+    ] = [],  # noqa: B006
+    quantize: Quantize = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the task's metrics on data that the run was not trained on.
+
+    \b
+    Examples:
+      weft eval runs/book other-book.txt
+      weft eval runs/ende test.en test.de --json
+      weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive --prompt 'Review: {text}\\nMood: {label}'
+    """
+    from weft.cli.settings import read_settings
+
+    more: dict[str, object] = {"examples": examples}
+    more["labels"] = None if labels is None else [word.strip() for word in labels.split(",")]
+    more |= {"prompt": None if prompt is None else prompt.replace("\\n", "\n"), "seed": seed}
+    if shots is None and any(more.values()):
+        raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
+    few_shot = {} if shots is None else {"shots": shots, **more}
+    run_eval(run, data, few_shot, read_settings(settings), device, quantize, as_json)
+
+
+def run_eval(
+    run: Path,
+    data: Sequence[str],
+    shots: dict[str, Any],
+    changes: Tree,
+    device: str | None,
+    quantize: str | None,
+    as_json: bool,
+) -> None:
+    """The task's metrics on held-out data; with `shots` the labels that a language model gives."""
+    from rich.markup import escape
+
+    from weft.cli.metrics import print_metrics
+    from weft.cli.terminal import console, print_json
+    from weft.runs.run import load
+    from weft.tasks.support.few_shot import METRIC as FEW_SHOT_METRIC
+
+    other = next((name for name in changes if not name.startswith("data.")), None)
+    if other is not None:
+        raise WeftError(f"--set {other}: a run is evaluated as it is; only the reading can be set: data.columns=a,b")
+    opened = load(run, device, quantize)  # type: ignore[arg-type]
+    known = _trained_on(opened, data)
+    if known:
+        sys.stderr.write(f"note: the run was trained on {', '.join(known)}: other data would tell more\n")
+    options = {name.removeprefix("data."): value for name, value in changes.items()}
+    found = opened.evaluate(list(data), options=options, **shots)
+    main = FEW_SHOT_METRIC if shots else opened.task.metric
+    if as_json:
+        print_json({**found, "metric": main})
+        return
+    out = console()
+    out.print(f"[bold]{escape(str(run))}[/bold] on {escape(', '.join(data))}")
+    print_metrics(out, found, main)
+
+
+def _trained_on(run: Run, data: Sequence[str]) -> list[str]:
+    """Those of the files that the run learned from, or that lie in a folder it did, unless their end was held out."""
+    from weft.tasks.task import SAMPLE
+
+    if run.task.evaluates_on_tail:
+        return []
+    sources = [Path(source).resolve() for source in run.spec.sources if not source.startswith(SAMPLE)]
+    given = [name for name in data if not name.startswith(SAMPLE)]
+    return [name for name in given if any(Path(name).resolve().is_relative_to(source) for source in sources)]
