@@ -35,10 +35,8 @@ HALF_TOLERANCE = 2e-2  # where a model itself rounds activations to half precisi
 UPCAST_WHOLE = 1 << 28  # weights; smaller models are upcast as a whole
 UPCAST_AT_ONCE = 1 << 22  # weights of a larger model that are upcast at once
 ROWS, TOKENS, TARGETS = 2, 24, 7
-TOKENS_PAST_WINDOW, AFFORDABLE_PRODUCTS = (
-    8,
-    4e10,
-)  # weights x tokens that take about a second
+TOKENS_PAST_WINDOW = 8
+AFFORDABLE_PRODUCTS = 4e10  # weights x tokens, which take about a second
 AUTO_CLASSES = {
     "text": "AutoModelForCausalLM",
     "translation": "AutoModelForSeq2SeqLM",
@@ -72,12 +70,12 @@ def certify_parity(found: ForeignCheckpoint, run: Path) -> tuple[ParityCertifica
         return None, "the library transformers is not installed"
     inputs, large = random_inputs(found.spec), found.parameters > UPCAST_WHOLE
     with torch.inference_mode():
-        ours = _ask_ours(found, run, inputs, large)
+        ours = _our_output(found, run, inputs, large)
     try:
         with _quiet(), torch.inference_mode():
             import transformers
 
-            theirs = _ask_theirs(transformers, found, inputs, large)
+            theirs = _their_output(transformers, found, inputs, large)
     except Exception as error:  # the other library's own errors are not the checkpoint's fault
         reason = str(error).strip().splitlines()[0][:120] if str(error).strip() else ""
         return None, f"transformers cannot run it ({type(error).__name__}: {reason})"
@@ -102,20 +100,20 @@ def random_inputs(spec: AnySpec) -> dict[str, Tensor]:
     if isinstance(spec, VisionSpec):
         return {"images": torch.randn(ROWS, spec.channels, spec.image, spec.image, generator=random)}
     body: Any = spec.input if isinstance(spec, EncoderSpec) else spec
-    given = {"tokens": tokens(body.vocabulary, min(spec.length, _enough(spec)))}
+    given = {"tokens": tokens(body.vocabulary, min(spec.length, _input_length(spec)))}
     if isinstance(spec, EncoderDecoderSpec):
         given["target"] = tokens(spec.vocabulary, min(spec.length, TARGETS))
     return given
 
 
-def _enough(spec: AnySpec) -> int:
+def _input_length(spec: AnySpec) -> int:
     """Number of tokens, enough to exceed every window."""
     windows = [getattr(mixer, "window", None) or 0 for mixer in getattr(spec, "mixer", ())]
     wanted = max(windows, default=0) + TOKENS_PAST_WINDOW
     return max(TOKENS, wanted if wanted * estimate(spec).parameters < AFFORDABLE_PRODUCTS else 0)
 
 
-def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor], large: bool) -> Tensor:
+def _their_output(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor], large: bool) -> Tensor:
     name = AUTO_CLASSES.get(found.task, found.architecture)
     if not found.source.is_file():
         where: dict[str, Any] = {"pretrained_model_name_or_path": model_folder(found.source)}
@@ -132,14 +130,14 @@ def _ask_theirs(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tensor
     with upcast_weights(model):
         if "images" in inputs:
             seen = model(pixel_values=inputs["images"])
-            return (seen.last_hidden_state if _bare(found) else seen.logits).clone()
+            return (seen.last_hidden_state if _compares_hidden(found) else seen.logits).clone()
         if "target" in inputs:
             return model(input_ids=inputs["tokens"], decoder_input_ids=inputs["target"]).logits.clone()
         answer = model(input_ids=inputs["tokens"])
-        return (answer.last_hidden_state if _bare(found) else answer.logits).clone()
+        return (answer.last_hidden_state if _compares_hidden(found) else answer.logits).clone()
 
 
-def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], large: bool) -> Tensor:
+def _our_output(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], large: bool) -> Tensor:
     model = build(found.spec, device="meta")
     model.load_state_dict(RunFolder(run).read_model(), assign=True)
     model = model.eval() if large else model.eval().float()
@@ -147,10 +145,10 @@ def _ask_ours(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], la
         if "target" in inputs:
             return model(inputs["tokens"], inputs["target"]).logits.clone()
         output = model(*inputs.values())
-        return (output.hidden if _bare(found) else output.logits).clone()
+        return (output.hidden if _compares_hidden(found) else output.logits).clone()
 
 
-def _bare(found: ForeignCheckpoint) -> bool:
+def _compares_hidden(found: ForeignCheckpoint) -> bool:
     """Whether hidden states are compared, because there are no classes."""
     return found.task == "embedding" or (isinstance(found.spec, VisionSpec) and found.spec.classes is None)
 
@@ -172,7 +170,7 @@ def upcast_weights(model: nn.Module) -> Iterator[None]:
             part.forward = _linear(part)  # type: ignore[method-assign, assignment]
             undo.append(lambda part=part: part.__dict__.pop("forward"))  # type: ignore[misc]
         else:
-            undo += _widen_calls(part, own)
+            undo += _upcast_when_called(part, own)
     try:
         yield
     finally:
@@ -180,7 +178,7 @@ def upcast_weights(model: nn.Module) -> Iterator[None]:
             step()
 
 
-def _in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear_in_parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b in float32, some rows of W at a time."""
     rows = max(1, UPCAST_AT_ONCE // max(1, weight.shape[1]))
     x = torch.cat([F.linear(x.float(), some.float()) for some in weight.split(rows)], dim=-1)
@@ -188,14 +186,14 @@ def _in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _linear(part: nn.Linear) -> Callable[[Tensor], Tensor]:
-    return lambda x: _in_pieces(x, part.weight, part.bias)
+    return lambda x: _linear_in_parts(x, part.weight, part.bias)
 
 
 def _tied(part: TiedHead) -> Callable[..., Tensor]:
-    return lambda hidden, embedding: _in_pieces(hidden * part.scale, embedding.weight, part.bias)
+    return lambda hidden, embedding: _linear_in_parts(hidden * part.scale, embedding.weight, part.bias)
 
 
-def _widen_calls(part: nn.Module, own: list[nn.Parameter]) -> list[Callable[[], object]]:
+def _upcast_when_called(part: nn.Module, own: list[nn.Parameter]) -> list[Callable[[], object]]:
     kept = [weight.data for weight in own]
 
     def widen(*_: object) -> None:

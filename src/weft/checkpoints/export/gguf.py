@@ -139,7 +139,7 @@ def _pieces(run: ExportSource, rows: list[WeightRow], name: str, config: Tree, k
     rope = config.get("rope_parameters", {})
     if rope.get("rope_type") == "llama3":
         size = int(config["head_dim"])
-        yield GGUFTensor("rope_freqs.weight", (size // 2,), "F32", lambda: _stretching(rope, size))
+        yield GGUFTensor("rope_freqs.weight", (size // 2,), "F32", lambda: _rope_factors(rope, size))
 
 
 def _name(architecture: str, theirs: str) -> str:
@@ -175,7 +175,7 @@ def _kind(name: str, shape: Shape, wanted: str) -> str:
     return "F16" if wanted == "q8_0" and shape[-1] % 32 else wanted.upper()
 
 
-def _stretching(rope: Tree, size: int) -> Tensor:
+def _rope_factors(rope: Tree, size: int) -> Tensor:
     """The factor by which each rotary frequency is reduced."""
     plain = torch.zeros(1, dtype=torch.float64)
     base, scaling = float(rope["rope_theta"]), Llama3(float(rope["factor"]), *LLAMA3)

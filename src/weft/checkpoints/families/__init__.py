@@ -84,9 +84,9 @@ def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
             return family, config
         if back.family == plain.family:
             reasons.append(f"{family.name}: {_difference(plain.to_tree(), back.to_tree())}")
-    told = "; ".join(reasons[:3]) or _obstacle(spec)
+    reason = "; ".join(reasons[:3]) or _obstacle(spec)
     other = ALTERNATIVES.get(spec.family, "keep it as a run")
-    raise WeftError(f"this model maps to no architecture of another library ({told}): {other}")
+    raise WeftError(f"this model maps to no architecture of another library ({reason}): {other}")
 
 
 def _in_turn(first: str | None) -> Iterator[Family]:

@@ -183,7 +183,7 @@ def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
     base = given.number("rope.freq_base", 10_000.0)
     kind = given.get("rope.scaling.type", "none")
     if "rope_freqs.weight" in file.tensors:
-        return _stretched(file, base, size)
+        return _llama3_scaling(file, base, size)
     if kind == "none":
         return {"rope_type": "default", "rope_theta": base}
     if kind == "linear":
@@ -191,7 +191,7 @@ def _rope(given: Config, file: GGUFFile, size: int) -> dict[str, Any]:
     raise DataError(f"{given.name} scales rotary positions by {kind!r:.40}: Weft has none, linear and llama3")
 
 
-def _stretched(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
+def _llama3_scaling(file: GGUFFile, base: float, size: int) -> dict[str, Any]:
     """The parameters of Llama 3's scaling that give these factors: all its models share low 1, high 4 and 8192."""
     factors = file.read("rope_freqs.weight").double()
     plain = torch.zeros(1, dtype=torch.float64)

@@ -48,7 +48,7 @@ def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
             raise DataError(
                 f"{name} splits texts as {given.get('pre')!r:.40} does, which Weft does not know: use the folder"
             )
-        engine = _merging(name, tokens, given.get("merges"), way)
+        engine = _byte_level_bpe(name, tokens, given.get("merges"), way)
     elif kind == "llama":
         pieces = list(zip(tokens, map(float, scores), map(int, kinds), strict=True))
         engine = from_sentencepiece(SentencePieceModel(pieces, BPE, bool(given.get("add_space_prefix", True))))
@@ -79,7 +79,7 @@ def _frame(given: Mapping[str, Any], key: str, default: bool, count: int) -> tup
     return (index,) if index is not None and given.get(f"add_{key}_token", default) else ()
 
 
-def _merging(name: str, tokens: Sequence[str], merges: Any, way: PreTokenization) -> Engine:
+def _byte_level_bpe(name: str, tokens: Sequence[str], merges: Any, way: PreTokenization) -> Engine:
     """Byte-level BPE: GPT-2's, SmolLM2's, Llama 3's, Qwen's."""
     if not isinstance(merges, list) or not all(isinstance(m, str) and m.count(" ") == 1 for m in merges):
         raise DataError(f"{name} has no merges that can be read (tokenizer.ggml.merges): fetch another file")

@@ -204,10 +204,10 @@ def _from_folders(folders: Sequence[Path], size: SquareSide, learn: bool) -> Lab
     sizes_and_colors = [_peek(path) for path in files]
     channels = 3 if any(color for _, color in sizes_and_colors) else 1
     resize_crop = size if isinstance(size, ResizeCrop) else None
-    chosen = choose_side([look for look, _ in sizes_and_colors]) if size == "auto" else size
+    chosen = choose_side([size for size, _ in sizes_and_colors]) if size == "auto" else size
     side = chosen.side if isinstance(chosen, ResizeCrop) else chosen
     square = None if side is None else (side, side)
-    shape = square or _expect_one_size([look for look, _ in sizes_and_colors], [str(path) for path in files])
+    shape = square or _expect_one_size([size for size, _ in sizes_and_colors], [str(path) for path in files])
     pixels = PixelFiles(tuple(files), shape, channels, resize_crop)
     held = pixels if math.prod(pixels.shape) > IN_MEMORY_BYTES else pixels[:]
     return LabeledImages(held, labels, classes, channels, size == "auto" and side is not None)

@@ -31,7 +31,7 @@ def stdlib(seed: int, size: int) -> Sample[str]:
     manual, sources = _manual(), _source_files()
     random.shuffle(manual)
     random.shuffle(sources)
-    pages, files = _told_once(manual), (text for path in sources if (text := _read(path)))
+    pages, files = _without_repeats(manual), (text for path in sources if (text := _read(path)))
     train, validation = (_mixture(pages, files, length) for length in (size, validation_size(size, 100)))
     if not validation:
         raise DataError(f"the standard library here is shorter than {size} characters: ask for a smaller size")
@@ -64,12 +64,12 @@ def _manual() -> list[str]:
     return [topics[name] for name in sorted(topics)]
 
 
-def _told_once(documents: list[str]) -> Iterator[str]:
+def _without_repeats(documents: list[str]) -> Iterator[str]:
     """Documents without paragraphs of earlier ones: topics of the manual quote each other."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for document in documents:
-        paragraphs = [text for text in document.split("\n\n") if text.strip() and text not in told]
-        told.update(text for text in paragraphs if len(text) > 40)
+        paragraphs = [text for text in document.split("\n\n") if text.strip() and text not in seen]
+        seen.update(text for text in paragraphs if len(text) > 40)
         if paragraphs:
             yield "\n\n".join(paragraphs).strip() + "\n\n"
 

@@ -18,7 +18,7 @@ class RenderedChat(NamedTuple):
     answers: AnswerSpans
 
 
-class ChatWriter(Protocol):
+class ChatRenderer(Protocol):
     """Renders chats as a model was trained to read them."""
 
     def training_texts(self, messages: Messages) -> Sequence[RenderedChat]:
@@ -37,7 +37,7 @@ class PromptFormatProtocol(Protocol):
         """Ids at which a text stops; empty where the tokenizer's own stop token is used."""
 
     @property
-    def chat(self) -> ChatWriter | None:
+    def chat(self) -> ChatRenderer | None:
         """Renders chats; None where each role has a token of its own."""
 
     def to_tree(self) -> Tree:

@@ -33,8 +33,7 @@ StoreProgress = Callable[[int], None]
 def store_name(
     paths: Sequence[str | Path], tokenizer: Tokenizer, prompt_format: PromptFormatProtocol | None = None
 ) -> str:
-    """A name that changes with the content of any file, their order and kind, the tokenizer or the prompt
-    format."""
+    """A digest of the files' content, order and kind, of the tokenizer and of the prompt format."""
     known = {} if prompt_format is None else prompt_format.to_tree()
     more = [json.dumps(known, sort_keys=True)] if known else []
     whole = hashlib.sha256(json.dumps([FORMAT, tokenizer.engine.to_str(), *more]).encode())
@@ -71,7 +70,7 @@ def make_store(
     """The header of the store in `folder`, which is made unless it exists; a second process waits for the first."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with _store_lock(folder):
             header = read_store_header(folder)
             if header is None:
                 for left in (folder, *folder.parent.glob(f".{folder.name}.*.new")):
@@ -157,7 +156,7 @@ class StoreWriter:
         chats = "answers" in self.files or bool(self.before) or any(p.role or p.answers is not None for p in batch)
         if chats:
             self._open_answers()
-        written = self._written([chunk for chunk in batch if chunk.answers is not None])
+        written = self._encode_rendered([chunk for chunk in batch if chunk.answers is not None])
         end = 0
         for chunk, count in zip(batch, counts.tolist(), strict=True):
             first, end = end, end + count
@@ -192,14 +191,14 @@ class StoreWriter:
         try:
             return self.encode(["" if p.answers is not None else text for p, text in zip(batch, texts, strict=True)])
         except (UnicodeEncodeError, TypeError):
-            raise _half_pair(batch[0]) from None
+            raise _surrogate_error(batch[0]) from None
 
-    def _written(self, chunks: Sequence[TextChunk]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
+    def _encode_rendered(self, chunks: Sequence[TextChunk]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
         """Ids of rendered chats, and runs of tokens that count or not; a token belongs where it ends."""
         try:
             found = self.tokenizer.engine.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
-            raise _half_pair(chunks[0]) from None
+            raise _surrogate_error(chunks[0]) from None
         for chunk, one in zip(chunks, found, strict=True):
             flags = (any(first < end <= last for first, last in chunk.answers or ()) for _, end in one.offsets)
             runs = [(flag, len(list(run))) for flag, run in groupby(flags)]
@@ -271,7 +270,7 @@ def _counted_bytes(chunk: TextChunk) -> int:
     return count_bytes(chunk.text) if chunk.role in (None, CHAT_ROLES[-1]) else 0
 
 
-def _half_pair(chunk: TextChunk) -> DataError:
+def _surrogate_error(chunk: TextChunk) -> DataError:
     return DataError(
         f"a text near document {chunk.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
         "remove escapes from \\ud800 to \\udfff that stand alone"
@@ -279,7 +278,7 @@ def _half_pair(chunk: TextChunk) -> DataError:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _store_lock(folder: Path) -> Iterator[None]:
     """Wait until no other process makes this store; the system releases the lock even after a kill."""
     with folder.with_name(f".{folder.name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

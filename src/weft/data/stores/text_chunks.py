@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft.data.readers.files import BLOCK_SIZE, DataError, find_files, name_suffix, open_bytes, read_blocks
 from weft.data.readers.texts import TEXT_SUFFIXES, Chat, read_documents
-from weft.data.stores.prompt_format_protocol import AnswerSpans, ChatWriter, RenderedChat
+from weft.data.stores.prompt_format_protocol import AnswerSpans, ChatRenderer, RenderedChat
 from weft.foundation.errors import WeftError
 
 CHUNK_SIZE = 1 << 14  # characters
@@ -35,7 +35,7 @@ class TextChunk:
 
 
 def read_chunks(
-    paths: Sequence[str | Path], size: int = CHUNK_SIZE, chat: ChatWriter | None = None
+    paths: Sequence[str | Path], size: int = CHUNK_SIZE, chat: ChatRenderer | None = None
 ) -> Iterator[TextChunk]:
     """All texts in order, in chunks of at most `size` characters; empty documents are skipped.
 
@@ -45,7 +45,7 @@ def read_chunks(
     for path in find_files(paths, TEXT_SUFFIXES):
         for document in read_documents([path]) if name_suffix(path) in ROW_SUFFIXES else [read_blocks(path)]:
             if isinstance(document, Chat) and chat is not None:
-                for text, answers in _written(chat, document, path):
+                for text, answers in _render_chat(chat, document, path):
                     yield TextChunk(number, text, answers=answers)
                     number += 1
             elif isinstance(document, Chat):
@@ -57,7 +57,7 @@ def read_chunks(
                 number += 1
 
 
-def _written(chat: ChatWriter, document: Chat, path: Path) -> list[RenderedChat]:
+def _render_chat(chat: ChatRenderer, document: Chat, path: Path) -> list[RenderedChat]:
     messages = [{"role": role, "content": content} for role, content in document.messages]
     try:
         return [found for found in chat.training_texts(messages) if found.text]
@@ -81,7 +81,7 @@ def chunk_text(blocks: Iterable[str], size: int) -> Iterator[str]:
         rest += block
         first = 0
         while len(rest) - first > size:
-            last = _cut(rest, first, first + size)
+            last = _cut_position(rest, first, first + size)
             yield rest[first:last]
             first = last
         rest = rest[first:]
@@ -89,7 +89,7 @@ def chunk_text(blocks: Iterable[str], size: int) -> Iterator[str]:
         yield rest
 
 
-def _cut(text: str, first: int, last: int) -> int:
+def _cut_position(text: str, first: int, last: int) -> int:
     """The last good position to cut after `first`, up to `last`; `last` itself if there is none."""
     for pattern in CUT_PATTERNS:
         search = re.compile(pattern)

@@ -94,12 +94,12 @@ def from_wordpiece(file: Path, lower: bool | None = None) -> Engine:
 
 def from_sentencepiece(model: SentencePieceModel) -> Engine:
     """BPE (Llama) or unigram (T5), by the model's type."""
-    engine = _merging(model) if model.model_type == BPE else _likeliest(model, model.pieces)
+    engine = _bpe_engine(model) if model.model_type == BPE else _unigram_engine(model, model.pieces)
     engine.add_special_tokens([piece for piece, _, kind in model.pieces if kind in (CONTROL, UNKNOWN)])
     return engine
 
 
-def _merging(model: SentencePieceModel) -> Engine:
+def _bpe_engine(model: SentencePieceModel) -> Engine:
     """A SentencePiece BPE. A piece's merges are its splits into two known pieces, ranked by its score."""
     vocabulary = {piece: index for index, (piece, _, _) in enumerate(model.pieces)}
     ranked = sorted(
@@ -119,7 +119,7 @@ def _merging(model: SentencePieceModel) -> Engine:
     return engine
 
 
-def _likeliest(model: SentencePieceModel, pieces: Sequence[tuple[str, float, int]]) -> Engine:
+def _unigram_engine(model: SentencePieceModel, pieces: Sequence[tuple[str, float, int]]) -> Engine:
     """A SentencePiece unigram model: characters normalized, spaces squeezed, then the most likely pieces."""
     unknown = next((index for index, (_, _, kind) in enumerate(pieces) if kind == UNKNOWN), None)
     falls_back = any(kind == BYTE for _, _, kind in pieces)
@@ -149,7 +149,7 @@ def from_marian(file: Path, vocabulary_file: Path) -> Engine:
         known = name in scores or name in specials or len(name) == 1
         score = scores.get(name, 0.0 if name in specials or not known else least)
         pieces.append((name if known else ABSENT_MARK + name, score, UNKNOWN if name == "<unk>" else NORMAL))
-    engine = _likeliest(model, pieces)
+    engine = _unigram_engine(model, pieces)
     engine.add_special_tokens(specials)
     if "</s>" in vocabulary:
         engine.post_processor = processors.TemplateProcessing(

@@ -118,5 +118,5 @@ class TokensPanel(Panel):
             x + width / 2, y + 0.15, token_label(self.tokens[number]), ha="center", va="center", fontsize=10, color=ink
         )
         if self.below:
-            said = token_label(self.below[number])
-            axes.text(x + width / 2, y + 0.38, said, ha="center", va="center", fontsize=7.5, color=GRAY)
+            label = token_label(self.below[number])
+            axes.text(x + width / 2, y + 0.38, label, ha="center", va="center", fontsize=7.5, color=GRAY)

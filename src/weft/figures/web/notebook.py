@@ -104,9 +104,9 @@ def _attention(panel: AttentionPanel, go: Any) -> Any:
         )
     whole = panel.maps.picture(*every[0][0]).shape == (T, S)
     given = {"x": unique_labels(panel.columns), "y": unique_labels(panel.rows)} if whole else {}
-    told = "%{y} looks at %{x}: %{z:.4f}<extra></extra>"
+    hover = "%{y} looks at %{x}: %{z:.4f}<extra></extra>"
     heat = go.Heatmap(
-        z=panel.maps.picture(*every[0][0]), colorscale=plotly_colors("share"), hovertemplate=told, **given
+        z=panel.maps.picture(*every[0][0]), colorscale=plotly_colors("share"), hovertemplate=hover, **given
     )
     figure.add_trace(heat, row=1, col=2)
     entries = []
@@ -144,10 +144,10 @@ def _bundles(panel: AttentionPanel, choice: tuple[int, ...]) -> list[tuple[list[
 
 def _table(panel: TablePanel, go: Any) -> Any:
     every = list_choices(panel.axes())
-    told = f"{panel.row_name} %{{y}}<br>{panel.column_name} %{{x}}<br>%{{z:.4f}}<extra></extra>"
+    hover = f"{panel.row_name} %{{y}}<br>{panel.column_name} %{{x}}<br>%{{z:.4f}}<extra></extra>"
     rows, columns = unique_labels(panel.rows), unique_labels(panel.columns)
     low, high = value_range(panel.values, panel.scale)
-    heat = {"colorscale": plotly_colors(panel.scale), "zmin": low, "zmax": high, "hovertemplate": told}
+    heat = {"colorscale": plotly_colors(panel.scale), "zmin": low, "zmax": high, "hovertemplate": hover}
     if panel.words is not None:
         heat |= {
             "text": [[escape(visible_token(word), quote=False) for word in row] for row in panel.words],
@@ -186,13 +186,13 @@ def _tokens(panel: TokensPanel, go: Any) -> Any:
     every = list_choices(panel.axes())
     below = panel.below or ("",) * len(panel.tokens)
     names = [
-        f"{name}<br>{said}" if said else name for name, said in zip(unique_labels(panel.tokens), below, strict=True)
+        f"{name}<br>{text}" if text else name for name, text in zip(unique_labels(panel.tokens), below, strict=True)
     ]
     values = np.stack([panel.weights[choice] for choice, _ in every])
     low, high = value_range(values, panel.scale)
     style = {"colorscale": plotly_colors(panel.scale), "zmin": low, "zmax": high}
-    told = "%{x}<br>%{y}: %{z:.4f}<extra></extra>"
-    figure = go.Figure(go.Heatmap(z=values, x=names, y=[name for _, name in every], hovertemplate=told, **style))
+    hover = "%{x}<br>%{y}: %{z:.4f}<extra></extra>"
+    figure = go.Figure(go.Heatmap(z=values, x=names, y=[name for _, name in every], hovertemplate=hover, **style))
     figure.update_yaxes(autorange="reversed")
     figure.update_layout(height=22 * len(every) + 220)
     return figure

@@ -131,8 +131,8 @@ def _strips(go: Any, attention: Array, axes: tuple[Axis, ...], steps: int) -> An
     every = list_choices(axes)
     values = np.stack([attention[choice] for choice, _ in every])
     places = (np.arange(values.shape[1]) + 0.5) * steps / values.shape[1] - 0.5
-    told = "step %{x:.0f}, %{y}: %{z:.4f}<extra></extra>"
+    hover = "step %{x:.0f}, %{y}: %{z:.4f}<extra></extra>"
     names = [name for _, name in every]
     return go.Heatmap(
-        x=places, y=names, z=values, colorscale=plotly_colors("share"), showscale=False, hovertemplate=told
+        x=places, y=names, z=values, colorscale=plotly_colors("share"), showscale=False, hovertemplate=hover
     )
