@@ -50,6 +50,7 @@ bench: $(READY)
 
 docs: $(READY)
 	$(BIN)/python docs/parts.py
+	$(BIN)/python docs/architecture.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .coverage

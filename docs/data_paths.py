@@ -48,11 +48,11 @@ class Stacks:
                 self.files.setdefault(str(path))
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Data that is opened; results, which are written beside and then renamed."""
+        """Data that is opened; results that are opened, or written beside and then renamed."""
         if not self.active or event not in ("open", "os.rename"):
             return
         path = str(arguments[0] if event == "open" else arguments[1])
-        if path.endswith(self.inputs if event == "open" else self.results):
+        if path.endswith((*self.inputs, *self.results) if event == "open" else self.results):
             self.take(sys._getframe(1))
 
     def profile(self, frame: FrameType, event: str, called: Any) -> None:
