@@ -51,6 +51,7 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/python docs/parts.py
 	$(BIN)/python docs/architecture.py
+	$(BIN)/python docs/data_paths.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .coverage

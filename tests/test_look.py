@@ -24,7 +24,7 @@ from weft.figures.panels.panel import Axis
 from weft.figures.panels.tables import TablePanel
 from weft.figures.web.array_encoding import decode_array
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.attention_kinds import gold_links
+from weft.inspection.pictures.kinds.attention import gold_links
 from weft.inspection.pictures.look import kinds_of, look, observe, picture_of
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import fitted

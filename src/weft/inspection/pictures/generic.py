@@ -14,13 +14,13 @@ from torch import Tensor
 
 from weft.figures.panels.panel import Panel
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.attention_kinds import alignment_panel, has_alignment
 from weft.inspection.pictures.inputs import LookInput
+from weft.inspection.pictures.kinds.attention import alignment_panel, has_alignment
+from weft.inspection.pictures.kinds.registry import all_attention
 from weft.inspection.pictures.labels import input_labels
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import ImageObservation, Observation, class_tokens, shortened, watched
 from weft.inspection.pictures.panels import Panels, shares_panel, tokens_panel
-from weft.inspection.pictures.picture_kinds import all_attention
 from weft.inspection.pictures.task_picture import GENERIC, PICTURES, TaskPicture
 from weft.inspection.recording.watch import Seen
 

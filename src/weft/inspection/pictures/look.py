@@ -7,12 +7,12 @@ from typing import Any
 from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.explain_kind import explain_panel
 from weft.inspection.pictures.inputs import open_input
+from weft.inspection.pictures.kinds.explain import explain_panel
+from weft.inspection.pictures.kinds.registry import PICTURE_KINDS, PictureKind
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.pictures.panels import pair_panel
-from weft.inspection.pictures.picture_kinds import PICTURE_KINDS, PictureKind
 from weft.inspection.pictures.task_picture import GENERIC, PICTURES
 
 

@@ -40,7 +40,7 @@ PICTURES: Registry[TaskPicture] = Registry(
     "weft.pictures",
     "picture",
     {
-        name: f"weft.inspection.pictures.{name}:PICTURE"
+        name: f"weft.inspection.pictures.tasks.{name}:PICTURE"
         for name in (
             "text",
             "translation",

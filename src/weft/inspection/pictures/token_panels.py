@@ -7,9 +7,9 @@ from typing import Any
 from weft.data.tokenizers.lexicon import split_words
 from weft.figures.panels.attention import AttentionPanel
 from weft.figures.panels.panel import Panel
+from weft.inspection.pictures.kinds.model import has_effects, measure_heads
 from weft.inspection.pictures.labels import input_labels
 from weft.inspection.pictures.look_options import LookOptions
-from weft.inspection.pictures.model_kinds import has_effects, measure_heads
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.pictures.panels import Panels, attention_panel, odd_tag, shares_panel, tokens_panel
 from weft.inspection.recording.watch import Seen

@@ -10,12 +10,12 @@ from weft.data.readers.images import read_image
 from weft.figures.panels.overlays import OverlayPanel
 from weft.figures.panels.panel import Axis
 from weft.foundation.errors import WeftError
-from weft.inspection.pictures.images import saved_image
 from weft.inspection.pictures.inputs import LookInput, SampleExample
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import ImageObservation, Observation, watched
 from weft.inspection.pictures.panels import Panels, head_axis, layer_axis, to_array
 from weft.inspection.pictures.task_picture import TaskPicture
+from weft.inspection.pictures.tasks.images import saved_image
 
 
 def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observation:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from weft.inspection.pictures.inputs import LookInput, SampleExample
+from weft.inspection.pictures.kinds.stream import next_panel
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation, shortened
 from weft.inspection.pictures.panels import Panels, attention_panel
-from weft.inspection.pictures.stream_kinds import next_panel
 from weft.inspection.pictures.task_picture import TaskPicture
 from weft.inspection.recording.watch import watch
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.inspection.pictures.attention_kinds import alignment_panel
 from weft.inspection.pictures.inputs import LookInput, SampleExample
+from weft.inspection.pictures.kinds.attention import alignment_panel
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation, shortened, watched
 from weft.inspection.pictures.panels import Panels, attention_panel

@@ -14,10 +14,10 @@ from weft.foundation.errors import WeftError
 from weft.inspection.analysis.filters import patch_filters, position_similarity
 from weft.inspection.analysis.reach import gradient_reach
 from weft.inspection.interventions.effects import Effects, head_effects, logit_difference
+from weft.inspection.pictures.kinds.stream import has_stream, show_again, spelled
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.pictures.panels import Panels, find_token, odd_tag, to_array
-from weft.inspection.pictures.stream_kinds import has_stream, show_again, spelled
 from weft.inspection.recording.attention_records import Kind
 from weft.parts.embeddings import PatchEmbedding
 

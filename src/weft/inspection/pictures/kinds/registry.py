@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.figures.panels.panel import Panel
-from weft.inspection.pictures import attention_kinds, model_kinds, stream_kinds
-from weft.inspection.pictures.explain_kind import explain_panel
+from weft.inspection.pictures.kinds import attention as attention_kinds
+from weft.inspection.pictures.kinds import model as model_kinds
+from weft.inspection.pictures.kinds import stream as stream_kinds
+from weft.inspection.pictures.kinds.explain import explain_panel
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.pictures.panels import Panels, attention_panel, pair_panel

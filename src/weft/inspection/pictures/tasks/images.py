@@ -10,10 +10,10 @@ from PIL import Image
 from weft.data.readers.images import read_image
 from weft.figures.panels.overlays import OverlayPanel
 from weft.figures.panels.panel import Panel
-from weft.inspection.pictures.attention_kinds import rolled_out
 from weft.inspection.pictures.inputs import LookInput, SampleExample
+from weft.inspection.pictures.kinds.attention import rolled_out
+from weft.inspection.pictures.kinds.model import filters_panel, has_positions, positions_panel
 from weft.inspection.pictures.look_options import LookOptions
-from weft.inspection.pictures.model_kinds import filters_panel, has_positions, positions_panel
 from weft.inspection.pictures.observation import ImageObservation, Observation, class_tokens, watched
 from weft.inspection.pictures.panels import Panels, by_whom, head_axis, layer_axis, received, shares_panel
 from weft.inspection.pictures.task_picture import TaskPicture
