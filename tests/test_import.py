@@ -89,10 +89,8 @@ def test_logits_are_those_of_the_other_library(made, name):
     expected, ours = answers(theirs.to(kind), run.module.to(kind), inputs)
     theirs.float(), run.module.float()
     torch.testing.assert_close(ours, expected, atol=1e-8 if wide else 1e-4, rtol=0)
-    parity_certificate = json.loads((run.folder / "import.json").read_text())["parity_certificate"]
-    assert parity_certificate["outputs"] >= 6 and parity_certificate["difference"] <= 1e-5 * max(
-        1, parity_certificate["largest"]
-    )
+    certificate = json.loads((run.folder / "import.json").read_text())["certificate"]
+    assert certificate["outputs"] >= 6 and certificate["difference"] <= 1e-5 * max(1, certificate["largest"])
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -141,7 +139,7 @@ def test_a_wrong_table_shows_in_the_certificate(tmp_path, monkeypatch):
     with pytest.raises(weft.WeftError, match="logits differ from those of transformers by"):
         convert_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert convert_checkpoint(tmp_path / "folder", tmp_path / "run", certified=False).parity_certificate is None
+    assert convert_checkpoint(tmp_path / "folder", tmp_path / "run", certified=False).certificate is None
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -153,7 +151,7 @@ def test_half_precision_stays_on_the_disk(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(parity_certificate, "UPCAST_WHOLE", 0)  # as a large model: mapped, and widened piece by piece
     monkeypatch.setattr(parity_certificate, "UPCAST_AT_ONCE", 1000)
     made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
-    assert made.parity_certificate.difference < 1e-4 and made.parity_certificate.within > 1e-4
+    assert made.certificate.difference < 1e-4 and made.certificate.within > 1e-4
     assert {tensor.dtype for tensor in load_file(tmp_path / "run" / "model.safetensors").values()} == {kind}
     assert next(weft.load(tmp_path / "run").module.parameters()).dtype == torch.float32
     linear = torch.nn.Linear(3, 5).to(kind)
@@ -191,7 +189,7 @@ def test_other_spellings_of_the_same_weights(tmp_path):
     old = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     old |= {"lm_head.weight": old["wte.weight"].clone(), "h.0.attn.bias": torch.ones(1, 1, 97, 97)}
     save_file(old, tmp_path / "gpt2" / "model.safetensors")
-    assert convert_checkpoint(tmp_path / "gpt2", tmp_path / "run1").parity_certificate.holds
+    assert convert_checkpoint(tmp_path / "gpt2", tmp_path / "run1").certificate.holds
     bert(tmp_path / "bert")
     weights = load_file(tmp_path / "bert" / "model.safetensors")
     swap = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -306,7 +304,7 @@ def test_pictures_are_prepared_as_the_preprocessor_says(tmp_path):
         settings = {"image_processor_type": "ViTImageProcessor", "image_mean": [0.3, 0.4, 0.5], **how}
         settings |= {"image_std": [0.2, 0.25, 0.5], "do_rescale": True, "rescale_factor": 1 / 255, "do_resize": True}
         (tmp_path / "folder" / "preprocessor_config.json").write_text(json.dumps(settings))
-        run = weft.import_checkpoint(tmp_path / "folder", tmp_path / name, parity_certificate=False)
+        run = weft.import_checkpoint(tmp_path / "folder", tmp_path / name, certificate=False)
         picture = Image.open(tmp_path / "picture.png")
         if name == "scaled":
             picture = picture.resize((21, 21), Image.Resampling.BICUBIC)
@@ -338,7 +336,7 @@ def test_a_chat_model_keeps_its_template(tmp_path, place, run):
     else:
         settings["chat_template"] = [{"name": "default", "template": CHATML}]
     (tmp_path / "folder" / "tokenizer_config.json").write_text(json.dumps(settings))
-    found = weft.import_checkpoint(tmp_path / "folder", tmp_path / "run", parity_certificate=False)
+    found = weft.import_checkpoint(tmp_path / "folder", tmp_path / "run", certificate=False)
     expected = "<start>user\nhello<stop><start>assistant<stop>"
     ids = found.task.prompt_format.chat_ids([{"role": "user", "content": "hello"}], found.tokenizer)
     assert found.tokenizer.decode(ids, keep_special=True) == expected and ids[0] == 1
@@ -374,14 +372,14 @@ def test_the_command_and_what_follows(tmp_path, run):
     assert code == 0 and json.loads(out)["broken"] == 0
     code, _, told = run("import", tmp_path / "folder", "--out", tmp_path / "run")
     assert code == 2 and "is there already" in told and told.count("\n") == 1
-    code, out, _ = run("import", tmp_path / "folder", "--out", tmp_path / "again", "--no-parity_certificate")
-    assert code == 0 and "no parity_certificate: it was not asked for" in out
+    code, out, _ = run("import", tmp_path / "folder", "--out", tmp_path / "again", "--no-certificate")
+    assert code == 0 and "no certificate: it was not asked for" in out
 
 
 @pytest.mark.parametrize("make", [bert, roberta, vision, t5, bart], ids=lambda make: make.__name__)
 def test_laws_and_show_on_other_families(tmp_path, run, make):
     make(tmp_path / "folder")
-    assert run("import", tmp_path / "folder", "--out", tmp_path / "run", "--no-parity_certificate")[0] == 0
+    assert run("import", tmp_path / "folder", "--out", tmp_path / "run", "--no-certificate")[0] == 0
     assert run("laws", tmp_path / "run")[0] == 0 and run("show", tmp_path / "run")[0] == 0
 
 
@@ -434,4 +432,4 @@ def test_older_folders_of_sentence_transformers_are_certified_too(tmp_path):
     rows = [{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
     (tmp_path / "folder" / "modules.json").write_text(json.dumps(rows))
     made = convert_checkpoint(tmp_path / "folder", tmp_path / "run")
-    assert made.task == "embedding" and made.parity_certificate is not None and made.parity_certificate.holds
+    assert made.task == "embedding" and made.certificate is not None and made.certificate.holds
