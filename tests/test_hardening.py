@@ -234,7 +234,7 @@ def test_inputs_of_other_types():
         (lambda: weft.build("nano-vit")(torch.zeros(1, 1, 28, 28, dtype=torch.uint8)), "images.float"),
         (lambda: PatchEmbedding(2, 3, 4, ConvolutionStem(3, (5,)))(torch.zeros(1, 1, 8, 8)), "the model takes 3"),
         (lambda: SegmentEmbedding(2, 4)(torch.zeros(1, 3, 4), torch.tensor([[0, 1, 2]])), "0 to 1"),
-        (lambda: SegmentEmbedding(2, 4)(torch.zeros(1, 3, 4), torch.zeros(1, 2)), "one a token"),
+        (lambda: SegmentEmbedding(2, 4)(torch.zeros(1, 3, 4), torch.zeros(1, 2)), "one per token"),
         (lambda: decoder()(TOKENS, mask=Graph(torch.ones(3, 10, 10))), "3 rows for 2"),
         (lambda: weft.build(3), "not from a int"),
         (lambda: weft.build("nano-gpt", device="cuda:3"), "no device"),

@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path, first):
     refused("layers: the weights of", set={"layers": 3})
     refused("data.tokenizer was decided", set={"data.tokenizer": "bytes"})
     refused("give it with --from", set={"training.lora": 2}, base=None)
-    refused("no run folder", base=tmp_path / "nowhere")
+    refused("is not a run folder", base=tmp_path / "nowhere")
     assert not (tmp_path / "out" / "spec.json").exists()
 
 

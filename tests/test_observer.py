@@ -17,6 +17,7 @@ import weft
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import generate
+from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.fast.optimized import optimized, parts_only
 from weft.inference.fast.single_token import SingleTokenStack
@@ -94,7 +95,7 @@ def test_every_event_is_told_with_its_shapes():
         linear(TOKENS)
         vision(torch.randn(2, 1, 12, 12).double())
         gru(TOKENS[:, :4], TOKENS)
-        beam_search(seq2seq, [[1]], Beam(3), max_tokens=3, source=[[5, 6, 7]])
+        beam_search(seq2seq, GenerationRequest([[1]], max_tokens=3, source=[[5, 6, 7]]), Beam(3))
         state = gpt.make_state(2)
         gpt(TOKENS, state=state)
         state.copy()
@@ -247,9 +248,9 @@ def test_native_is_an_option_and_hooks_of_users_are_honored(monkeypatch):
     module = model().float()
     assert optimized(module) is not module and optimized(module, native=False) is module
     prompts = [[3, 1, 4], [1, 5, 9]]
-    written = generate(module, prompts, max_tokens=5)
+    written = generate(module, GenerationRequest(prompts, max_tokens=5))
     source, beams = [[5, 6, 7]], model("nano-seq2seq").float()
-    best = beam_search(beams, [[1]], Beam(2), max_tokens=5, source=source)
+    best = beam_search(beams, GenerationRequest([[1]], max_tokens=5, source=source), Beam(2))
 
     def refuse(*_) -> None:
         raise AssertionError("an optimized stack ran")
@@ -257,16 +258,16 @@ def test_native_is_an_option_and_hooks_of_users_are_honored(monkeypatch):
     for kind in (SingleTokenStack, *SingleTokenStack.__subclasses__()):
         monkeypatch.setattr(kind, "run_blocks", refuse)
     with pytest.raises(AssertionError, match="an optimized stack ran"):
-        generate(module, prompts, max_tokens=5)
+        generate(module, GenerationRequest(prompts, max_tokens=5))
     parts = PrefillOptions(native=False)
-    assert [one.tokens for one in generate(module, prompts, max_tokens=5, prefill=parts)] == [
+    assert [one.tokens for one in generate(module, GenerationRequest(prompts, max_tokens=5, prefill=parts))] == [
         one.tokens for one in written
     ]
-    again = beam_search(beams, [[1]], Beam(2), max_tokens=5, source=source, prefill=parts)
+    again = beam_search(beams, GenerationRequest([[1]], max_tokens=5, source=source, prefill=parts), Beam(2))
     assert [one.tokens for one in again[0]] == [one.tokens for one in best[0]]
     for context in (streams(module), switched_off(module, Head(0, 0)), parts_only(module)):
         with context:
-            generate(module, prompts, max_tokens=2)
+            generate(module, GenerationRequest(prompts, max_tokens=2))
     hook = module.stack.blocks[1].feedforward.register_forward_hook(lambda *_: None)
     assert optimized(module) is module
     hook.remove()
@@ -290,7 +291,7 @@ def test_parts_only_holds_for_all_that_shares_a_part_and_may_be_nested():
 def test_routing_and_streams_see_a_generation_part_by_part():
     module = model("nano-moe").float()
     with routed(module) as routes, streams(module) as found:
-        generate(module, [[3, 1, 4]], max_tokens=3)
+        generate(module, GenerationRequest([[3, 1, 4]], max_tokens=3))
     assert routes.chosen(1).shape == (1, 1, 2) and found.states[-1].shape == (1, 1, 30)
     assert found.read is not None
 
