@@ -27,7 +27,7 @@ class Attention(nn.Module):
     def weigh(self, e: Tensor, allowed: Tensor) -> Tensor:
         return e.masked_fill(~allowed, float("-inf")).softmax(-1)
 
-    def remember(self, past: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, past: Any, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (k, v) if past is None else (torch.cat((past[0], k), 2), torch.cat((past[1], v), 2))
 
     def hide(self, real: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor | None, past: Any) -> tuple[Tensor, Any]:
         q, k, v = (t.unflatten(-1, (H, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        past = k, v = self.remember(past, k, v)
+        past = k, v = self.project_memory(past, k, v)
         allowed = self.allowed(q.shape[2], k.shape[2])
         if real is not None:
             own = torch.eye(q.shape[2], k.shape[2], dtype=torch.bool)
@@ -172,8 +172,8 @@ class UnmaskedWithCache(Attention):
 
 
 class ForgetsOldKeys(Attention):
-    def remember(self, past, k, v):
-        k, v = super().remember(past, k, v)
+    def project_memory(self, past, k, v):
+        k, v = super().project_memory(past, k, v)
         return (k, v) if past is None else (k[:, :, -6:], v[:, :, -6:])
 
 
@@ -184,12 +184,12 @@ class StaleCache(Attention):
 
 
 class CacheInWrongOrder(Attention):
-    def remember(self, past, k, v):
+    def project_memory(self, past, k, v):
         return (k, v) if past is None else (torch.cat((k, past[0]), 2), torch.cat((v, past[1]), 2))
 
 
 class ValuesNotCached(Attention):
-    def remember(self, past, k, v):
+    def project_memory(self, past, k, v):
         if past is None:
             return k, v
         return torch.cat((past[0], k), 2), torch.cat((torch.zeros_like(past[1]), v), 2)

@@ -10,7 +10,8 @@ def write_distribution(folder: Path, name: str, code: dict[str, str], entry_poin
     folder.mkdir(parents=True, exist_ok=True)
     for module, text in code.items():
         (folder / f"{module}.py").write_text(text, encoding="utf-8")
-    info = folder / f"{name}-1.0.dist-info"
+    # Installers write a dash in the name as an underscore; Python takes what stands before the first dash for the name.
+    info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
     lines = []

@@ -10,7 +10,7 @@ import weft
 from weft.parts import kernels
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import blocked, choose, explicit, fused
+from weft.parts.kernels import blocked, choose_kernel, explicit, fused
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
@@ -165,10 +165,10 @@ def test_which_kernel_runs_and_why():
     mapped = SelfAttention(12, 3, score=Bilinear(4, 4, 3))
     assert mapped.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("explicit: a bias reads")
     assert mapped.note(AttentionContext.of(x)).startswith("fused")
-    with pytest.raises(weft.WeftError, match="no dot product"):
+    with pytest.raises(weft.WeftError, match="not a dot product"):
         Additive(4, 4).as_dot_product(x)
-    with pytest.raises(weft.WeftError, match="no dot product"):
-        choose(AttentionContext.of(x), Additive(4, 4), "fused")
+    with pytest.raises(weft.WeftError, match="not a dot product"):
+        choose_kernel(AttentionContext.of(x), Additive(4, 4), "fused")
 
 
 def test_a_causal_flag_builds_no_pairs(monkeypatch):

@@ -17,7 +17,7 @@ from weft.inference.decoding.conditioning import encode
 from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import generate, stream
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sampling import GREEDY, Sampling, TokenSampler, choose, choose_each
+from weft.inference.decoding.sampling import GREEDY, Sampling, TokenSampler, choose_each, choose_tokens
 from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.engine.engine import Cancelled, Engine, EngineRequest, EngineStopped, QueueFull
 from weft.inference.fast.quantize import quantize_model
@@ -561,7 +561,7 @@ def test_choosing_each_row_by_its_own_sampling():
             own = TokenSampler(kind, n, [1, n + 2], 17, logits.device)
             for _ in range(step + 1):
                 uniform = None if own.uniform is None else own.uniform.next()
-                (token,), (chance,) = choose(
+                (token,), (chance,) = choose_tokens(
                     logits[n : n + 1], kind, uniform, None if own.seen is None else own.seen[None]
                 )
                 if own.seen is not None:

@@ -259,7 +259,7 @@ def test_the_command(tmp_path):
         (("--module", "mine:nothing"), "has no 'nothing'"),
         (("--module", "nowhere:x"), "there is no module 'nowhere'"),
         (("--module", "mine:fails"), "ValueError: no luck"),
-        (("--module", "mine:broken", "--example", "a,b"), "token numbers"),
+        (("--module", "mine:broken", "--example", "a,b"), "token ids"),
     ):
         bad = weft_command("laws", *arguments, cwd=tmp_path)
         assert bad.returncode == 2 and word in bad.stderr and "Traceback" not in bad.stderr, bad.stderr

@@ -435,7 +435,7 @@ def test_an_argument_that_is_no_mask_is_not_taken_for_one():
 
     finding = check(Scaled(), laws=("right padding",))["right padding"]
     assert finding.verdict == "not testable"
-    assert "mask is no mask [B, T]" in finding.evidence
+    assert "mask is not a mask [B, T]" in finding.evidence
 
 
 def test_a_model_that_says_nothing_declares_nothing():

@@ -99,7 +99,7 @@ def test_every_event_is_told_with_its_shapes():
         state = gpt.make_state(2)
         gpt(TOKENS, state=state)
         state.copy()
-        state.forget(2)
+        state.rollback(2)
     assert observer.active == ()
     assert {name for name in METHODS if not told.events[name]} == set()
     part, query, key, value, context, y = told.events["on_attention"][0]
@@ -116,7 +116,7 @@ def test_every_event_is_told_with_its_shapes():
     part, query, hidden, _, _, weights = told.events["on_alignment"][0]
     assert part is gru.score and (query.shape, weights.shape) == ((2, 7, 11), (2, 7, 4)) and hidden.shape[1] == 4
     assert told.events["on_recurrent_encoding"][0][0] is gru.encoder
-    assert told.events["on_state_copy"][-1][0] is state and told.events["on_state_forget"][-1] == (state, 2)
+    assert told.events["on_state_copy"][-1][0] is state and told.events["on_state_rollback"][-1] == (state, 2)
 
 
 def test_outputs_that_observers_return_are_what_the_model_goes_on_with():

@@ -182,7 +182,7 @@ def test_cross_attention(dtype, backend, bias, memory_width):
         x, memory, memory, key_padding_mask=torch.arange(S) >= lengths[:, None], average_attn_weights=False
     )
     agree(ours(x, memory, context), expected)
-    agree(ours.weights(ours.project(x), ours.remember(memory)[0], context), weights)
+    agree(ours.weights(ours.project(x), ours.project_memory(memory)[0], context), weights)
 
 
 @both_types

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 import weft
-from weft.inference.decoding.sampling import BLOCK, Sampling, UniformStreams, choose, distribution, draw, penalize
+from weft.inference.decoding.sampling import (
+    BLOCK,
+    Sampling,
+    UniformStreams,
+    choose_tokens,
+    distribution,
+    draw,
+    penalize,
+)
 
 P = torch.tensor([[0.1, 0.4, 0.05, 0.25, 0.2]], dtype=torch.float64)
 
@@ -50,7 +58,7 @@ def test_repetition_makes_seen_tokens_less_likely():
     logits = torch.tensor([[2.0, -2.0, 2.0, -2.0]])
     seen = torch.tensor([[True, True, False, False]])
     assert penalize(logits, seen, 2.0).tolist() == [[1.0, -4.0, 2.0, -2.0]]
-    tokens, chances = choose(logits, Sampling(temperature=0, repetition=2.0), seen=seen)
+    tokens, chances = choose_tokens(logits, Sampling(temperature=0, repetition=2.0), seen=seen)
     assert tokens.tolist() == [2] and chances.tolist() == pytest.approx([logits.log_softmax(-1)[0, 2].item()])
     assert torch.allclose(
         distribution(logits, Sampling(repetition=2.0), seen), torch.tensor([[1.0, -4, 2, -2]]).double().softmax(-1)
@@ -78,7 +86,7 @@ def test_a_row_draws_the_same_whatever_its_company():
 
 def test_log_probabilities_are_the_models_own():
     sampling = Sampling(temperature=0.3, top_k=2)
-    tokens, chances = choose(P.log().float(), sampling, torch.tensor([0.99], dtype=torch.float64))
+    tokens, chances = choose_tokens(P.log().float(), sampling, torch.tensor([0.99], dtype=torch.float64))
     assert tokens.tolist() == [3] and chances.exp().tolist() == pytest.approx([0.25])
 
 

@@ -86,7 +86,7 @@ def test_linear_attention_leaves_out_the_softmax():
     torch.testing.assert_close(part(x, context), part.merge(a @ value), rtol=0, atol=1e-12)
     assert part.note(context).startswith("explicit: ") and bool((a < 0).any())
     set_backend(part, "fused")
-    with pytest.raises(weft.WeftError, match="no dot product with a softmax, so the fused kernel cannot run it"):
+    with pytest.raises(weft.WeftError, match="not a dot product with a softmax, so the fused kernel cannot run it"):
         part(x, context)
     with pytest.raises(weft.WeftError, match="leaves out the softmax"):
         LinearDot().as_dot_product(query)

@@ -149,7 +149,7 @@ def test_what_cannot_be_forgotten_is_refused():
     state = model.make_state(1)
     model(torch.tensor([[1, 2]]), state=state)
     with pytest.raises(weft.WeftError, match=r"cannot take 1 tokens back: go on with a copy\(\) made before them"):
-        state.forget(1)
+        state.rollback(1)
     with pytest.raises(weft.WeftError, match="cannot take 65 tokens back"):
         writer("nano-gpt").make_state(1).forget(RING_SLACK + 1)
 

@@ -550,7 +550,7 @@ def test_bare_cross_attention():
     assert seen.kinds == ["cross"]
     expected = part.weights(
         part.project(x),
-        part.remember(memory)[0],
+        part.project_memory(memory)[0],
         AttentionContext(AttentionContext.of(x).queries, AttentionContext.of(memory).queries),
     )
     assert torch.allclose(seen.attention(), expected[0])

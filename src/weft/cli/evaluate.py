@@ -28,7 +28,7 @@ def evaluate(
     ],
     shots: Annotated[
         int | None,
-        typer.Option(help="A language model labels texts after K examples in its prompt.", metavar="K"),
+        typer.Option(help="Few-shot evaluation: K labeled examples in the prompt of a language model.", metavar="K"),
     ] = None,
     labels: Annotated[
         str | None, typer.Option(help="With --shots: words for the labels, in the order of the labels.", metavar="A,B")
@@ -106,7 +106,7 @@ def run_eval(
 
 
 def _trained_on(run: Run, data: Sequence[str]) -> list[str]:
-    """Those of the files that the run learned from, or that lie in a folder it did, unless their end was held out."""
+    """The given files that were used for training, directly or in a folder; none where their end was held out."""
     from weft.tasks.task import SAMPLE
 
     if run.task.evaluates_on_tail:

@@ -135,7 +135,7 @@ def _lines() -> list[str]:
     try:
         return [line.rstrip("\n") for line in sys.stdin if line.strip()]
     except UnicodeDecodeError:
-        raise WeftError("stdin is no text in UTF-8: convert it first") from None
+        raise WeftError("stdin is not UTF-8 text: convert it first") from None
 
 
 def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:

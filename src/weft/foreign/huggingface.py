@@ -387,7 +387,7 @@ def _assumptions(subject: HuggingFaceSubject) -> list[str]:
 
 
 def _counts_pads(subject: HuggingFaceSubject) -> bool:
-    """Whether absolute positions are its own business, and it does not look for padding."""
+    """Whether the model counts absolute positions itself, without regard to padding."""
     told = subject.pad_token is not None or (
         subject._takes("decoder_position_ids", "decoder")
         if subject.declares.seq2seq

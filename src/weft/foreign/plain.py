@@ -85,7 +85,7 @@ class PlainSubject(Subject):
             if plain is None or torch.allclose(marked, plain, rtol=0, atol=1e-9):
                 return given
         raise NotTestable(
-            f"its argument {name} is no mask [B, T] of real tokens: a text that is all real changes with it"
+            f"its argument {name} is not a mask [B, T] of real tokens: a text that is all real changes with it"
         )
 
 

@@ -180,5 +180,5 @@ class Probe:
         return exact if self.noise < exact else max(30 * rounding, 1e-5 * self.effect)
 
     def say(self, value: float) -> str:
-        """A difference in words: exactly 0.0 is said so."""
+        """A difference as text; 0.0 is called exact."""
         return "exactly 0.0" if value == 0 else f"{value:.2g}"

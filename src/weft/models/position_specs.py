@@ -203,7 +203,7 @@ def _read_position(value: Any) -> Any:
         raise ValueError(f"there is no position {kind!r}: choose a kind of {', '.join(POSITIONS)}")
     spec = POSITIONS[kind]
     if not (isinstance(spec, type) and issubclass(spec, PositionSpec) and spec.model_fields["kind"].default == kind):
-        raise ValueError(f"position {kind!r} is not a PositionSpec of that kind: mend the package that adds it")
+        raise ValueError(f"position {kind!r} is not a PositionSpec of that kind: fix the package that adds it")
     return spec(**value)
 
 

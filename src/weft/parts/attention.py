@@ -16,7 +16,7 @@ from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
 from weft.parts import observer
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import Backend, attention_weights, blocked, choose, explicit, fused
+from weft.parts.kernels import Backend, attention_weights, blocked, choose_kernel, explicit, fused
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
 from weft.parts.scores import ScaledDot, Score, weigh
@@ -70,7 +70,7 @@ class _Attention(nn.Module):
 
     def _gather(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        kernel, _ = choose(context, self.score, self.backend)
+        kernel, _ = choose_kernel(context, self.score, self.backend)
         if kernel == "explicit":
             return explicit(query, key, value, context, self.score, dropout)[0]
         mapped, scale = self.score.as_dot_product(query)
@@ -83,7 +83,7 @@ class _Attention(nn.Module):
 
     def note(self, context: AttentionContext) -> str:
         """Which kernel runs for this context and why, in words."""
-        return ": ".join(choose(context, self.score, self.backend))
+        return ": ".join(choose_kernel(context, self.score, self.backend))
 
     def merge(self, y: Tensor) -> Tensor:
         """Concatenate heads and project: [B, H, T, V] -> [B, T, D]."""
@@ -186,7 +186,7 @@ class CrossAttention(_Attention):
         query = self.split(self.query(x), self.heads)
         return query if self.query_norm is None else self.query_norm(query)
 
-    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """M W_K, M W_V by one product, split into heads: computed once per memory."""
         expect_width(memory, self.memory_width, "cross-attention's memory")
         key, value = self.key_value(memory).split_with_sizes(self._sections, dim=-1)
@@ -200,7 +200,7 @@ class CrossAttention(_Attention):
         if context is None:
             context = AttentionContext(AttentionContext.of(x).queries, AttentionContext.of(memory).queries)
         if state is None or state.tensors is None:
-            kept = self.remember(memory)
+            kept = self.project_memory(memory)
             if state is not None:
                 state.keep(*kept)
         else:

@@ -1,4 +1,4 @@
-"""Three ways to compute attention from queries, keys and values; all give the same numbers for real tokens.
+"""Three ways to compute attention, and the choice among them; all give the same numbers for real tokens.
 
 - explicit: E = e(Q, K), A = softmax(E + M), Y = A V with A in memory: any score, the weights can be seen;
 - fused: torch's scaled_dot_product_attention, which never stores A (FlashAttention, Dao et al. 2022);
@@ -172,7 +172,7 @@ def _set_random_state(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
 
 
-def choose(context: AttentionContext, score: Score, backend: Backend = "auto") -> tuple[Backend, str]:
+def choose_kernel(context: AttentionContext, score: Score, backend: Backend = "auto") -> tuple[Backend, str]:
     """Which of the three runs, and why, in words."""
     T, S = context.queries.length, context.keys.length
     if backend == "explicit":
@@ -180,10 +180,10 @@ def choose(context: AttentionContext, score: Score, backend: Backend = "auto") -
     if score.fusable == "never":
         if backend != "auto":
             raise WeftError(
-                f"this score is no dot product with a softmax, so the {backend} kernel cannot run it: "
+                f"this score is not a dot product with a softmax, so the {backend} kernel cannot run it: "
                 "use auto or explicit"
             )
-        return "explicit", "the score is no dot product of a mapped query and a key, followed by a softmax"
+        return "explicit", "the score is not a dot product of a mapped query and a key, followed by a softmax"
     if score.fusable == "mapped" and context.has_bias:
         return "explicit", "a bias reads the query itself, the kernel would see the mapped one"
     if backend != "auto":

@@ -106,7 +106,7 @@ class Observer:
     def on_state_reorder(self, state: State, rows: Tensor) -> None:
         """A state keeps rows[0], rows[1], ... in this order."""
 
-    def on_state_forget(self, state: State, count: int) -> None:
+    def on_state_rollback(self, state: State, count: int) -> None:
         """A state took back the last `count` tokens of each row."""
 
     def on_state_copy(self, state: State, copy: State) -> None:

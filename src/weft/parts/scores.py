@@ -114,7 +114,7 @@ class Score(nn.Module):
 
     def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
         """(q', s) with e = s q'^T k, for the fused kernel."""
-        raise WeftError(f"{type(self).__name__} is no dot product: compute it explicitly")
+        raise WeftError(f"{type(self).__name__} is not a dot product: compute it explicitly")
 
     def prepare(self, key: Tensor) -> Tensor:
         """What can be computed from the keys alone, once for all queries that come one by one."""
@@ -349,7 +349,7 @@ def build_score(kind: str, query_width: int, key_width: int, heads: int = 1) -> 
     """The score of this kind, with one set of weights per head."""
     score = SCORES[kind]
     if not (isinstance(score, type) and issubclass(score, Score)):
-        raise WeftError(f"score {kind!r} is not a class of weft.parts.scores.Score: mend the package that adds it")
+        raise WeftError(f"score {kind!r} is not a class of weft.parts.scores.Score: fix the package that adds it")
     if score.equal_widths and query_width != key_width:
         raise ShapeError(_unequal(query_width, key_width))
     return score(query_width, key_width, heads)

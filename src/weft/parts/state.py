@@ -1,4 +1,4 @@
-"""State: what a model remembers between calls, made by the model, passed in and out, never hidden on a module.
+"""State: the KV cache and all else that a model keeps between calls; passed in and out, never hidden on a module.
 
 Each mixer has its own kind (keys and values; hidden vector; last inputs; running matrix). Keys carry the positions
 they belong to, so cached, ring-shaped and ragged decoding need no special case in any mask.
@@ -164,7 +164,7 @@ class CacheSlots:
         documents = None if self.documents is None else self.documents[:, :seen]
         return TokenPositions.of(self.positions[:, :seen], documents)
 
-    def forget(self, count: int, until: int | Tensor) -> None:
+    def rollback(self, count: int, until: int | Tensor) -> None:
         """Take back each row's last `count` tokens: those at positions from `until` on."""
         self.used -= count
         if self.positions is not None and self.filled is not None:
@@ -183,7 +183,7 @@ class CacheSlots:
 
 @dataclass
 class KeyValueState:
-    """Keys [B, G, C + 1, K] and values [B, G, C + 1, V] of one attention, in preallocated slots; the last is waste."""
+    """Keys [B, G, C + 1, K] and values [B, G, C + 1, V] of one attention, in slots; the last takes padding."""
 
     keys: Tensor | None = None
     values: Tensor | None = None
@@ -193,7 +193,7 @@ class KeyValueState:
 
         What is remembered carries no gradient: within a call gradients flow, into earlier calls they do not.
         """
-        stores = self.room(key, value, cache_write.capacity)
+        stores = self.ensure_capacity(key, value, cache_write.capacity)
         before = [s[:, :, : cache_write.seen].clone() for s in stores] if cache_write.joined else []
         learning = torch.is_grad_enabled() and (key.requires_grad or value.requires_grad)
         seen = []
@@ -218,7 +218,7 @@ class KeyValueState:
         index = cache_write.slots[:, None, :, None].expand(-1, new.shape[1], -1, new.shape[3])
         return store.scatter_(2, index, new.expand(index.shape[0], -1, -1, -1))
 
-    def room(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    def ensure_capacity(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
         """The stores, made or made larger for `capacity` keys and values like these, [B, G, any, .]."""
         if self.keys is not None and self.values is not None and self.keys.shape[2] > capacity:
             return self.keys, self.values
@@ -272,20 +272,20 @@ class State:
             part.reorder(rows)
 
     @property
-    def forgets(self) -> bool:
+    def can_rollback(self) -> bool:
         """Whether tokens can be taken back: keys and values can, what a recurrence or a convolution kept cannot."""
         plain = all(isinstance(own, KeyValueState) or own == TensorState() for own in self.layers)
         return plain and self.counter.number is None
 
-    def forget(self, count: int) -> None:
+    def rollback(self, count: int) -> None:
         """Take back each row's last `count` tokens, as if they had never been given."""
-        if not self.forgets or count > RING_SLACK:
+        if not self.can_rollback or count > RING_SLACK:
             raise WeftError(f"this state cannot take {count} tokens back: go on with a copy() made before them")
         self.counter.next = self.counter.next - count
         for slots in self.cache_slots.values():
-            slots.forget(count, self.counter.next)
+            slots.rollback(count, self.counter.next)
         for one in observer.active:
-            one.on_state_forget(self, count)
+            one.on_state_rollback(self, count)
 
     def copy(self) -> Self:
         """An independent copy: going on with one leaves the other as it was."""

@@ -126,7 +126,10 @@ class ClassificationTask(Task):
             return cls(options, learned or learn_encoder(options.tokenizer, inputs, options.vocabulary), classes)
         encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
         if graphs != isinstance(encoder, NodeEncoder):
-            raise DataError("one of graphs and texts was learned, the other is given: train on data of the same kind")
+            found, learned_on = ("graphs", "texts") if graphs else ("texts", "graphs")
+            raise DataError(
+                f"this run was trained on {learned_on}, but {found} are given: train on data of the same kind"
+            )
         return cls(options, encoder, classes_after(classes, known.answers or ()))
 
     @property

@@ -113,7 +113,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Size:
-    """What the time plan chooses of a model: numbers that every family has, and how strongly it is held back."""
+    """What the time plan chooses of a model: numbers that every family has, and how strongly it is regularized."""
 
     width: int = 128
     layers: int = 4
@@ -144,7 +144,7 @@ LADDER = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a task says on its training: dropout, options of training, and after how many epochs more is no use."""
+    """A task's training defaults: dropout, training options, and the number of epochs after which more do not help."""
 
     dropout: float = 0.0
     training: Tree = field(default_factory=dict)
@@ -186,7 +186,7 @@ class GenerationOptions:
             if number is not None and number < 1:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
         if self.top < 0:
-            raise WeftError(f"top {self.top} is no number of tokens: use 0 (no probabilities) or more")
+            raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
 
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are chosen, `temperature` if none is asked for."""

@@ -1,4 +1,4 @@
-"""Task text: a language model over documents. p(x_1 .. x_N) = prod_t p(x_t | x_1 .. x_(t-1)).
+"""Task text: a language model over documents, its windows and batches. p(x_1 .. x_N) = prod_t p(x_t | x_1 .. x_(t-1)).
 
 Loss: - log p of each next token, in nats; perplexity exp(loss); bits per byte, which does not depend on the tokenizer.
 """

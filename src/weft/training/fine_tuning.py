@@ -61,7 +61,9 @@ class BaseRun:
         spec: AnySpec = model.replace(**changes) if changes else model
         if _shapes(spec) != _shapes(model):
             names = ", ".join(changes)
-            raise WeftError(f"{names}: the weights of {self.folder.path} would not fit; leave it out, or --from")
+            raise WeftError(
+                f"{names}: the weights of {self.folder.path} would not fit the model; leave out this, or --from"
+            )
         return spec
 
     def load_weights(self, module: nn.Module, task: Task) -> None:

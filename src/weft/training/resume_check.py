@@ -27,8 +27,8 @@ def expect_same_options(request: TrainRequest, kind: type[Task], folder: RunFold
         others = [f"--preset {request.preset}"]
     if others:
         raise WeftError(
-            f"{', '.join(others)}: the run in {folder.path} was begun otherwise, and a resumed run follows its own "
-            "spec and plan; leave this out, or begin another run with another --out"
+            f"{', '.join(others)}: the run in {folder.path} was started with other options, and --resume keeps "
+            "those: leave these out, or start a new run with another --out"
         )
 
 

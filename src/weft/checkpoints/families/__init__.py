@@ -52,7 +52,9 @@ def family_for_config(config: Config) -> Family:
         raise DataError(f"{config.name}: there is no adapter for model_type {kind!r:.60}: Weft reads {types}")
     known = FAMILIES[kind]
     if not isinstance(known, Family) or kind not in known.types:
-        raise WeftError(f"the adapter for model_type {kind!r} is no Family of that type: mend the package that adds it")
+        raise WeftError(
+            f"the adapter for model_type {kind!r} is not a Family of that type: fix the package that adds it"
+        )
     if name is not None and name not in known.architectures:
         classes = ", ".join(known.architectures)
         raise DataError(

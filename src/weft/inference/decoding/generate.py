@@ -21,7 +21,7 @@ from weft.inference.decoding.conditioning import (
 )
 from weft.inference.decoding.generated import GeneratedText, GeneratedToken, TokenProbabilities
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sampling import Sampling, UniformStreams, choose, top_probabilities
+from weft.inference.decoding.sampling import Sampling, UniformStreams, choose_tokens, top_probabilities
 from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
 
 
@@ -125,7 +125,7 @@ class GenerationLoop:
     @torch.inference_mode()
     def _choose(self, logits: Tensor, uniform: UniformStreams | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
         numbers = None if uniform is None else uniform.next()
-        tokens, log_probabilities = choose(logits, self.request.sampling, numbers, seen)
+        tokens, log_probabilities = choose_tokens(logits, self.request.sampling, numbers, seen)
         if seen is not None:
             seen[torch.arange(len(tokens), device=tokens.device), tokens] = True
         return tokens, log_probabilities

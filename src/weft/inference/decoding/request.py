@@ -50,7 +50,7 @@ class GenerationRequest:
                 f"max_tokens {self.max_tokens} and samples {self.samples} generate nothing: use at least 1 of each"
             )
         if self.top < 0:
-            raise WeftError(f"top {self.top} is no number of tokens: use 0 (no probabilities) or more")
+            raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
         if self.overflow not in get_args(Overflow):
             raise WeftError(f"there is no overflow {self.overflow!r}: choose refuse, slide or extend")
         if not self.prompts:

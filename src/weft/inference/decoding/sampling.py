@@ -102,7 +102,7 @@ def draw(p: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(sums, at, right=True)[..., 0]
 
 
-def choose(
+def choose_tokens(
     logits: Tensor, sampling: Sampling, uniform: Tensor | None = None, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Logits [B, C] -> tokens [B] and the log-probabilities [B] that the model itself gives them, uncut."""
@@ -167,7 +167,9 @@ def choose_each(logits: Tensor, samplers: Sequence[TokenSampler]) -> tuple[list[
         uniform = [one.uniform.next() for one in own if one.uniform is not None]
         seen = [one.seen for one in own if one.seen is not None]
         part = logits if len(kinds) == 1 else logits[torch.tensor(rows, device=logits.device)]
-        found = choose(part, sampling, torch.cat(uniform) if uniform else None, torch.stack(seen) if seen else None)
+        found = choose_tokens(
+            part, sampling, torch.cat(uniform) if uniform else None, torch.stack(seen) if seen else None
+        )
         for row, token, log_probability in zip(rows, *(each.tolist() for each in found), strict=True):
             tokens[row], log_probabilities[row] = token, log_probability
     for sampler, token in zip(samplers, tokens, strict=True):

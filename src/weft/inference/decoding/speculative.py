@@ -134,7 +134,7 @@ class RewindableSession:
 
     def commit(self) -> None:
         """Nothing read so far will be taken back."""
-        if not self.text or not self.state.forgets:
+        if not self.text or not self.state.can_rollback:
             self.committed = (self.state.copy(), self.length)
 
     def rewind_to(self, text: list[int]) -> None:
@@ -143,8 +143,8 @@ class RewindableSession:
         length = min(same, len(text) - 1)
         if length == self.length:
             return
-        if self.state.forgets:
-            self.state.forget(self.length - length)
+        if self.state.can_rollback:
+            self.state.rollback(self.length - length)
             self.text = self.text[:length]
             return
         assert self.committed is not None

@@ -33,5 +33,5 @@ def parse_pair(text: str | None) -> tuple[str, str] | None:
         return None
     words = [word.strip() for word in text.split(",")]
     if len(words) != 2 or not all(words):
-        raise WeftError(f"--pair {text!r} is no pair of words: give two with a comma, such as not,terrible")
+        raise WeftError(f"--pair {text!r} is not a pair of words: give two with a comma, such as not,terrible")
     return words[0], words[1]

@@ -51,7 +51,7 @@ PICTURES: Registry[TaskPicture] = Registry(
             "captions",
             "forecast",
             "sequences",
-            GENERIC,
         )
-    },
+    }
+    | {GENERIC: "weft.inspection.pictures.generic:PICTURE"},
 )

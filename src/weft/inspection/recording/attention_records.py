@@ -93,7 +93,7 @@ def shares(weights: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class PartAttentionRecord(AttentionRecord):
-    """Of one of Weft's attentions: its score and its context say how queries are compared with keys."""
+    """Record of one of Weft's attentions: its score and its context say how queries are compared with keys."""
 
     query: Tensor
     key: Tensor

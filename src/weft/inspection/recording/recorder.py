@@ -190,7 +190,7 @@ class Recorder(Observer):
         """Follow each text to its new row."""
         self.log.reorder(state, rows)
 
-    def on_state_forget(self, state: State, count: int) -> None:
+    def on_state_rollback(self, state: State, count: int) -> None:
         """Tokens taken back leave no rows."""
         self.log.forget(state, count)
 

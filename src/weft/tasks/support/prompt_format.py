@@ -84,8 +84,8 @@ class ChatTemplate:
         first = next((place for place, (one, other) in pairs if one != other), min(len(opened), len(text)))
         if first < len(self.render(asked, answering=False).rstrip()):
             raise WeftError(
-                "this model's chat template writes a question otherwise once it is answered, so no answer can be "
-                "found in it: give the chats as texts"
+                "this model's chat template formats a question differently once it is answered, so that no answer "
+                "can be located: give the chats as texts"
             )
         return first
 

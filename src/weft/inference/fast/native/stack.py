@@ -172,7 +172,7 @@ class NativeStack(SingleTokenStack):
         like = [torch.empty(state.batch, s.key_heads, 0, width) for width in (s.head_width, s.value_width)]
         for own, layer in zip(state.layers, self._layers, strict=True):
             assert isinstance(own, KeyValueState)
-            own.room(like[0], like[1], capacities[layer.slot_group])
+            own.ensure_capacity(like[0], like[1], capacities[layer.slot_group])
         source = None if memory is None else memory[0]
         tensors = [getattr(state.layers[0], "keys", None), state.crosses[0].tensors, source, capacities]
         if (
