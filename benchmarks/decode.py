@@ -231,8 +231,8 @@ def lookup(run: str, tokens: int, seconds: float) -> tuple[list[Any], list[Any]]
     assert tokenizer is not None
     prompt = tokenizer.encode(REPEATING * 3)[-512:]
     plain = generate(opened.module, GenerationRequest([prompt], max_tokens=tokens))[0].tokens
-    guessed = speculate(opened.module, GenerationRequest([prompt], max_tokens=tokens), PromptLookup())[0]
-    same = plain == guessed.tokens
+    speculative = speculate(opened.module, GenerationRequest([prompt], max_tokens=tokens), PromptLookup())[0]
+    same = plain == speculative.tokens
     contestants: dict[str, Writer] = {
         "weft, one by one": lambda: generate(opened.module, GenerationRequest([prompt], max_tokens=tokens)),
         "weft, prompt look-up": lambda: speculate(

@@ -26,14 +26,25 @@ def first_line(path: Path) -> str:
     return " ".join(doc.split("\n\n")[0].split()).rstrip(".:")
 
 
+def first_comment(path: Path) -> str:
+    """The first line of the comment at the head of a file in C, JavaScript or CSS."""
+    line = path.read_text(encoding="utf-8").split("\n", 1)[0]
+    if not line.startswith(("//", "/*")):
+        raise SystemExit(f"{path.relative_to(ROOT)} begins without a comment: say in one line what it holds")
+    return line.strip("/* ").rstrip(".:")
+
+
 def folder_lines(folder: Path, depth: int = 0) -> Iterator[str]:
     """A line per file, folders with theirs below."""
     pad = "  " * depth
-    for path in sorted(folder.glob("*.py")):
-        if path.name != "__init__.py":
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".py" and path.name != "__init__.py":
             yield f"{pad}- `{path.name}`: {first_line(path)}"
-    for inner in sorted(path for path in folder.iterdir() if (path / "__init__.py").is_file()):
-        yield f"{pad}- `{inner.name}/`: {first_line(inner / '__init__.py')}"
+        elif path.suffix in (".c", ".js", ".css"):
+            yield f"{pad}- `{path.name}`: {first_comment(path)}"
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"):
+        own = inner / "__init__.py"
+        yield f"{pad}- `{inner.name}/`: {first_line(own) if own.is_file() else 'scripts and styles of the pages'}"
         yield from folder_lines(inner, depth + 1)
 
 

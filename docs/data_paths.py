@@ -115,6 +115,8 @@ class _Output:
 
     def flush(self) -> None: ...
 
+    def reconfigure(self, **_: Any) -> None: ...
+
     def isatty(self) -> bool:
         return False
 
@@ -123,7 +125,7 @@ class _Output:
 
 
 def _run(stacks: Stacks, words: list[str], answers: bool) -> list[str]:
-    from weft.cli.main import app
+    from weft.cli.main import run
 
     stacks.files, stacks.active = {}, True
     before: tuple[Any, Any] = sys.stdout, sys.stderr
@@ -131,7 +133,11 @@ def _run(stacks: Stacks, words: list[str], answers: bool) -> list[str]:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     sys.setprofile(stacks.profile)
     try:
-        app(words, prog_name="weft", standalone_mode=False)
+        sys.argv = ["weft", *words]
+        run()
+    except SystemExit as end:
+        if end.code:
+            raise
     finally:
         sys.setprofile(None)
         sys.stderr.close()

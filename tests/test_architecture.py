@@ -19,8 +19,8 @@ def call(script, *words):
 
 def test_every_file_has_its_line():
     page = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    for path in (ROOT / "src" / "weft").rglob("*.py"):
-        if path.name not in ("__init__.py", "__main__.py"):
+    for path in (ROOT / "src" / "weft").rglob("*.*"):
+        if path.suffix in (".py", ".c", ".js", ".css") and path.name not in ("__init__.py", "__main__.py"):
             assert f"- `{path.name}`: " in page, path
     out = call("architecture.py", "--check")
     assert out.returncode == 0, out.stderr

@@ -136,7 +136,7 @@ def test_encoder_decoders(c):
     model = build(seq2seq(c))
     random = torch.Generator().manual_seed(1)
     source = torch.randint(0, 47, (2, 9), generator=random)
-    lesson = teacher_forcing([[5, 6, 7, 8], [9, 10]], start=1, stop=2)
+    batch = teacher_forcing([[5, 6, 7, 8], [9, 10]], start=1, stop=2)
     target = torch.randint(0, 43, (2, 7), generator=random)
     full = model(source, target).logits
     changed = target.clone()
@@ -150,15 +150,15 @@ def test_encoder_decoders(c):
         longer[:, slice(4, 13) if side == "left" else slice(0, 9)] = source
         mask = Padding(torch.tensor([9, 9]), side)
         assert gap(model(longer, target, source_mask=mask).logits, full) < CLOSE
-    logits = model(source, lesson.inputs, mask=Padding(lesson.lengths)).logits
-    F.cross_entropy(logits.flatten(0, 1), lesson.labels.flatten(), ignore_index=IGNORED).backward()
+    logits = model(source, batch.inputs, mask=Padding(batch.lengths)).logits
+    F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED).backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
 def test_teacher_forcing_shifts_by_one():
-    lesson = teacher_forcing([[5, 6], [7]], start=1, stop=2, pad=9)
-    assert lesson.inputs.tolist() == [[1, 5, 6], [1, 7, 9]]
-    assert lesson.labels.tolist() == [[5, 6, 2], [7, 2, IGNORED]]
-    assert lesson.lengths.tolist() == [3, 2]
+    batch = teacher_forcing([[5, 6], [7]], start=1, stop=2, pad=9)
+    assert batch.inputs.tolist() == [[1, 5, 6], [1, 7, 9]]
+    assert batch.labels.tolist() == [[5, 6, 2], [7, 2, IGNORED]]
+    assert batch.lengths.tolist() == [3, 2]
     with pytest.raises(weft.WeftError, match="no targets"):
         teacher_forcing([], 1, 2)

@@ -146,8 +146,8 @@ def test_contract(c, monkeypatch):
     assert gap(torch.cat(halves, 1), packed) < CLOSE
 
     monkeypatch.setattr(weft.parts.kernels.blocked, "__defaults__", (0.0, 5))
-    folds = c["score"] in ("scaled-dot", "dot", "bilinear")
-    for backend in ("explicit", "fused", "blocked") if folds else ("explicit",):
+    fusable = c["score"] in ("scaled-dot", "dot", "bilinear")
+    for backend in ("explicit", "fused", "blocked") if fusable else ("explicit",):
         set_backend(one.module, backend)
         assert gap(one.run(content), full) < CLOSE
         assert gap(one.run(content, Documents(ids)), packed) < CLOSE

@@ -97,7 +97,7 @@ def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
     again = weft.train("classification", few, tmp_path / "again", base=base, steps=1, set=STILL)
     assert again.spec.facts["classes"] == ["bad", "good", "odd"] and same(weights(base), weights(again.folder), "none")
     other = labeled(tmp_path / "other.tsv", "ham", "spam", "none")
-    notes = Notes()
+    notes = NoteReporter()
     run = weft.train("classification", other, tmp_path / "run", base=base, steps=1, set=STILL, reporter=notes)
     assert run.spec.facts["classes"] == ["ham", "none", "spam"] and "trained from scratch" in notes.heard[0]
     one, two = weights(base), weights(run.folder)
@@ -105,7 +105,7 @@ def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
     assert (one["head.linear.weight"] - two["head.linear.weight"]).abs().max() > 1e-3
 
 
-class Notes(Reporter):
+class NoteReporter(Reporter):
     def __init__(self):
         self.heard: list[str] = []
 

@@ -44,9 +44,9 @@ def _once(state: dict) -> set[str]:
 
 
 def spec_fields() -> dict[str, list[str]]:
-    from weft.models.build import FAMILIES
+    from weft.models.build import MODEL_FAMILIES
 
-    return {name: sorted(kind.model_fields) for name, kind in FAMILIES.items()}
+    return {name: sorted(kind.model_fields) for name, kind in MODEL_FAMILIES.items()}
 
 
 def command_options() -> dict[str, list[str]]:
@@ -85,6 +85,10 @@ def test_rooms_load_lazily():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["False", "True"]
+    # In any order, also where a room was loaded by another way before.
+    code = "import weft; weft.watch; print(weft.inspection.analysis.lens.__name__, weft.figures.web.page.__name__)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["weft.inspection.analysis.lens", "weft.figures.web.page"]
 
 
 def test_foundation_holds_no_torch_modules():

@@ -28,7 +28,7 @@ from weft.inspection.pictures.kinds.attention import gold_links
 from weft.inspection.pictures.look import kinds_of, look, observe, picture_of
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import fitted
-from weft.inspection.pictures.panels import closest_pair, find_token, telling_head, telling_place
+from weft.inspection.pictures.panels import closest_pair, find_token, most_focused_head, most_focused_layer_and_head
 from weft.inspection.recording.watch import watch
 from weft.models.build import build
 
@@ -245,12 +245,12 @@ def test_heads_that_rest_on_the_first_token_are_not_telling():
         sizes=lambda layer, kind: (1, 3, 5, 5),
         attention=lambda layer, kind, rows: torch.from_numpy(values[layer][:, rows]),
     )
-    assert telling_head(panel, 4) == telling_place(observation, "self", 4) == (1, 1)
+    assert most_focused_head(panel, 4) == most_focused_layer_and_head(observation, "self", 4) == (1, 1)
     # The second token of a causal text has the first alone to look at.
-    assert telling_head(panel, 1) == telling_place(observation, "encoder", 1) == (0, 2)
+    assert most_focused_head(panel, 1) == most_focused_layer_and_head(observation, "encoder", 1) == (0, 2)
     # The first token of another text is one like others.
     source = AttentionPanel("", tokens, tuple("vwxyz"), layers, heads, DenseMaps(values))
-    assert telling_head(source, 4) == telling_place(observation, "cross", 4) == (0, 0)
+    assert most_focused_head(source, 4) == most_focused_layer_and_head(observation, "cross", 4) == (0, 0)
     assert closest_pair(observation)[1] == 2
 
 
@@ -531,8 +531,8 @@ def test_labels_fit_the_maps():
 
 
 def test_a_head_that_looks_at_the_token_before_is_chosen_last():
-    from weft.inspection.pictures.panels import looks_elsewhere
+    from weft.inspection.pictures.panels import focus_elsewhere
 
     before, far, sink = np.eye(5, dtype=np.float32)[[3, 1, 0]]
-    assert looks_elsewhere(far, 4) > looks_elsewhere(before, 4) > looks_elsewhere(sink, 4)
-    assert looks_elsewhere(before, None) == looks_elsewhere(far, None)
+    assert focus_elsewhere(far, 4) > focus_elsewhere(before, 4) > focus_elsewhere(sink, 4)
+    assert focus_elsewhere(before, None) == focus_elsewhere(far, None)

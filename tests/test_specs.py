@@ -57,7 +57,7 @@ ILLEGAL = [
     ),
     (lambda: DecoderSpec(mixer={"kind": "attention", "heads": 4, "key_heads": 3}), "mixer.key_heads 3 does not divide"),
     (lambda: DecoderSpec(mixer={"kind": "recurrence"}), "positions 'rotary' act inside attention, but mixer has none"),
-    (lambda: DecoderSpec(mixer={"kind": "attention", "head_width": 5}), "rotary positions turn pairs"),
+    (lambda: DecoderSpec(mixer={"kind": "attention", "head_width": 5}), "rotary positions rotate pairs"),
     (
         lambda: DecoderSpec(mixer={"kind": "recurrence", "bidirectional": True}, positions={"kind": "none"}),
         "mixer.bidirectional",

@@ -154,7 +154,7 @@ def test_chats_that_cannot_be_written_are_named(tmp_path):
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + CHATML
     with pytest.raises(DataError, match=r"a.jsonl, the chat that begins 'be': .* refuses .*no system here"):
         store_of(tmp_path, PromptFormat(chat=ChatTemplate(strict)), chat(*TALK))
-    with pytest.raises(DataError, match="this model was not taught to chat: give texts, or take a model"):
+    with pytest.raises(DataError, match="this model was not trained to chat: give texts, or take a model"):
         store_of(tmp_path, PromptFormat(), chat(*TALK))
 
 

@@ -334,14 +334,14 @@ def test_the_average_is_swapped_in_and_out():
 
 
 def test_patience_stops_early(tmp_path):
-    class Notes(Reporter):
+    class NoteReporter(Reporter):
         def __init__(self):
             self.said = []
 
         def on_note(self, text):
             self.said.append(text)
 
-    notes = Notes()
+    notes = NoteReporter()
     train(tmp_path, steps=60, reporter=notes, **{
         "training.patience": 2, "training.evaluate_every": 1, "training.rate": 1e-12, "training.matrix_rate": 1e-12,
     })  # fmt: skip

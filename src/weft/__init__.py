@@ -6,14 +6,26 @@ Rooms load when first used, so `import weft` costs next to nothing.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from weft import figures, foreign, foundation, inspection, laws, models, parts
+    from weft import (
+        checkpoints,
+        data,
+        figures,
+        foreign,
+        foundation,
+        inference,
+        inspection,
+        laws,
+        models,
+        parts,
+        runs,
+        tasks,
+        training,
+    )
     from weft.foundation.errors import WeftError
     from weft.inspection.comparison.compare import compare
     from weft.inspection.recording.watch import watch
@@ -38,19 +50,25 @@ _HOMES = {
     "train": "weft.training.train",
     "watch": "weft.inspection.recording.watch",
 }
-_ROOMS = ("figures", "foreign", "foundation", "inspection", "laws", "models", "parts")
+_ROOMS = (
+    *("foundation", "figures", "parts", "models", "foreign", "data", "checkpoints", "laws"),
+    *("inference", "tasks", "runs", "training", "inspection"),
+)
 
 __all__ = [
     "Run",
     "WeftError",
     "__version__",
     "build",
+    "checkpoints",
     "compare",
+    "data",
     "export",
     "figures",
     "foreign",
     "foundation",
     "import_checkpoint",
+    "inference",
     "inspection",
     "laws",
     "load",
@@ -59,7 +77,10 @@ __all__ = [
     "preset",
     "presets",
     "read_spec",
+    "runs",
+    "tasks",
     "train",
+    "training",
     "watch",
 ]
 
@@ -68,18 +89,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _ROOMS:
-        return _open("weft", name)
+        return importlib.import_module(f"weft.{name}")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
-
-
-def _open(room: str, name: str) -> Any:
-    """A folder or file of a room, loaded when it is first asked for: `weft.parts.masks`."""
-    if not name.startswith("_") and importlib.util.find_spec(f"{room}.{name}") is not None:
-        found = importlib.import_module(f"{room}.{name}")
-        if hasattr(found, "__path__"):
-            found.__dict__.setdefault("__getattr__", partial(_open, found.__name__))
-        return found
-    raise AttributeError(f"module {room!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

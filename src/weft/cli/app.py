@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from weft import __version__
-from weft.cli.environment import describe_process
+from weft.cli.environment import choose_for_this_machine, describe_process
 from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
@@ -123,3 +123,16 @@ def _log_to_stderr(ctx: typer.Context) -> None:
         log.setLevel(level)
 
     ctx.call_on_close(close)
+
+
+def run() -> None:
+    """The entry point of `weft` and `python -m weft`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a sign gets a question mark instead of a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    waiting = choose_for_this_machine()
+    try:
+        app(prog_name="weft", obj=waiting)
+    except KeyboardInterrupt:
+        print("weft: stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)

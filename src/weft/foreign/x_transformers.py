@@ -150,8 +150,8 @@ def x_transformers_subject(module: nn.Module, example: Tensor | None) -> Subject
 def _assumptions(subject: XTransformersSubject, kind: str, wrapped: bool) -> tuple[str, ...]:
     """How it will be called, in plain words."""
     causal = subject.declares.causal
-    sight = "look only back" if causal else "see everything"
-    said = [f"its layers are a {kind} (causal={causal}), so it is taken to {sight}"]
+    visibility = "look only back" if causal else "see everything"
+    said = [f"its layers are a {kind} (causal={causal}), so it is taken to {visibility}"]
     if wrapped:
         said.append("the net inside the wrapper is called, because the wrapper itself gives a loss")
     if subject.declares.seq2seq:

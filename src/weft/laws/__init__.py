@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from weft.foundation.packages import open_lazily
+
 if TYPE_CHECKING:
     from weft.laws.checker import LAWS, check
     from weft.laws.finding import BrokenLawError, Finding, Report
@@ -21,4 +23,4 @@ def __getattr__(name: str) -> Any:
     """Loaded at the first use: the pytest fixture of this room must not make every pytest run wait for torch."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"weft.laws.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'weft.laws' has no attribute {name!r}")
+    return open_lazily(__name__)(name)

@@ -14,14 +14,14 @@ from weft.laws.probe import Mode, Probe
 from weft.laws.trace import (
     Differs,
     TraceStep,
+    diverged_at_all,
+    diverged_before,
+    diverged_in_order,
+    diverged_in_row,
+    diverged_in_slice,
+    diverged_outside,
+    first_divergence,
     first_overreach,
-    first_parting,
-    parted_at_all,
-    parted_before,
-    parted_in_order,
-    parted_in_row,
-    parted_in_slice,
-    parted_outside,
     trace,
 )
 from weft.parts.masks import Graph
@@ -37,7 +37,7 @@ def traces(probe: Probe, calls: list[SubjectCall], mode: Mode = "eval") -> tuple
 
 def _blame(probe: Probe, calls: list[SubjectCall], differs: Differs, mode: Mode = "eval") -> str | None:
     """Where two runs first part."""
-    return first_parting(*traces(probe, calls, mode), differs)
+    return first_divergence(*traces(probe, calls, mode), differs)
 
 
 def declared_matrix(probe: Probe) -> Tensor:
@@ -118,7 +118,7 @@ def _blame_causality(probe: Probe, j: int, mode: Mode) -> str | None:
     changed = probe.content.clone()
     changed[:, j] = probe.other(probe.content)[:, j]
     calls = [probe.call(probe.content), probe.call(changed)]
-    return _blame(probe, calls, parted_before(probe.length, j, probe.tolerance), mode)
+    return _blame(probe, calls, diverged_before(probe.length, j, probe.tolerance), mode)
 
 
 def reach(probe: Probe) -> Finding:
@@ -179,7 +179,7 @@ def graph_reach(probe: Probe) -> Finding:
         changed = probe.content.clone()
         changed[:, j] = probe.other(probe.content)[:, j]
         calls = [SubjectCall(content, mask=Graph(A)) for content in (probe.content, changed)]
-        path = _blame(probe, calls, parted_outside(T, step[:, j] > 0, probe.tolerance))
+        path = _blame(probe, calls, diverged_outside(T, step[:, j] > 0, probe.tolerance))
         said = f"node {i} changes by {value:.2g} with node {j}, to which no path leads"
         return Finding(law, "broken", said, path, "the graph is not the mask of every layer", value, (i, j))
     return Finding(law, "holds", f"without a path, {probe.say(value)}", violation=value)
@@ -198,7 +198,7 @@ def batch_independence(probe: Probe) -> Finding:
         a, b = (probe.run(call, mode) for call in calls)
         value = max(value, float(torch.nan_to_num((a[0] - b[0]).abs(), nan=float("inf")).max()))
         if value > _limit(probe):
-            path = _blame(probe, calls, parted_in_row(rows, probe.tolerance), mode)
+            path = _blame(probe, calls, diverged_in_row(rows, probe.tolerance), mode)
             where = "" if mode == "eval" else " in training"
             cause = "statistics over the batch" if mode == "training" else "a buffer or statistic shared between rows"
             return Finding(
@@ -206,7 +206,7 @@ def batch_independence(probe: Probe) -> Finding:
             )
     if probe.noise > probe.tolerance:
         calls = [probe.call(probe.content), probe.call(probe.content.expand(5, *probe.content.shape[1:]).clone())]
-        path = _blame(probe, calls, parted_in_slice(1, 5, 0, probe.tolerance))
+        path = _blame(probe, calls, diverged_in_slice(1, 5, 0, probe.tolerance))
         said = f"a row alone and the same row among 5 differ by {probe.noise:.2g}"
         return Finding(law, "broken", said, path, "something depends on the number of rows", probe.noise)
     return Finding(law, "holds", f"row 0 changes by {probe.say(value)} with the rows beside it", violation=value)
@@ -232,7 +232,7 @@ def document_isolation(probe: Probe) -> Finding:
             worst = value
             if value > probe.tolerance:
                 path = _blame(
-                    probe, [alone_call, packed_call], parted_in_slice(last - first, T, first, probe.tolerance)
+                    probe, [alone_call, packed_call], diverged_in_slice(last - first, T, first, probe.tolerance)
                 )
     if worst > probe.tolerance:
         cause = "a document sees its neighbor, or its positions go on counting from it"
@@ -250,7 +250,7 @@ def permutation(probe: Probe) -> Finding:
     value = float((probe.outputs[:, order] - moved).abs().max())
     if value > probe.tolerance:
         calls = [probe.call(probe.content), probe.call(probe.content[:, order])]
-        path = _blame(probe, calls, parted_in_order(probe.length, order, probe.tolerance))
+        path = _blame(probe, calls, diverged_in_order(probe.length, order, probe.tolerance))
         said = f"a permuted input changes outputs by {value:.2g}"
         return Finding(law, "broken", said, path, "something depends on the index", value)
     return Finding(law, "holds", f"outputs follow their inputs to {probe.say(value)}", violation=value)
@@ -271,7 +271,7 @@ def shift(probe: Probe) -> Finding:
     calls = [SubjectCall(probe.content, positions=positions), SubjectCall(probe.content, positions=positions + 7)]
     value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
     if value > max(probe.tolerance, 1e-5 * probe.effect if probe.noise > 0 else 0.0):
-        path = _blame(probe, calls, parted_at_all(probe.tolerance))
+        path = _blame(probe, calls, diverged_at_all(probe.tolerance))
         return Finding(
             law,
             "broken",

@@ -14,7 +14,7 @@ from weft.laws.causes import any_difference, cache_cause, padding_cause
 from weft.laws.dependence import traces
 from weft.laws.finding import Finding
 from weft.laws.probe import Probe
-from weft.laws.trace import first_blind, first_parting, parted_at_all, parted_in_slice, trace
+from weft.laws.trace import diverged_at_all, diverged_in_slice, first_blind, first_divergence, trace
 
 PADS = 4
 
@@ -69,7 +69,7 @@ def _padding(probe: Probe, side: str) -> Finding:
     row = replace(call, content=call.content[:1], real=None if call.real is None else call.real[:1])
     row.source = probe.source
     runs = traces(probe, [probe.call(probe.content[:, :n]), row])
-    path = first_parting(*runs, parted_in_slice(n, T, first, probe.tolerance))
+    path = first_divergence(*runs, diverged_in_slice(n, T, first, probe.tolerance))
     takes_positions = "position_ids" in str(getattr(probe.subject, "names", ""))
     cause = padding_cause(seen, side, takes_positions, value != float("inf"))
     return Finding(law, "broken", f"padded and alone differ by {value:.2g}", path, cause, value)
@@ -98,7 +98,9 @@ def source_padding(probe: Probe) -> Finding:
             runs = traces(
                 probe, [probe.call(probe.content), SubjectCall(probe.content, source=source, source_real=real)]
             )
-            path = first_parting(*runs, parted_in_slice(S, S + PADS, PADS if side == "left" else 0, probe.tolerance))
+            path = first_divergence(
+                *runs, diverged_in_slice(S, S + PADS, PADS if side == "left" else 0, probe.tolerance)
+            )
             other = probe.subject.source(1, S + PADS, torch.Generator().manual_seed(4))
             assert other is not None
             other[:, kept] = probe.source
@@ -134,7 +136,7 @@ def source_seen(probe: Probe) -> Finding:
     if blind:
         j = blind[0]
         calls = [SubjectCall(probe.content, source=source[j : j + 1]) for source in (same, changed)]
-        path = first_blind(*traces(probe, calls), parted_at_all(0.0))
+        path = first_blind(*traces(probe, calls), diverged_at_all(0.0))
         return Finding(
             law, "broken", f"source token {j} changes no output", path, "the source's mask hides real tokens"
         )
@@ -203,7 +205,7 @@ def _blame_cache(probe: Probe, sizes: list[int], differences: Tensor) -> str | N
         stepped = trace(probe.subject.module, lambda: probe.run_cached(SubjectCall(piece, source=probe.source), kept))
     whole = probe.content[:, : at + size]
     full = trace(probe.subject.module, lambda: probe.run(probe.call(whole)))
-    return first_parting(stepped, full, parted_in_slice(size, at + size, at, probe.tolerance))
+    return first_divergence(stepped, full, diverged_in_slice(size, at + size, at, probe.tolerance))
 
 
 def backends(probe: Probe) -> Finding:
@@ -241,8 +243,8 @@ def _blame_backend(probe: Probe, names: tuple[str, ...]) -> str | None:
     for name in names:
         probe.set_backend(name)
         runs.append(trace(probe.subject.module, lambda: probe.run(probe.call(probe.content))))
-    differs = parted_at_all(probe.tolerance)
-    return next((path for other in runs[1:] if (path := first_parting(runs[0], other, differs)) is not None), None)
+    differs = diverged_at_all(probe.tolerance)
+    return next((path for other in runs[1:] if (path := first_divergence(runs[0], other, differs)) is not None), None)
 
 
 def compiled(probe: Probe) -> Finding:
@@ -272,8 +274,8 @@ def lengths(probe: Probe) -> Finding:
             continue
         value = float((out - whole[:, :length]).abs().max())
         if value > probe.tolerance:
-            differs = parted_in_slice(length, probe.length, 0, probe.tolerance)
-            path = first_parting(*traces(probe, [call, probe.call(probe.content)]), differs)
+            differs = diverged_in_slice(length, probe.length, 0, probe.tolerance)
+            path = first_divergence(*traces(probe, [call, probe.call(probe.content)]), differs)
             said = f"the first {length} tokens alone differ by {value:.2g} from themselves in a longer text"
             return Finding(law, "broken", said, path, "something depends on the length", value)
         worst = max(worst, value)
@@ -295,7 +297,7 @@ def determinism(probe: Probe) -> Finding:
         a = trace(probe.subject.module, run)
         probe.run(probe.call(probe.subject.content(2, probe.length, probe.random)))
         b = trace(probe.subject.module, run)
-        path = first_parting(a, b, parted_at_all(0.0))
+        path = first_divergence(a, b, diverged_at_all(0.0))
         return Finding(
             law,
             "broken",

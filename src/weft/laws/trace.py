@@ -69,7 +69,7 @@ def trace(module: nn.Module, run: Callable[[], Any]) -> list[TraceStep]:
     return steps
 
 
-def first_parting(a: list[TraceStep], b: list[TraceStep], differs: Differs) -> str | None:
+def first_divergence(a: list[TraceStep], b: list[TraceStep], differs: Differs) -> str | None:
     """The path of the first submodule whose inputs agree in both runs and whose outputs do not.
 
     Innermost, because parts finish before the whole. "" is the module itself: its parts are all innocent.
@@ -126,7 +126,7 @@ def _farthest(x: Tensor, y: Tensor, T: int, position: int, tolerance: float) -> 
     return max((abs(int(t) - position) for t in apart.nonzero().flatten()), default=0)
 
 
-def parted_in_order(T: int, order: Tensor, tolerance: float) -> Differs:
+def diverged_in_order(T: int, order: Tensor, tolerance: float) -> Differs:
     """For a run and one with its tokens in another order: do tensors differ once that is undone?"""
 
     def differs(x: Tensor, y: Tensor) -> bool:
@@ -140,7 +140,7 @@ def parted_in_order(T: int, order: Tensor, tolerance: float) -> Differs:
     return differs
 
 
-def parted_at_all(tolerance: float) -> Differs:
+def diverged_at_all(tolerance: float) -> Differs:
     """Do two tensors of one shape differ anywhere?"""
     return lambda x, y: x.shape == y.shape and _apart(x, y, tolerance)
 
@@ -149,7 +149,7 @@ def _any_differ(a: list[Tensor], b: list[Tensor], differs: Differs) -> bool:
     return any(differs(x, y) for x, y in zip(a, b, strict=False))
 
 
-def parted_before(T: int, position: int, tolerance: float) -> Differs:
+def diverged_before(T: int, position: int, tolerance: float) -> Differs:
     """For runs of T tokens that differ from `position` on: do tensors differ at an earlier place on their time axis?"""
 
     def differs(x: Tensor, y: Tensor) -> bool:
@@ -161,7 +161,7 @@ def parted_before(T: int, position: int, tolerance: float) -> Differs:
     return differs
 
 
-def parted_outside(T: int, seen: Tensor, tolerance: float) -> Differs:
+def diverged_outside(T: int, seen: Tensor, tolerance: float) -> Differs:
     """For runs that differ in one token: do tensors differ at places from which it is not to be seen (`seen` [T])?"""
     hidden = (~seen).nonzero().flatten()
 
@@ -176,7 +176,7 @@ def parted_outside(T: int, seen: Tensor, tolerance: float) -> Differs:
     return differs
 
 
-def parted_in_row(rows: int, tolerance: float) -> Differs:
+def diverged_in_row(rows: int, tolerance: float) -> Differs:
     """For batches that differ in other rows: do tensors differ in row 0?"""
 
     def differs(x: Tensor, y: Tensor) -> bool:
@@ -190,7 +190,7 @@ def parted_in_row(rows: int, tolerance: float) -> Differs:
     return differs
 
 
-def parted_in_slice(short: int, long: int, first: int, tolerance: float) -> Differs:
+def diverged_in_slice(short: int, long: int, first: int, tolerance: float) -> Differs:
     """For a run of `short` tokens and one of `long` that holds them from `first` on: do the shared places differ?"""
 
     def differs(x: Tensor, y: Tensor) -> bool:

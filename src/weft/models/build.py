@@ -25,16 +25,18 @@ from weft.parts.initialization import initialize
 AnySpec = (
     DecoderSpec | EncoderSpec | EncoderDecoderSpec | VisionSpec | ImageTextSpec | SeriesSpec | RecurrentSeq2SeqSpec
 )
-FAMILIES: dict[str, type[VersionedSpec]] = {kind.model_fields["family"].default: kind for kind in get_args(AnySpec)}
+MODEL_FAMILIES: dict[str, type[VersionedSpec]] = {
+    kind.model_fields["family"].default: kind for kind in get_args(AnySpec)
+}
 
 
 def read_spec(source: str | Mapping[str, Any]) -> AnySpec:
     """A spec of any family from JSON or TOML text or a tree; `family` says which."""
     tree = parse_table(source) if isinstance(source, str) else dict(source)
     family = tree.get("family")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise SpecError(f"family {family!r} is unknown: choose one of {', '.join(FAMILIES)}")
-    return FAMILIES[family].from_tree(tree)  # type: ignore[return-value]
+    if not isinstance(family, str) or family not in MODEL_FAMILIES:
+        raise SpecError(f"family {family!r} is unknown: choose one of {', '.join(MODEL_FAMILIES)}")
+    return MODEL_FAMILIES[family].from_tree(tree)  # type: ignore[return-value]
 
 
 def build(

@@ -207,5 +207,5 @@ def _visible(memory: Memory) -> Tensor | None:
 
 def _only_padding(token_positions: TokenPositions) -> TokenPositions:
     if token_positions.documents is not None:
-        raise WeftError("a recurrent seq2seq model reads one source a row: give documents as rows of their own")
+        raise WeftError("a recurrent seq2seq model reads one source per row: give documents as rows of their own")
     return token_positions

@@ -107,7 +107,7 @@ class StackSpec(ModelSpec):
             size = int(next(iter(sizes))[1] * self.positions.fraction)
             if size < 2 or size % 2:
                 raise ValueError(
-                    f"rotary positions turn pairs, but positions.fraction of mixer.head_width is {size}: make it even"
+                    f"rotary positions rotate pairs, but positions.fraction of mixer.head_width is {size}: make it even"
                 )
 
     def mixer_of(self, layer: int) -> MixerSpec:

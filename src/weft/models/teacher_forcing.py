@@ -25,7 +25,7 @@ class TeacherForcedBatch:
 def teacher_forcing(targets: Sequence[Sequence[int]], start: int, stop: int, pad: int = 0) -> TeacherForcedBatch:
     """Targets of any lengths as one batch, padded on the right; padding has no label."""
     if not targets:
-        raise ShapeError("no targets: a lesson needs at least one")
+        raise ShapeError("no targets: a batch needs at least one")
     lengths = torch.tensor([len(target) + 1 for target in targets])
     width = int(lengths.max())
     inputs = torch.full((len(targets), width), pad)

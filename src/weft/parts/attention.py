@@ -126,7 +126,7 @@ class SelfAttention(_Attention):
         return self.split(query, self.heads), self.split(key, self.key_heads), self.split(value, self.key_heads)
 
     def position(self, query: Tensor, key: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Norm queries and keys where asked for, then turn them by their positions."""
+        """Norm queries and keys where asked for, then rotate them by their positions."""
         query = query if self.query_norm is None else self.query_norm(query)
         key = key if self.key_norm is None else self.key_norm(key)
         return context.rotate(query), context.rotate(key)

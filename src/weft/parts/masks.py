@@ -240,4 +240,4 @@ def strided(step: int) -> Mask:
 
 def _expect_marks(mask: Mask, marks: Tensor, length: int) -> None:
     if marks.shape[1] != length:
-        raise ShapeError(f"{mask!r} marks {marks.shape[1]} tokens, but the rows have {length}: give one mark a token")
+        raise ShapeError(f"{mask!r} marks {marks.shape[1]} tokens, but the rows have {length}: give one mark per token")

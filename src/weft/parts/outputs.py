@@ -158,7 +158,7 @@ class ForecastHead(nn.Module):
         return self.linear(hidden).unflatten(-1, (self.values, -1))
 
     def point(self, raw: Tensor) -> Tensor:
-        """The best guess: [..., n, P] -> [..., n]."""
+        """The point forecast: [..., n, P] -> [..., n]."""
         return raw[..., 0]
 
     def distribution(self, raw: Tensor) -> Distribution:

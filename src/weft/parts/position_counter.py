@@ -36,7 +36,7 @@ class PositionCounter:
         if positions is not None:
             given = TokenPositions.of(positions, None if implied is None else implied.documents)
             if given.length != length:
-                raise ShapeError(f"{given.length} positions for {length} tokens: give one position a token")
+                raise ShapeError(f"{given.length} positions for {length} tokens: give one position per token")
             if implied is not None and implied.real is not None:
                 given = TokenPositions.of(torch.where(implied.real, given.positions, -1), given.documents)
             return self._numbered(given)[0]

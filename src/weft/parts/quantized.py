@@ -1,6 +1,6 @@
 """Quantized: int8 weights as a drop-in for linear layers; a quarter of the memory to keep.
 
-    W_ci ~ s_c q_ci, q in -127 .. 127, s_c = max_i |W_ci| / 127; one scale an output row.
+    W_ci ~ s_c q_ci, q in -127 .. 127, s_c = max_i |W_ci| / 127; one scale per output row.
 
 Activations stay in floating point, so a row's result depends on that row alone: batch company changes nothing.
 """

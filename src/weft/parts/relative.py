@@ -130,7 +130,7 @@ class Rotary(AttentionPosition):
         self.width = int(head_width * fraction)
         if self.width < 2 or self.width % 2:
             raise ShapeError(
-                f"rotary positions turn pairs, but {fraction:g} of a head of {head_width} is {self.width}: "
+                f"rotary positions rotate pairs, but {fraction:g} of a head of {head_width} is {self.width}: "
                 "choose an even number of at least 2"
             )
         self.base, self.scaling = base, scaling or Unscaled()

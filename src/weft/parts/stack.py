@@ -104,7 +104,7 @@ class Stack(nn.Module):
             raise WeftError("this state was made by another model: make one with this model's make_state()")
         if memory is not None and memory[0].shape[0] != x.shape[0]:
             raise ShapeError(
-                f"{x.shape[0]} rows of target for {memory[0].shape[0]} of source: give one source a row, "
+                f"{x.shape[0]} rows of target for {memory[0].shape[0]} of source: give one source per row, "
                 "and reorder the memory together with the state"
             )
 

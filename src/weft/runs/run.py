@@ -43,21 +43,21 @@ class Run:
         spec = read_spec(self.spec.model)
         return f"Run({self.task.name}, {spec.family}, {estimate(spec).parameters:,} parameters, {self.folder})"
 
-    def predict(self, inputs: Any, **how: Any) -> Any:
+    def predict(self, inputs: Any, **options: Any) -> Any:
         """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""
         one = isinstance(inputs, (str, Path))
-        outputs = [answer.output for answer in self.answer([inputs] if one else inputs, **{"top": 0, **how})]
+        outputs = [answer.output for answer in self.answer([inputs] if one else inputs, **{"top": 0, **options})]
         return outputs[0] if one and len(outputs) == 1 else outputs
 
-    def answer(self, inputs: Sequence[Any], **how: Any) -> list[Answer]:
+    def answer(self, inputs: Sequence[Any], **options: Any) -> list[Answer]:
         """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
-        return self.task.predict(self.module, list(inputs), _decoding(how))
+        return self.task.predict(self.module, list(inputs), _generation_options(options))
 
-    def stream(self, given: Any, **how: Any) -> Iterator[str]:
+    def stream(self, given: Any, **options: Any) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
-        return self.task.stream(self.module, given, _decoding(how))
+        return self.task.stream(self.module, given, _generation_options(options))
 
     def evaluate(
         self,
@@ -65,16 +65,16 @@ class Run:
         shots: int | None = None,
         *,
         options: Mapping[str, Any] | None = None,
-        **how: Any,
+        **few_shot: Any,
     ) -> dict[str, Any]:
-        """The task's metrics on held-out data; with `shots`, how well a language model labels texts, see `few_shot`.
+        """The task's metrics on other data; with `shots`, those of a language model that labels texts, see `few_shot`.
 
-        `options` say how these data are read where it is otherwise than in training: `{"columns": ["text", "mood"]}`.
+        `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`.
         """
         if shots is not None:
-            return self.few_shot(data, shots, **{**how, **(options or {})})
-        if how:
-            raise WeftError(f"{', '.join(how)}: these go with shots")
+            return self.few_shot(data, shots, **{**few_shot, **(options or {})})
+        if few_shot:
+            raise WeftError(f"{', '.join(few_shot)}: these go with shots")
         paths = [data] if isinstance(data, (str, Path)) else data
         task = self.task
         if options:
@@ -101,7 +101,7 @@ class Run:
         """Label texts by what follows a prompt of so many labeled examples; nothing is learned.
 
         `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else
-        the data itself, less what was drawn; `prompt` says how each is written: "Review: {text}\\nMood: {label}";
+        the data itself, less what was drawn; `prompt` says options each is written: "Review: {text}\\nMood: {label}";
         `columns` are those of text and label.
         """
         paths = [data] if isinstance(data, (str, Path)) else data
@@ -109,16 +109,12 @@ class Run:
 
     def embed(self, texts: Sequence[str]) -> Tensor:
         """Vectors [N, D] of texts, where the run is an embedding model."""
-        embed = getattr(self.task, "embed", None)
-        if embed is None:
-            raise WeftError(f"a run of task {self.task.name} gives no vectors: import an embedding model")
-        found: Tensor = embed(self.module, list(texts))
-        return found
+        return self.task.embed(self.module, list(texts))
 
 
-def _decoding(how: dict[str, Any]) -> GenerationOptions:
+def _generation_options(options: dict[str, Any]) -> GenerationOptions:
     try:
-        return GenerationOptions(**how)
+        return GenerationOptions(**options)
     except TypeError as error:
         raise WeftError(f"predict: {str(error).removeprefix('GenerationOptions.__init__() ')}") from None
 

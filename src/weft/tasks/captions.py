@@ -229,38 +229,38 @@ class CaptionsTask(Task):
 
     def _describe(self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
         """A caption for each image by beam search."""
-        how = GenerationOptions(beam=self.options.beam)
+        generation = GenerationOptions(beam=self.options.beam)
         found: list[str] = []
-        for first in range(0, len(chosen), how.batch):
-            images = as_images(split.gallery.pixels[np.array(chosen[first : first + how.batch])])
-            found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, how)]
+        for first in range(0, len(chosen), generation.batch):
+            images = as_images(split.gallery.pixels[np.array(chosen[first : first + generation.batch])])
+            found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, generation)]
         return found
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         answers = []
-        for first in range(0, len(inputs), how.batch):
-            paths = inputs[first : first + how.batch]
+        for first in range(0, len(inputs), generation.batch):
+            paths = inputs[first : first + generation.batch]
             images = as_images(np.stack([read_image(path, self.side) for path in paths]))
-            for path, found in zip(paths, self._write(module, images, how, first), strict=True):
+            for path, found in zip(paths, self._write(module, images, generation, first), strict=True):
                 for one in found:
                     more: Tree = {"tokens": self.tokenizer.pieces(one.tokens)}
                     answers.append(Answer(str(path), self.tokenizer.decode(one.tokens), more))
         return answers
 
     def _write(
-        self, module: nn.Module, images: Tensor, how: GenerationOptions, first: int = 0
+        self, module: nn.Module, images: Tensor, generation: GenerationOptions, first: int = 0
     ) -> list[list[GeneratedText]]:
         spec: Any = module.spec
         request = GenerationRequest(
             [[self.ends.start]] * len(images),
-            how.sampling(0.0),
-            max_tokens=how.max_tokens or min(spec.length, self.longest + 1),
+            generation.sampling(0.0),
+            max_tokens=generation.max_tokens or min(spec.length, self.longest + 1),
             stop=(self.ends.stop,),
-            seeds=[how.seed + first + place for place in range(len(images))],
-            samples=how.samples,
+            seeds=[generation.seed + first + place for place in range(len(images))],
+            samples=generation.samples,
             images=None if self.options.blind else images,
         )
-        return generate_texts(module, request, how, penalty=self.options.penalty)
+        return generate_texts(module, request, generation, penalty=self.options.penalty)
 
     def preview(self, module: nn.Module, split: Split) -> str:
         """The caption of one held-out image."""

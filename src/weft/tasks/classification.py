@@ -25,7 +25,7 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
-from weft.tasks.embedding import EmbeddingTask
+from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import BagOfBigrams
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
 from weft.tasks.support.input_encoders import InputEncoder, TokenEncoder, WordEncoder, learn_encoder, pooled_answer
@@ -76,8 +76,8 @@ class ClassificationTask(Task):
     picture = "classification"
     example = '"a text"'
     Options = ClassificationOptions
-    origins = ("embedding",)
-    tuned: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
+    compatible_tasks = ("embedding",)
+    fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
 
     def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.encoder, self.classes = options, encoder, classes
@@ -136,7 +136,7 @@ class ClassificationTask(Task):
     def answers(self) -> tuple[str, ...]:
         return self.classes
 
-    def renew(self, spec: AnySpec) -> EncoderSpec:
+    def with_new_classes(self, spec: AnySpec) -> EncoderSpec:
         assert isinstance(spec, EncoderSpec)
         answer = pooled_answer(spec, len(self.classes))
         if answer.pool == "first" and not spec.class_token and answer.hidden is None:

@@ -32,8 +32,8 @@ from weft.parts.outputs import ForecastHead
 from weft.tasks.support.forecast_bands import Forecast, half_band, predict_patches
 from weft.tasks.support.losses import auxiliary_loss, mean_loss
 from weft.tasks.support.series_windows import (
-    Array,
     Channels,
+    Doubles,
     SeriesFacts,
     SplitRows,
     WindowSplit,
@@ -132,13 +132,13 @@ class ForecastTask(Task):
         patch = min(options.patch or max(1, min(PATCH, wanted // 4)), wanted)
         return cls(options, SeriesFacts.learn(series, borders, wanted // patch * patch, patch, seed))
 
-    def _split(self, values: Array, first: int, end: int, what: str) -> WindowSplit:
+    def _split(self, values: Doubles, first: int, end: int, what: str) -> WindowSplit:
         scaled = torch.from_numpy(self.known.scaled(values).astype(np.float32))
         known, o = self.known, self.options
         split = WindowSplit(scaled, first, end, known.context, o.horizon, known.patch, o.channels)
         return split.expect_windows(what)
 
-    def _cut(self, values: Array, number: int) -> WindowSplit:
+    def _cut(self, values: Doubles, number: int) -> WindowSplit:
         """The training, validation or test split; histories of the later ones may reach into those before."""
         borders = self.known.borders
         first = borders[number - 1] if number else self.known.context
@@ -335,7 +335,7 @@ class ForecastTask(Task):
         shown = str(given) if isinstance(given, (str, Path)) else rows.tolist()
         return Answer(shown, named(found.point), {name: named(end) for name, end in ends.items() if end is not None})
 
-    def _rows(self, given: Any) -> Array:
+    def _rows(self, given: Any) -> Doubles:
         if isinstance(given, (str, Path)):
             found = find_sample(self.name, [str(given)], self.sample_seed)
             return read_series([given], self.known.columns).values if found is None else found.train.values

@@ -33,7 +33,7 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.models.vision import VisionSpec, patch_side
-from weft.tasks.support.augmentation import Change, change_images, image_changes
+from weft.tasks.support.augmentation import ImageAugmentation, change_images, image_changes
 from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
@@ -115,7 +115,7 @@ class ImagesSplit(Split):
     labels: NDArray[np.int64]
     scale: Scale
     patches: int
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ImageAugmentation, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -164,7 +164,7 @@ class ImagesTask(Task):
         classes: Sequence[str],
         side: int,
         scale: Scale,
-        changes: tuple[Change, ...],
+        changes: tuple[ImageAugmentation, ...],
         fitting: ResizeCrop | None = None,
     ) -> None:
         self.options, self.classes, self.side = options, tuple(classes), side
@@ -212,7 +212,7 @@ class ImagesTask(Task):
     def answers(self) -> tuple[str, ...]:
         return self.classes
 
-    def renew(self, spec: AnySpec) -> VisionSpec:
+    def with_new_classes(self, spec: AnySpec) -> VisionSpec:
         assert isinstance(spec, VisionSpec)
         return spec.replace(classes=len(self.classes))
 
@@ -375,7 +375,7 @@ def thumbs(pixels: Pixels) -> NDArray[np.float32]:
     return small
 
 
-def _changes(names: Sequence[str], train: ImagesSplit) -> tuple[Change, ...]:
+def _changes(names: Sequence[str], train: ImagesSplit) -> tuple[ImageAugmentation, ...]:
     """Those named; auto shifts, and flips if a nearest neighbor knows mirror images nearly as well as pictures."""
     if tuple(names) != ("auto",):
         return image_changes(tuple(names))

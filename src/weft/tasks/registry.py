@@ -1,7 +1,7 @@
 """All tasks by name: Weft's own, and those that installed packages add by the entry-point group `weft.tasks`.
 
-Names are known without loading any task. Adding a task to Weft is one file in this folder and one line here; a package
-of its own adds the line to its pyproject.toml:
+Names are known without loading any task. Adding a task to Weft is one file in this folder; a package of its own adds a
+line to its pyproject.toml:
 
     [project.entry-points."weft.tasks"]
     parity = "my_package.parity:ParityTask"
@@ -9,6 +9,8 @@ of its own adds the line to its pyproject.toml:
 
 from __future__ import annotations
 
+import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.foundation.errors import WeftError
@@ -17,27 +19,24 @@ from weft.foundation.plugins import Registry
 if TYPE_CHECKING:
     from weft.tasks.task import Task
 
-TASKS: Registry[type[Task]] = Registry(
-    "weft.tasks",
-    "task",
-    {
-        "text": "weft.tasks.text:TextTask",
-        "translation": "weft.tasks.translation:TranslationTask",
-        "classification": "weft.tasks.classification:ClassificationTask",
-        "tagging": "weft.tasks.tagging:TaggingTask",
-        "images": "weft.tasks.images:ImagesTask",
-        "captions": "weft.tasks.captions:CaptionsTask",
-        "forecast": "weft.tasks.forecast:ForecastTask",
-        "sequences": "weft.tasks.sequences:SequencesTask",
-        "embedding": "weft.tasks.embedding:EmbeddingTask",
-    },
-)
-NOT_TRAINED = ("embedding",)  # the built-in tasks whose class says `trainable = False`
+_NOT_TASKS = ("registry", "task")
+
+
+def _files(folder: str = "") -> dict[str, str]:
+    """Built-in tasks, one per file of this package: task `text` is the class `TextTask` of text.py."""
+    package = "weft.tasks" + (f".{folder}" if folder else "")
+    found = pkgutil.iter_modules([str(Path(__file__).parent / folder)])
+    names = [info.name for info in found if not info.ispkg and info.name not in _NOT_TASKS]
+    return {name: f"{package}.{name}:{name.title().replace('_', '')}Task" for name in names}
+
+
+_TRAINED, _IMPORTED = _files(), _files("imported")
+TASKS: Registry[type[Task]] = Registry("weft.tasks", "task", {**_TRAINED, **_IMPORTED})
 
 
 def trainable_tasks() -> tuple[str, ...]:
-    """The names that `weft train` takes."""
-    return tuple(name for name in TASKS if name not in NOT_TRAINED)
+    """The names that `weft train` takes; whether a plugin's task is trained here is known once it is loaded."""
+    return tuple(name for name in TASKS if name not in _IMPORTED)
 
 
 def task_named(name: str) -> type[Task]:

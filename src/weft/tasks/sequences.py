@@ -25,7 +25,7 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec, LayerNormSpec
-from weft.tasks.support.augmentation import Axis, resample
+from weft.tasks.support.augmentation import VerticalAxis, resample
 from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
@@ -109,7 +109,7 @@ class SequencesTask(Task):
         if found is not None:
             data = _as_sequences(found.name, found.train, found.classes)
             held = _as_sequences(found.name, found.validation, found.classes)
-            up: Axis | None = "z" if found.name == "skeletons" else None
+            up: VerticalAxis | None = "z" if found.name == "skeletons" else None
         else:
             data, held = _hold_out(read_sequences(paths), options, seed)
             up = "y" if all(SKELETON_FILE.match(name) for name in data.names) else None
@@ -126,12 +126,12 @@ class SequencesTask(Task):
     def answers(self) -> tuple[str, ...]:
         return self.classes
 
-    def renew(self, spec: AnySpec) -> EncoderSpec:
+    def with_new_classes(self, spec: AnySpec) -> EncoderSpec:
         assert isinstance(spec, EncoderSpec) and isinstance(spec.output, PooledSpec)
         return spec.replace(output=spec.output.replace(classes=len(self.classes)))
 
     @classmethod
-    def _learn(cls, data: LabeledSequences, options: SequencesOptions, up: Axis | None) -> SequencesTask:
+    def _learn(cls, data: LabeledSequences, options: SequencesOptions, up: VerticalAxis | None) -> SequencesTask:
         vertical = up if options.vertical == "auto" else None if options.vertical == "none" else options.vertical
         _expect_joints(data, vertical)
         lengths = [len(one) for one in data.values]
@@ -290,7 +290,7 @@ def _chosen(data: LabeledSequences, rows: Labels) -> LabeledSequences:
     return LabeledSequences([data.values[row] for row in rows], data.labels[rows], data.classes, names)
 
 
-def _expect_joints(data: LabeledSequences, vertical: Axis | None) -> None:
+def _expect_joints(data: LabeledSequences, vertical: VerticalAxis | None) -> None:
     if vertical is not None and data.channels % 3:
         raise DataError(f"{data.channels} channels are no x, y, z of joints in turn: leave --set data.vertical out")
 

@@ -27,7 +27,7 @@ from weft.models.encoder import EncoderSpec, PerTokenSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.embedding import EmbeddingTask
+from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
 from weft.tasks.support.losses import class_loss
@@ -76,7 +76,7 @@ class TaggingTask(Task):
     picture = "tagging"
     example = '"a sentence"'
     Options = TaggingOptions
-    origins = ("embedding",)
+    compatible_tasks = ("embedding",)
 
     def __init__(self, options: TaggingOptions, encoder: TagEncoder, tags: tuple[str, ...]) -> None:
         self.options, self.encoder, self.tags = options, encoder, tags
@@ -126,7 +126,7 @@ class TaggingTask(Task):
     def answers(self) -> tuple[str, ...]:
         return self.tags
 
-    def renew(self, spec: AnySpec) -> EncoderSpec:
+    def with_new_classes(self, spec: AnySpec) -> EncoderSpec:
         assert isinstance(spec, EncoderSpec)
         return spec.replace(output=PerTokenSpec(classes=len(self.tags)))
 

@@ -234,8 +234,8 @@ class Task(ABC):
     picture: ClassVar[str | None] = None
     example: ClassVar[str] = "INPUT"  # what may follow `weft predict RUN`
     Options: ClassVar[type[DataSpec]] = DataSpec
-    origins: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
-    tuned: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
+    compatible_tasks: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
+    fine_tuning_options: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
 
     # Capabilities
     trainable: ClassVar[bool] = True  # else its runs are imported
@@ -255,8 +255,8 @@ class Task(ABC):
     def prepare(cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: Any = None) -> PreparedData:
         """Read files or `sample:NAME`, learn what is to be learned, hold a share out.
 
-        `known` is the task of a run that is trained on, this one or one of `origins`: what it learned (tokenizer,
-        scales) stays; its classes too, unless the data have others.
+        `known` is the task of a run that is trained on, this one or one of `compatible_tasks`: what it learned
+        (tokenizer, scales) stays; its classes too, unless the data have others.
         """
 
     @classmethod
@@ -290,7 +290,7 @@ class Task(ABC):
         """The names of classes or tags, where a model chooses among such."""
         return None
 
-    def renew(self, spec: AnySpec) -> AnySpec:
+    def with_new_classes(self, spec: AnySpec) -> AnySpec:
         """A trained model with this task's classes in place of its own; all else as it was."""
         raise WeftError(f"task {self.name} cannot take over a model with other answers: leave --from out")
 
@@ -327,6 +327,10 @@ class Task(ABC):
     def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
         """How well the model labels texts after labeled examples in its prompt; nothing is learned."""
         raise WeftError(f"task {self.name} takes no examples in a prompt: evaluate without shots, or a language model")
+
+    def embed(self, module: nn.Module, texts: Sequence[str]) -> Tensor:
+        """Vectors [N, D] of texts, where the task gives any."""
+        raise WeftError(f"a run of task {self.name} gives no vectors: import an embedding model")
 
     def preview(self, module: nn.Module, split: Split) -> str:
         """A line or two on what the model does now, shown while it trains."""

@@ -259,13 +259,13 @@ class TextTask(FewShot, Task):
             "context": split.context,
         }
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
-        """Continuations; with each, the likeliest first tokens and their probabilities if `how.top` asks for them."""
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
+        """Continuations; with each, the likeliest first tokens and their probabilities if `top` asks for them."""
         texts = [str(text) for text in inputs]
-        request = self._request(texts, how)
-        speculative = how.speculative and self._fits(module, request)
+        request = self._request(texts, generation)
+        speculative = generation.speculative and self._fits(module, request)
         answers = []
-        found = generate_texts(module, request, how, speculative=speculative)
+        found = generate_texts(module, request, generation, speculative=speculative)
         for text, prompt, own in zip(texts, request.prompts, found, strict=True):
             for one in own:
                 more: Tree = {
@@ -275,36 +275,36 @@ class TextTask(FewShot, Task):
                 if one.first_probabilities is not None:
                     more["probabilities"] = self._by_name(one.first_probabilities)
                 more["finish_reason"] = one.finish_reason
-                if how.overflow == "slide" and len(prompt) + len(one.tokens) > self._longest(module):
+                if generation.overflow == "slide" and len(prompt) + len(one.tokens) > self._longest(module):
                     more["slid"] = True
                 answers.append(Answer(text, one.text, more))
         return answers
 
-    def _request(self, texts: Sequence[str], how: GenerationOptions) -> GenerationRequest:
+    def _request(self, texts: Sequence[str], generation: GenerationOptions) -> GenerationRequest:
         """What continues these texts; each of them has the same seeds, one per sample."""
         return GenerationRequest(
-            [self._prompt(text, how) for text in texts],
-            how.sampling(TEMPERATURE),
-            max_tokens=how.max_tokens or CONTINUATION,
+            [self._prompt(text, generation) for text in texts],
+            generation.sampling(TEMPERATURE),
+            max_tokens=generation.max_tokens or CONTINUATION,
             stop=self.prompt_format.stopping(self.tokenizer),
-            seeds=[how.seed + n for _ in texts for n in range(how.samples)],
-            samples=how.samples,
-            overflow=how.overflow,
-            detokenizer=Detokenizer(self.tokenizer, tuple(how.stop)),
-            top=how.top,
+            seeds=[generation.seed + n for _ in texts for n in range(generation.samples)],
+            samples=generation.samples,
+            overflow=generation.overflow,
+            detokenizer=Detokenizer(self.tokenizer, tuple(generation.stop)),
+            top=generation.top,
         )
 
     def _fits(self, module: nn.Module, request: GenerationRequest) -> bool:
         """Whether no text slides, which speculative decoding cannot."""
         return max(map(len, request.prompts)) + request.max_tokens <= self._longest(module)
 
-    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
+    def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """A continuation as it is generated."""
-        steps = stream(module, self._request([str(given)], replace(how, samples=1)))
+        steps = stream(module, self._request([str(given)], replace(generation, samples=1)))
         return (step.text for step in steps if step.text)
 
-    def _prompt(self, text: str, how: GenerationOptions) -> list[int]:
-        if how.chat:
+    def _prompt(self, text: str, generation: GenerationOptions) -> list[int]:
+        if generation.chat:
             return self.prompt_format.chat_ids([{"role": "user", "content": text}], self.tokenizer)
         return self.prompt_ids(text)
 

@@ -144,7 +144,7 @@ class TranslationTask(Task):
         return cls(options, tokenizer, (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts))
 
     def facts(self) -> Tree:
-        """The longest source and target in tokens, and how many pairs there were; an imported model's own ends."""
+        """The longest source and target in tokens, and the number of pairs; an imported model's own ends."""
         return {"longest": list(self.longest), "pairs": self.pairs, **({} if self.own_ends else self.ends.to_tree())}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
@@ -221,8 +221,8 @@ class TranslationTask(Task):
         assert isinstance(split, PairsSplit)
         loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split), split.decoded)
-        how = GenerationOptions(beam=self.options.beam)
-        found = self._translate(module, [split.source(example) for example in chosen], how)
+        generation = GenerationOptions(beam=self.options.beam)
+        found = self._translate(module, [split.source(example) for example in chosen], generation)
         texts = [self.tokenizer.decode(row[0].tokens).strip() for row in found]
         sources, references = ([split.pairs[example][side] for example in chosen] for side in (0, 1))
         rows = bleu_by_length(sources, texts, references)
@@ -237,7 +237,7 @@ class TranslationTask(Task):
             **({"cut": split.too_long} if split.too_long else {}),
         }
 
-    def predict(self, module: nn.Module, inputs: Sequence[Any], how: GenerationOptions) -> list[Answer]:
+    def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """Translations with their tokens and, where the model gives it, their alignment to the source's."""
         texts = [str(text) for text in inputs]
         rows = [[*self.ends.before, *ids, self.ends.stop] for ids in self.tokenizer.encode_many(texts)]
@@ -249,7 +249,7 @@ class TranslationTask(Task):
                     "shorten it, or train with a larger --set length"
                 )
         answers = []
-        for text, row, found in zip(texts, rows, self._translate(module, rows, how), strict=True):
+        for text, row, found in zip(texts, rows, self._translate(module, rows, generation), strict=True):
             for one in found:
                 more: Tree = {"tokens": self.tokenizer.pieces(one.tokens), "source_tokens": self.tokenizer.pieces(row)}
                 if one.alignment is not None:
@@ -276,44 +276,44 @@ class TranslationTask(Task):
         return self._writer[1]
 
     def _translate(
-        self, module: nn.Module, rows: Sequence[Sequence[int]], how: GenerationOptions
+        self, module: nn.Module, rows: Sequence[Sequence[int]], generation: GenerationOptions
     ) -> list[list[GeneratedText]]:
-        """What is written for each source, `how.samples` each, in batches of like length."""
+        """What is written for each source, `generation.samples` each, in batches of like length."""
         found: list[list[GeneratedText]] = [[] for _ in rows]
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        module, most = self._to_write(module), how.max_tokens or self._most(module)
-        for first in range(0, len(order), how.batch):
-            places = order[first : first + how.batch]
+        module, most = self._to_write(module), generation.max_tokens or self._most(module)
+        for first in range(0, len(order), generation.batch):
+            places = order[first : first + generation.batch]
             batch = [rows[place] for place in places]
-            for place, written in zip(places, self._write(module, batch, places, most, how), strict=True):
+            for place, written in zip(places, self._write(module, batch, places, most, generation), strict=True):
                 found[place] = written
         return found
 
     def _write(
-        self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, how: GenerationOptions
+        self, module: nn.Module, batch: list[Sequence[int]], places: list[int], most: int, generation: GenerationOptions
     ) -> list[list[GeneratedText]]:
         request = GenerationRequest(
             [[self.ends.start, *self.ends.first]] * len(batch),
-            how.sampling(0.0),
+            generation.sampling(0.0),
             max_tokens=most,
             stop=(self.ends.stop,),
-            seeds=[how.seed + place for place in places],
-            samples=how.samples,
+            seeds=[generation.seed + place for place in places],
+            samples=generation.samples,
             source=batch,
         )
-        return generate_texts(module, request, how, penalty=self.options.penalty)
+        return generate_texts(module, request, generation, penalty=self.options.penalty)
 
-    def stream(self, module: nn.Module, given: Any, how: GenerationOptions) -> Iterator[str]:
+    def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """A translation as it is written."""
         row = [*self.ends.before, *self.tokenizer.encode(str(given)), self.ends.stop]
         request = GenerationRequest(
             [[self.ends.start, *self.ends.first]],
-            how.sampling(0.0),
-            max_tokens=how.max_tokens or self._most(module),
+            generation.sampling(0.0),
+            max_tokens=generation.max_tokens or self._most(module),
             stop=(self.ends.stop,),
-            seeds=how.seed,
+            seeds=generation.seed,
             source=[row],
-            detokenizer=Detokenizer(self.tokenizer, tuple(how.stop)),
+            detokenizer=Detokenizer(self.tokenizer, tuple(generation.stop)),
         )
         steps = stream(self._to_write(module), request)
         return (step.text for step in steps if step.text)

@@ -47,7 +47,7 @@ class BaseRun:
         if settled is not None:
             raise WeftError(f"data.{settled} was decided when {self.folder.path} was trained: leave it out with --from")
         trained_here = self.spec.training and isinstance(self.task, self.kind)
-        before = self.spec.data if trained_here else self.kind.tuned
+        before = self.spec.data if trained_here else self.kind.fine_tuning_options
         return self.kind.Options(**{k: v for k, v in before.items() if k not in ("validation", "split")} | chosen)
 
     def has_new_classes(self, task: Task) -> bool:
@@ -57,7 +57,7 @@ class BaseRun:
     def model_spec(self, changes: Tree, task: Task) -> AnySpec:
         """The run's model with the task's classes and with changes that keep its weights' shapes, such as dropout."""
         model = read_spec(self.spec.model)
-        model = task.renew(model) if self.has_new_classes(task) else model
+        model = task.with_new_classes(model) if self.has_new_classes(task) else model
         spec: AnySpec = model.replace(**changes) if changes else model
         if _shapes(spec) != _shapes(model):
             names = ", ".join(changes)
@@ -85,7 +85,7 @@ def open_base_run(path: Path, kind: type[Task]) -> BaseRun:
     """The run at `path`, as the start of a fine-tuning for a task of this kind."""
     folder = RunFolder(path)
     spec = folder.read_spec()
-    known = (kind.name, *kind.origins)
+    known = (kind.name, *kind.compatible_tasks)
     if spec.task not in known:
         raise WeftError(
             f"{path} is a run of task {spec.task}, but the task is {kind.name}: "

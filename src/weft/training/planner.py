@@ -165,17 +165,17 @@ class Planner:
         self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float
     ) -> int:
         """The size of the lowest expected loss, speeds scaled by FLOPs from measured ones; -1 if it was measured."""
-        guesses = []
+        expected_losses = []
         for size in sizes:
             if size in found:
-                guesses.append(found[size].loss)
+                expected_losses.append(found[size].loss)
                 continue
             near = min(found, key=lambda other: abs(math.log(_weight(other) / _weight(size))))
             spec = self.task.default_model(size) if size is not None else found[near].spec
             cost = _flops(spec) / _flops(found[near].spec)
             tokens = budget * found[near].timing.tokens_per_second / cost
-            guesses.append(self._expected(spec, tokens))
-        best = min(range(len(guesses)), key=guesses.__getitem__)
+            expected_losses.append(self._expected(spec, tokens))
+        best = min(range(len(expected_losses)), key=expected_losses.__getitem__)
         return -1 if sizes[best] in found else best
 
     def _expected(self, spec: AnySpec, tokens: float) -> float:
@@ -187,8 +187,8 @@ class Planner:
         self, size: Size | None, spec: AnySpec | None, budget: float, found: dict[Size | None, PlannedSize]
     ) -> PlannedSize:
         chosen, options = self._configure(size or Size(), spec, 1.0)
-        guess = max((choice.timing.tokens_per_second for choice in found.values()), default=4000.0)
-        batch = options.batch or suitable_batch(guess * budget)
+        tokens_per_second = max((choice.timing.tokens_per_second for choice in found.values()), default=4000.0)
+        batch = options.batch or suitable_batch(tokens_per_second * budget)
         timing, timed = self._time_steps(chosen, options, batch), batch
         if options.batch is None:
             batch = suitable_batch(timing.tokens_per_second * budget)

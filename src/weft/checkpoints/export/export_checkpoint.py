@@ -151,13 +151,13 @@ def _onnx(
     from weft.checkpoints.export.onnx import INSTALL, compare_onnx, write_onnx
 
     files = write_onnx(run, fresh)
-    judged = compare_onnx(run, fresh) if certified else None
-    if judged is None:
+    compared = compare_onnx(run, fresh) if certified else None
+    if compared is None:
         why = f"onnxruntime is not installed: {INSTALL}" if certified else "it was not asked for"
         return ExportReport(out, "onnx", ", ".join(files), run.parameters, why=why)
-    if judged[0] > TOLERANCE * max(judged[1], 1e-6):
-        raise _differ("onnxruntime", *judged)
-    return ExportReport(out, "onnx", ", ".join(files), run.parameters, *judged, "onnxruntime")
+    if compared[0] > TOLERANCE * max(compared[1], 1e-6):
+        raise _differ("onnxruntime", *compared)
+    return ExportReport(out, "onnx", ", ".join(files), run.parameters, *compared, "onnxruntime")
 
 
 def _differ(peer: str, difference: float, largest: float) -> DataError:

@@ -54,6 +54,17 @@ class ExportSource:
         return sum(tensor.numel() for tensor in self.weights.values())
 
     @property
+    def generates(self) -> bool:
+        """Whether the model generates tokens."""
+        declared = self.model.declares()
+        return declared.causal and declared.vocabulary is not None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the run gives vectors of texts."""
+        return "pool" in self.facts
+
+    @property
     def facts(self) -> Tree:
         """What the task knows besides the tokenizer."""
         return self.run.facts
@@ -67,7 +78,7 @@ class ExportSource:
         pad = next(
             (index for name in SPECIAL_TOKENS["pad_token"] if (index := tokenizer.id_of(name)) is not None), None
         )
-        if self.run.task == "translation":
+        if self.model.declares().seq2seq:
             ends = facts.get("ends") or {"start": tokenizer.start, "stop": tokenizer.stop, "pad": tokenizer.pad}
             start = ends["stop"] if ends["start"] is None else ends["start"]
             before = tuple(facts.get("before", {}).get("source", ()))
@@ -101,7 +112,7 @@ class ExportSource:
         chat, tokenizer = self.facts.get("chat"), self.tokenizer
         if chat is not None:
             return str(chat["template"])
-        if self.run.task != "text" or tokenizer is None or tokenizer.id_of(CHAT_TOKENS[-1]) is None:
+        if not self.generates or tokenizer is None or tokenizer.id_of(CHAT_TOKENS[-1]) is None:
             return None
         stop = tokenizer.engine.id_to_token(self.ids.stops[0]) if self.ids.stops else ""
         marks = json.dumps(dict(zip(CHAT_ROLES, CHAT_TOKENS, strict=True)))

@@ -19,9 +19,9 @@ from weft.checkpoints.task_facts import FILTERS, POOLS
 from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
+from weft.models.vision import VisionSpec
 
 HEAD = "lm_head.weight"
-GENERATED = ("text", "translation")
 
 
 def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress | None = None) -> str:
@@ -32,11 +32,11 @@ def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress
     config["dtype"] = str(max(kinds, key=lambda kind: kind.itemsize)).removeprefix("torch.")
     config |= _ids(run, str(config["model_type"]))
     _write_json(out / "config.json", config | _classes(run))
-    if run.run.task in GENERATED:
+    if run.generates and run.tokenizer is not None:
         _write_json(out / "generation_config.json", _generation(run))
-    if run.run.task == "images":
+    if isinstance(run.model, VisionSpec):
         _write_json(out / "preprocessor_config.json", _preprocessor(run))
-    if run.run.task == "embedding":
+    if run.embeds:
         _write_modules(run, out)
     write_tokenizer(run, out)
     if config.get("tie_word_embeddings") is False:
@@ -84,7 +84,7 @@ def _ids(run: ExportSource, kind: str) -> Tree:
     found: Tree = {}
     if kind == "bert" and ids.pad is not None:
         found["pad_token_id"] = ids.pad
-    if run.run.task in GENERATED:
+    if run.generates and run.tokenizer is not None:
         found |= _generation(run)
         found.pop("forced_bos_token_id", None)
     return found
@@ -97,7 +97,7 @@ def _generation(run: ExportSource) -> Tree:
     found: Tree = {"eos_token_id": ids.stops[0] if len(ids.stops) == 1 else list(ids.stops) or None}
     first = ids.before[0] if ids.before else tokenizer.start
     found |= {"bos_token_id": first, "pad_token_id": ids.pad, "decoder_start_token_id": ids.start}
-    forced = run.facts.get("before", {}).get("target", ()) if run.run.task == "translation" else ()
+    forced = run.facts.get("before", {}).get("target", ()) if run.model.declares().seq2seq else ()
     if forced:
         found["forced_bos_token_id"] = forced[0]
     return {name: value for name, value in found.items() if value is not None}

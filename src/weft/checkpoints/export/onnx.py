@@ -122,7 +122,7 @@ def _encoder(run: ExportSource, model: Any, B: int, T: int) -> OnnxGraph:
     if any(mixer.kind == "convolution" for mixer in spec.mixer):
         # A convolution over padded rows has no static graph: all rows of a call have one length.
         return OnnxGraph("model.onnx", PlainGraph(model), {"tokens": tokens}, {"tokens": BATCH_AND_LENGTH}, ["logits"])
-    facts = run.facts if run.run.task == "embedding" else {}
+    facts = run.facts if run.embeds else {}
     graph = EncoderGraph(model, facts.get("pool"), bool(facts.get("normalize")))
     inputs = {"tokens": tokens, "mask": torch.ones(B, T, dtype=torch.long)}
     return OnnxGraph(
@@ -157,7 +157,7 @@ def _memory(stack: Any, B: int, S: int) -> tuple[dict[str, Tensor], dict[str, di
     return past, axes, [name.replace("past", "present", 1) for name in past]
 
 
-# --- writing and judging ---------------------------------------------------------------------------------------------
+# --- writing and comparing -------------------------------------------------------------------------------------------
 
 
 def _write(graph: OnnxGraph, out: Path, size: int) -> None:

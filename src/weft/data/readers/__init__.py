@@ -1,1 +1,5 @@
 """Readers: one file per data format."""
+
+from weft.foundation.packages import open_lazily
+
+__getattr__ = open_lazily(__name__)

@@ -223,7 +223,7 @@ class StoreWriter:
             missing = name if role is None else "for stop"
             if self.prompt_format is not None:
                 raise DataError(
-                    "there are chats among the texts, but this model was not taught to chat: give texts, or take a "
+                    "there are chats among the texts, but this model was not trained to chat: give texts, or take a "
                     "model that has a chat template"
                 )
             raise DataError(

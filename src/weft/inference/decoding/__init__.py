@@ -1,1 +1,5 @@
 """Decoding: sampling, beam search, generation, speculative decoding."""
+
+from weft.foundation.packages import open_lazily
+
+__getattr__ = open_lazily(__name__)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from weft.data.batching import PaddingSide
 from weft.foundation.errors import WeftError
 from weft.inference.fast.optimized import optimized
 from weft.models.output import Declaration, Memory, Output
 from weft.parts.masks import Real
 from weft.parts.state import State
 
-PaddingSide = Literal["left", "right"]
 SourceInput = Sequence[Sequence[int]] | Memory
 
 

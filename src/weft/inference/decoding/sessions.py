@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from weft.data.batching import PaddingSide
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import ConditionedModel, PaddingSide, device_of, pad
+from weft.inference.decoding.conditioning import ConditionedModel, device_of, pad
 from weft.parts.state import State
 
 

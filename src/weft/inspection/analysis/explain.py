@@ -154,9 +154,11 @@ def _unfold(
     query, keys, values = widen(query), widen(keys), widen(values)
     steps = [
         ExplanationStep(
-            "query", "q_i = x_i W_Q, normed and turned where asked for", {"q": query}, _in(path, "project"), False
+            "query", "q_i = x_i W_Q, normalized and rotated where asked for", {"q": query}, _in(path, "project"), False
         ),
-        ExplanationStep("keys", "k_j = x_j W_K, normed and turned where asked for", {"k": keys}, _in(path, "project")),
+        ExplanationStep(
+            "keys", "k_j = x_j W_K, normalized and rotated where asked for", {"k": keys}, _in(path, "project")
+        ),
     ]
     if isinstance(look, AlignmentRecord) and path:
         steps = [

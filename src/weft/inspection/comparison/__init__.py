@@ -1,1 +1,5 @@
 """Comparison: where two models diverge, and why."""
+
+from weft.foundation.packages import open_lazily
+
+__getattr__ = open_lazily(__name__)

@@ -121,17 +121,17 @@ def _epsilon(p: Divergence) -> Cause | None:
         return None
     theirs = _attribute(p.b.part, EPSILONS)
     name, before = own
-    guesses = [theirs[1]] if theirs is not None else []
-    for guess in [*guesses, *(10.0**-n for n in range(3, 13)), 0.0]:
-        if guess == before:
+    candidates = [theirs[1]] if theirs is not None else []
+    for epsilon in [*candidates, *(10.0**-n for n in range(3, 13)), 0.0]:
+        if epsilon == before:
             continue
-        setattr(p.a.part, name, guess)
+        setattr(p.a.part, name, epsilon)
         try:
             again = _run(p.a.part, x)
         finally:
             setattr(p.a.part, name, before)
         if again is not None and p.same(again, p.b.tensor):
-            return "norm epsilon", f"{before:g} in a, {guess:g} in b ({p.a.path})"
+            return "norm epsilon", f"{before:g} in a, {epsilon:g} in b ({p.a.path})"
     return None
 
 

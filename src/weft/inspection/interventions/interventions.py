@@ -25,6 +25,7 @@ from weft.inspection.interventions.points import (
     Attention,
     FeedForward,
     Head,
+    Intervention,
     InterventionPoint,
     Positions,
     Tokens,
@@ -33,8 +34,6 @@ from weft.inspection.interventions.points import (
 from weft.inspection.recording.calling import module_of
 from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.parts.observer import observing
-
-Intervention = Callable[[Tensor], Tensor]
 
 
 def zero(values: Tensor) -> Tensor:

@@ -6,3 +6,7 @@
 - kinds/: other kinds for `--kind`, listed in registry.py, drawn by attention.py, stream.py, model.py and explain.py;
 - observation.py: what was seen, with labels and capabilities; inputs.py, labels.py; panels.py: parts of many pictures.
 """
+
+from weft.foundation.packages import open_lazily
+
+__getattr__ = open_lazily(__name__)

@@ -11,7 +11,7 @@ from weft.data.tokenizers.lexicon import UNKNOWN_CHARACTER, UNKNOWN_WORD, WORD_E
 
 
 def input_labels(run: Any, inputs: Mapping[str, Tensor]) -> list[str]:
-    """A label a token, with all that stands around the text: [CLS], a start token."""
+    """A label per token, with all that stands around the text: [CLS], a start token."""
     task = getattr(run, "task", None)
     tokenizer = getattr(task, "tokenizer", None)
     lexicon = getattr(getattr(task, "encoder", None), "lexicon", None)

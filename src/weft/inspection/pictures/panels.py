@@ -103,37 +103,37 @@ def attention_panel(
         )
     panel = AttentionPanel(TITLES[kind], rows, columns, layer, heads, maps, "", focus)
     if focus is not None and options.layer is None and options.head is None:
-        panel = panel.choose(*telling_head(panel, focus))
+        panel = panel.choose(*most_focused_head(panel, focus))
     return panel, left_out
 
 
-def telling_head(panel: AttentionPanel, row: int) -> tuple[int, int]:
-    """The layer and head in which this token looks most at one other token, as `looks_elsewhere` counts."""
+def most_focused_head(panel: AttentionPanel, row: int) -> tuple[int, int]:
+    """The layer and head in which this token looks most at one other token, as `focus_elsewhere` counts."""
     best, found = (-1.0, -1.0, -1.0), (panel.layers.chosen, panel.heads.chosen)
     for layer in range(len(panel.layers.options)):
         for head in range(len(panel.heads.options)):
             if panel.heads.options[head] == MEAN and len(panel.heads.options) > 1:
                 continue
-            most = looks_elsewhere(panel.maps.row(layer, head, row), row if panel.itself else None)
+            most = focus_elsewhere(panel.maps.row(layer, head, row), row if panel.itself else None)
             if most > best:
                 best, found = most, (layer, head)
     return found
 
 
-def telling_place(
+def most_focused_layer_and_head(
     observation: Observation, kind: Kind, row: int, layers: Sequence[int] | None = None
 ) -> tuple[int, int]:
     """The same without a panel: the number of a layer, and a head."""
     best, found = (-1.0, -1.0, -1.0), (observation.layers(kind)[-1], 0)
     for layer in layers or observation.layers(kind):
         for head, weights in enumerate(to_array(observation.attention(layer, kind, row))):
-            most = looks_elsewhere(weights, row if kind in ("self", "encoder") else None)
+            most = focus_elsewhere(weights, row if kind in ("self", "encoder") else None)
             if most > best:
                 best, found = most, (layer, head)
     return found
 
 
-def looks_elsewhere(weights: Array, row: int | None) -> tuple[float, float, float]:
+def focus_elsewhere(weights: Array, row: int | None) -> tuple[float, float, float]:
     """The largest weight [S] on a token that is neither itself (`row`), nor beside it, nor the first; then less strict.
 
     The first token (often a start token) is where heads rest that look for nothing, attention sinks (Xiao et al. 2023),

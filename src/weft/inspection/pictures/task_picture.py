@@ -8,8 +8,10 @@ A package that adds a task may add a picture for it in the same way:
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from weft.foundation.plugins import Registry
@@ -40,18 +42,8 @@ PICTURES: Registry[TaskPicture] = Registry(
     "weft.pictures",
     "picture",
     {
-        name: f"weft.inspection.pictures.tasks.{name}:PICTURE"
-        for name in (
-            "text",
-            "translation",
-            "classification",
-            "tagging",
-            "embedding",
-            "images",
-            "captions",
-            "forecast",
-            "sequences",
-        )
+        info.name: f"weft.inspection.pictures.tasks.{info.name}:PICTURE"
+        for info in pkgutil.iter_modules([str(Path(__file__).parent / "tasks")])
     }
     | {GENERIC: "weft.inspection.pictures.generic:PICTURE"},
 )

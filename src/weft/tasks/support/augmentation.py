@@ -13,27 +13,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import derive, generator
 
 Floats = NDArray[np.float32]
-Pixels = NDArray[np.uint8]
-Change = Literal["shift", "flip", "erase"]
-CHANGES: tuple[Change, ...] = get_args(Change)
+ImageAugmentation = Literal["shift", "flip", "erase"]
+IMAGE_AUGMENTATIONS: tuple[ImageAugmentation, ...] = get_args(ImageAugmentation)
 SHIFT = 1 / 14  # of a side: 2 pixels of 28
 ERASED = (0.1, 0.35)  # of a side
 ERASE_SHARE = 0.5
 
-Axis = Literal["x", "y", "z"]
-AXES: tuple[Axis, ...] = get_args(Axis)
+VerticalAxis = Literal["x", "y", "z"]
+AXES: tuple[VerticalAxis, ...] = get_args(VerticalAxis)
 
 
-def image_changes(names: tuple[str, ...]) -> tuple[Change, ...]:
+def image_changes(names: tuple[str, ...]) -> tuple[ImageAugmentation, ...]:
     """Changes by name, in a fixed order; none for `none`."""
-    unknown = next((name for name in names if name not in (*CHANGES, "none")), None)
+    unknown = next((name for name in names if name not in (*IMAGE_AUGMENTATIONS, "none")), None)
     if unknown is not None:
-        raise WeftError(f"there is no augmentation {unknown!r}: choose auto, none, or some of {','.join(CHANGES)}")
-    return tuple(change for change in CHANGES if change in names)
+        raise WeftError(
+            f"there is no augmentation {unknown!r}: choose auto, none, or some of {','.join(IMAGE_AUGMENTATIONS)}"
+        )
+    return tuple(change for change in IMAGE_AUGMENTATIONS if change in names)
 
 
 @lru_cache(maxsize=2)
@@ -44,7 +46,12 @@ def _draws(count: int, seed: int, epoch: int) -> Floats:
 
 
 def change_images(
-    pixels: Pixels, examples: NDArray[np.int64], count: int, changes: tuple[Change, ...], seed: int, epoch: int
+    pixels: Pixels,
+    examples: NDArray[np.int64],
+    count: int,
+    changes: tuple[ImageAugmentation, ...],
+    seed: int,
+    epoch: int,
 ) -> tuple[Pixels, NDArray[np.bool_]]:
     """(pixels [n, H, W, C], which are erased [n, H, W]); `examples` are numbers below `count`.
 
@@ -100,7 +107,7 @@ def resample(values: Floats, places: NDArray[np.float64]) -> Floats:
     return found
 
 
-def turn_joints(values: Floats, axis: Axis, angle: float) -> Floats:
+def turn_joints(values: Floats, axis: VerticalAxis, angle: float) -> Floats:
     """x, y and z of joints in turn [T, 3 joints], turned about one axis by an angle in radians."""
     points = values.reshape(len(values), -1, 3)
     a, b = ((1, 2), (2, 0), (0, 1))[AXES.index(axis)]

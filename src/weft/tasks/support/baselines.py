@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from weft.foundation.errors import WeftError
 
-Array = NDArray[np.float64]
+Doubles = NDArray[np.float64]
 RIDGE_PENALTIES = tuple(10.0**power for power in range(-5, 2))
 MOST_WINDOWS = 200_000
 ROWS_AT_ONCE = 4096
@@ -28,7 +28,7 @@ MOST_PIECES = 200_000
 SUFFIX_LETTERS = 4
 
 
-def naive_forecast(history: ArrayLike, horizon: int) -> Array:
+def naive_forecast(history: ArrayLike, horizon: int) -> Doubles:
     """The last value repeated: history [n, context, C] -> [n, horizon, C]."""
     values = _windows_of(history)
     return np.repeat(values[:, -1:], horizon, axis=1)
@@ -41,7 +41,7 @@ class RidgeForecast:
     W minimizes the squared error plus a penalty |W|^2 (ridge regression), in closed form.
     """
 
-    weights: Array
+    weights: Doubles
     penalty: float
 
     @classmethod
@@ -72,7 +72,7 @@ class RidgeForecast:
         weights = next((fitted + between + held).solutions([penalty]))
         return cls(weights.T.copy(), penalty)
 
-    def predict(self, history: ArrayLike) -> Array:
+    def predict(self, history: ArrayLike) -> Doubles:
         """History [n, context, C] -> forecast [n, horizon, C]."""
         values = _windows_of(history)
         if values.shape[1] != self.weights.shape[1]:
@@ -89,12 +89,12 @@ class _Moments:
     """Sums over windows: X^T X [context, context], X^T Y [context, horizon] and the sum of Y^2."""
 
     rows: int
-    xx: Array
-    xy: Array
+    xx: Doubles
+    xy: Doubles
     yy: float
 
     @classmethod
-    def of(cls, columns: Array, context: int, horizon: int, windows: range) -> _Moments:
+    def of(cls, columns: Doubles, context: int, horizon: int, windows: range) -> _Moments:
         """Columns [C, N]; some thousand windows are held at a time."""
         xx, xy, yy, rows = np.zeros((context, context)), np.zeros((context, horizon)), 0.0, 0
         stride = max(1, -(-len(columns) * len(columns.T) // MOST_WINDOWS))
@@ -110,7 +110,7 @@ class _Moments:
     def __add__(self, other: _Moments) -> _Moments:
         return _Moments(self.rows + other.rows, self.xx + other.xx, self.xy + other.xy, self.yy + other.yy)
 
-    def solutions(self, penalties: Sequence[float]) -> Iterator[Array]:
+    def solutions(self, penalties: Sequence[float]) -> Iterator[Doubles]:
         """W^T [context, horizon] for each penalty, in units of the mean square of the inputs."""
         values, vectors = np.linalg.eigh(self.xx)
         turned = vectors.T @ self.xy
@@ -126,7 +126,7 @@ class _Moments:
         ]
 
 
-def _windows_of(history: ArrayLike) -> Array:
+def _windows_of(history: ArrayLike) -> Doubles:
     values = np.asarray(history, dtype=np.float64)
     if values.ndim != 3 or values.shape[1] < 1:
         raise WeftError(f"a history of shape {'x'.join(map(str, values.shape))}, but [n, context, C] is needed")
@@ -153,7 +153,7 @@ class BagOfBigrams:
         """From texts and their labels; the penalty is chosen on every fifth text, then all are used."""
         if not texts or len(texts) != len(labels):
             raise WeftError(
-                f"{len(texts)} texts and {len(labels)} labels: give one label a text, and at least one text"
+                f"{len(texts)} texts and {len(labels)} labels: give one label per text, and at least one text"
             )
         classes = tuple(sorted(set(labels)))
         numbers = torch.tensor([classes.index(label) for label in labels])
@@ -244,7 +244,7 @@ class FrequentTag:
         overall: Counter[str] = Counter()
         for number, (names, tags) in enumerate(sentences, 1):
             if len(names) != len(tags):
-                raise WeftError(f"sentence {number} has {len(names)} words and {len(tags)} tags: give one tag a word")
+                raise WeftError(f"sentence {number} has {len(names)} words and {len(tags)} tags: give one tag per word")
             overall.update(tags)
             for word, tag in zip(names, tags, strict=True):
                 words[word][tag] += 1

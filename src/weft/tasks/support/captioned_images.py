@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
 from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
-from weft.tasks.support.augmentation import Change, change_images
+from weft.tasks.support.augmentation import ImageAugmentation, change_images
 from weft.tasks.support.text_pairs import Ends, like_length
 from weft.tasks.task import Batch, Split
 
@@ -72,7 +72,7 @@ class CaptionsSplit(Split):
     gallery: Gallery
     texts: Sequence[Sequence[int]]
     ends: Ends
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ImageAugmentation, ...] = ()
     patches: int = 0
     length: int | None = None
     described: int | None = None
@@ -106,8 +106,8 @@ class CaptionsSplit(Split):
 
         Padding is on the right, where a causal decoder never looks. With a seed, images are changed a little.
         """
-        lesson = teacher_forcing([self.texts[n] for n in examples], self.ends.start, self.ends.stop, self.ends.pad)
-        tokens, labels = lesson.inputs[:, : self.length], lesson.labels[:, : self.length]
+        forced = teacher_forcing([self.texts[n] for n in examples], self.ends.start, self.ends.stop, self.ends.pad)
+        tokens, labels = forced.inputs[:, : self.length], forced.labels[:, : self.length]
         inputs: dict[str, object] = {"tokens": tokens}
         if self.patches:
             inputs["images"] = as_images(self._seen(np.array(examples, dtype=np.int64), seed, epoch))

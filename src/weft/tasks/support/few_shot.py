@@ -33,7 +33,7 @@ READ_AT_ONCE = 4096  # tokens per batch, those of the examples counted for each 
 
 @dataclass(frozen=True)
 class FewShotOptions:
-    """So many `shots`: labeled examples in the prompt.
+    """`shots`: number of labeled examples in the prompt.
 
     `labels` are words for the labels, in their order; `examples` is the file that examples are drawn from, else the
     data itself, less what was drawn; `prompt` says how each is written; `columns` are those of text and label.

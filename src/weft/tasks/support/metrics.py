@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from weft.foundation.errors import WeftError
 
 Labels = Sequence[Hashable] | NDArray[Any]
-References = Sequence[str] | Sequence[Sequence[str]]  # one text an example, or several
+References = Sequence[str] | Sequence[Sequence[str]]  # one text per example, or several
 SPAN_TAG = re.compile(r"O|[BIESLU](-.+)?")
 LENGTH_EDGES = (8, 12, 16, 20)
 
@@ -218,7 +218,7 @@ def _expect_as_many(one: Labels | Sequence[Labels], other: Labels | Sequence[Lab
 def _expect_tags(number: int, predicted: Labels, truth: Labels) -> None:
     if len(predicted) != len(truth):
         raise WeftError(
-            f"sentence {number} has {len(predicted)} predicted tags and {len(truth)} true ones: give one a token"
+            f"sentence {number} has {len(predicted)} predicted tags and {len(truth)} true ones: give one per token"
         )
 
 

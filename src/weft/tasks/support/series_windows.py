@@ -24,7 +24,7 @@ from weft.foundation.spec import Spec
 from weft.tasks.support.baselines import RidgeForecast, naive_forecast
 from weft.tasks.task import Batch, Split
 
-Array = NDArray[np.float64]
+Doubles = NDArray[np.float64]
 Channels = Literal["independent", "joint"]
 # Of a column's deviation in training; a history that stands still is not blown up further.
 LEAST_SPREAD = 0.01
@@ -75,21 +75,21 @@ class SeriesFacts(Spec):
             )
         return self.replace(borders=borders, digest=digest(series.values), seed=seed)
 
-    def scaled(self, values: Array) -> Array:
+    def scaled(self, values: Doubles) -> Doubles:
         """Columns in units of their training rows' deviation, around their mean."""
         return (values - np.array(self.mean)) / np.array(self.deviation)
 
-    def unscaled(self, values: Array) -> Array:
+    def unscaled(self, values: Doubles) -> Doubles:
         """The inverse of `scaled`."""
         return values * np.array(self.deviation) + np.array(self.mean)
 
 
-def digest(values: Array) -> str:
+def digest(values: Doubles) -> str:
     """A name for these very numbers, so that a series is known again wherever its file lies."""
     return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:32]
 
 
-def deviations(rows: Array) -> Array:
+def deviations(rows: Doubles) -> Doubles:
     """Of each column; 1 for one that stands still."""
     found = rows.std(axis=0)
     return np.where(found > 0, found, 1.0)

@@ -124,10 +124,10 @@ class PairsSplit(Split):
         The target's padding is on the right, where a causal decoder never looks: only the source's needs a mask.
         """
         sources = pad_rows([self.source(example) for example in examples], self.ends.pad)
-        lesson = teacher_forcing(
+        forced = teacher_forcing(
             [self.targets[example] for example in examples], self.ends.start, self.ends.stop, self.ends.pad
         )
-        target, labels = lesson.inputs[:, : self.length], lesson.labels[:, : self.length]
+        target, labels = forced.inputs[:, : self.length], forced.labels[:, : self.length]
         real = torch.arange(sources.tokens.shape[1]) < sources.lengths[:, None]
         inputs: dict[str, object] = {"source": sources.tokens, "target": target}
         if not bool(real.all()):

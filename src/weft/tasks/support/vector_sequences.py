@@ -17,11 +17,11 @@ from weft.data.batching import shuffled_order
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Spec
-from weft.tasks.support.augmentation import Axis, Floats, own_random, shake, turn_joints, warp_time
+from weft.tasks.support.augmentation import Floats, VerticalAxis, own_random, shake, turn_joints, warp_time
 from weft.tasks.task import Batch, Split
 
-Change = Literal["warp", "noise", "turn"]
-CHANGES: tuple[Change, ...] = get_args(Change)
+SequenceAugmentation = Literal["warp", "noise", "turn"]
+SEQUENCE_AUGMENTATIONS: tuple[SequenceAugmentation, ...] = get_args(SequenceAugmentation)
 WARP = 0.2  # share of the time by which sequences are cut, sped up or slowed down
 NOISE, STRENGTH = 0.1, 0.1  # in standard deviations; in parts of the whole
 TURN = 0.3  # radians
@@ -38,7 +38,7 @@ class Preparation(Spec):
     """
 
     stride: int = 1
-    vertical: Axis | None = None
+    vertical: VerticalAxis | None = None
     axes: tuple[float, ...] = (1.0, 1.0, 1.0)
     differences: bool = False
     mean: tuple[float, ...] = ()
@@ -46,7 +46,7 @@ class Preparation(Spec):
 
     @classmethod
     def learn(
-        cls, values: Sequence[Floats], stride: int, vertical: Axis | None, differences: bool, scaled: bool
+        cls, values: Sequence[Floats], stride: int, vertical: VerticalAxis | None, differences: bool, scaled: bool
     ) -> Preparation:
         """From training sequences; channels that never change are left as they are."""
         plain = cls(stride=stride, vertical=vertical, differences=differences)
@@ -112,16 +112,18 @@ def fill_gaps(values: Floats) -> Floats:
     return np.stack([np.interp(steps, seen, column[seen]) for column in values.T], 1).astype(np.float32)
 
 
-def step_changes(names: tuple[str, ...], vertical: Axis | None) -> tuple[Change, ...]:
+def step_changes(names: tuple[str, ...], vertical: VerticalAxis | None) -> tuple[SequenceAugmentation, ...]:
     """Changes by name; auto takes all that apply."""
     if names == ("auto",):
-        return CHANGES if vertical is not None else ("warp", "noise")
-    unknown = next((name for name in names if name not in (*CHANGES, "none")), None)
+        return SEQUENCE_AUGMENTATIONS if vertical is not None else ("warp", "noise")
+    unknown = next((name for name in names if name not in (*SEQUENCE_AUGMENTATIONS, "none")), None)
     if unknown is not None:
-        raise WeftError(f"there is no augmentation {unknown!r}: choose auto, none, or some of {','.join(CHANGES)}")
+        raise WeftError(
+            f"there is no augmentation {unknown!r}: choose auto, none, or some of {','.join(SEQUENCE_AUGMENTATIONS)}"
+        )
     if "turn" in names and vertical is None:
         raise WeftError("augmentation turn needs joints: say which axis points up with --set data.vertical=y")
-    return tuple(change for change in CHANGES if change in names)
+    return tuple(change for change in SEQUENCE_AUGMENTATIONS if change in names)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class VectorSequencesSplit(Split):
     values: Sequence[Floats]
     labels: NDArray[np.int64]
     preparation: Preparation
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SequenceAugmentation, ...] = ()
     length: int | None = None
     turns: float = TURN
 
@@ -151,7 +153,7 @@ class VectorSequencesSplit(Split):
         return replace(self, length=length)
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """So many sequences that they have about `size` steps, of like length; random, or in their own order."""
+        """Batches of about `size` steps, of similar length; random, or in their own order."""
         count = max(1, round(size * len(self) / max(1, self.tokens)))
         order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
         if seed is None:

@@ -15,8 +15,8 @@ from weft.inspection.pictures.panels import (
     find_token,
     head_axis,
     layer_axis,
+    most_focused_layer_and_head,
     odd_tag,
-    telling_place,
     to_array,
 )
 from weft.inspection.recording.attention_records import Kind
@@ -35,9 +35,9 @@ def explain_panel(observation: Observation, options: LookOptions) -> AttentionSt
     if heads.options == (MEAN,):
         head = options.head or 0
     elif options.layer is None and options.head is None:
-        number, head = telling_place(observation, kind, row)
+        number, head = most_focused_layer_and_head(observation, kind, row)
     elif options.head is None:
-        head = telling_place(observation, kind, row, [number])[1]
+        head = most_focused_layer_and_head(observation, kind, row, [number])[1]
     found = explain(
         observation.seen,
         layer=number,
