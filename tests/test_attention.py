@@ -193,7 +193,7 @@ def test_is_causal_with_one_query_sees_all_keys():
         (lambda: SelfAttention(10, 3), "does not divide into 3 heads"),
         (lambda: SelfAttention(12, 4, 3), "key heads"),
         (lambda: SelfAttention(12, 3)(torch.zeros(1, 2, 13)), "width 12, but the input has width 13"),
-        (lambda: Rotary(5), "turn pairs"),
+        (lambda: Rotary(5), "rotate pairs"),
         (lambda: ScaledDot()(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 3)), "D_K = 3"),
     ],
 )

@@ -233,7 +233,7 @@ def test_a_task_is_found_behind_options():
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train", "poetry", "BOOK", "--out", "RUN"], "there is no task 'poetry': choose one of text"),
+        (["train", "poetry", "BOOK", "--out", "RUN"], "there is no task 'poetry': choose one of captions"),
         (["train", "text", "BOOK"], "no folder for the run: add --out"),
         (["train", "text", "absent.txt", "--out", "RUN"], "absent.txt"),
         (["train", "text", "EMPTY", "--out", "RUN"], "empty.txt"),

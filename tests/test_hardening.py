@@ -9,7 +9,7 @@ import torch
 
 import weft
 from weft.foundation.spec import Spec
-from weft.models.build import FAMILIES
+from weft.models.build import MODEL_FAMILIES
 from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
@@ -154,7 +154,7 @@ def specs(kind):
 
 def test_a_field_that_may_be_none_is_none_by_default():
     """TOML has no null, so only then does a round trip keep it."""
-    assert FAMILIES
+    assert MODEL_FAMILIES
     for kind in set(specs(Spec)):
         for name, field in kind.model_fields.items():
             if type(None) in getattr(field.annotation, "__args__", ()):

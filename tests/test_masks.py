@@ -138,7 +138,7 @@ def test_equal_masks_are_one_and_repeats_vanish():
         (lambda: Real(torch.zeros(2)), r"\[B, T\]"),
         (lambda: Documents(torch.zeros(2)), r"\[B, T\]"),
         (lambda: Documents(torch.tensor([[0, 1, 0]])).grid(3), "stand together"),
-        (lambda: Documents(torch.tensor([[0, 1, 1]])).grid(4), "one mark a token"),
+        (lambda: Documents(torch.tensor([[0, 1, 1]])).grid(4), "one mark per token"),
         (lambda: (Padding(torch.tensor([2])) & Real(torch.ones(1, 3))).grid(3), "twice"),
         (
             lambda: Documents(torch.tensor([[0]])).allows(TokenPositions.run(0, 1, CPU), TokenPositions.run(0, 1, CPU)),

@@ -139,7 +139,7 @@ def test_a_state_that_forgets_is_as_it_was(name, lengths):
             call(tokens[:, :9], state, True, real)
         for count in (1, 3, 5):
             call(tokens[:, 20 : 20 + count + 2], forgetful)
-            forgetful.forget(count + 2)
+            forgetful.rollback(count + 2)
             part = tokens[:, 9 + count : 9 + 2 * count]
             assert torch.allclose(call(part, forgetful), call(part, straight), atol=1e-10, rtol=0)
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_forgotten_is_refused():
     with pytest.raises(weft.WeftError, match=r"cannot take 1 tokens back: go on with a copy\(\) made before them"):
         state.rollback(1)
     with pytest.raises(weft.WeftError, match="cannot take 65 tokens back"):
-        writer("nano-gpt").make_state(1).forget(RING_SLACK + 1)
+        writer("nano-gpt").make_state(1).rollback(RING_SLACK + 1)
 
 
 @pytest.mark.parametrize(

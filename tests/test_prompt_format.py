@@ -146,7 +146,7 @@ def test_what_the_prompt_opens_and_the_answer_lacks_is_left_out():
     ((text, spans),) = ChatTemplate(thoughts).training_texts(messages(("user", "q"), ("assistant", "a")))
     assert [text[a:b] for a, b in spans] == ["a<|im_end|>\n"]
     hidden = "{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}"
-    with pytest.raises(WeftError, match="no answer can be found"):
+    with pytest.raises(WeftError, match="no answer can be located"):
         ChatTemplate(hidden).training_texts(messages(("user", "q"), ("assistant", "a")))
 
 
