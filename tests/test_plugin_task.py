@@ -178,7 +178,7 @@ print([answer.output for answer in run.answer(['0110100', '1111111'])], run.task
 
 def test_help_and_mistakes_list_it(home):
     code, told, _ = python(home, "-m", "weft", "train", "--help")
-    assert code == 0 and "sequences, drawn, parity." in " ".join(told.split())
+    assert code == 0 and "translation, drawn, parity." in " ".join(told.split())
     code, told, _ = python(home, "-m", "weft", "train", "parity", "--help")
     assert code == 0 and "Data of task parity (--set data.NAME=VALUE):" in told and "Built-in data" not in told
     code, _, errors = python(home, "-m", "weft", "train", "party", "bits.tsv", "--out", "x")
