@@ -16,7 +16,8 @@ import torch
 
 import weft
 from weft.foundation import atomic_files as atomic
-from weft.foundation.atomic_files import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
+from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
+from weft.foundation.tensor_files import read_tensors, write_tensors
 from weft.training.optimizers import Muon, build_optimizers, orthogonalize, split_weights
 from weft.training.schedules import Cosine, InverseRoot, Trapezoid
 
