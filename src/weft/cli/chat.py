@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -148,12 +148,12 @@ class ChatLoop:
         elif line:
             self._answer(self.conversation.say(line.removeprefix("/")))
 
-    def _answer(self, pieces: Iterator[str]) -> None:
+    def _answer(self, pieces: Generator[str]) -> None:
         """Write an answer as it comes; Ctrl-C stops it, and it stays as far as it came."""
         from weft.cli.terminal import TerminalText
 
         shown, before = TerminalText(sys.stdout), list(self.conversation.turns)
-        with suppress(KeyboardInterrupt), closing(pieces):  # type: ignore[type-var]
+        with suppress(KeyboardInterrupt), closing(pieces):
             for piece in pieces:
                 if not self.as_json:
                     shown.write(piece)

@@ -94,6 +94,8 @@ def _read(text: str | None, file: Path | None) -> str:
         return sys.stdin.read() if file is None else file.read_bytes().decode()
     except UnicodeDecodeError:
         raise WeftError(f"{file or 'stdin'} is not UTF-8 text: convert it first") from None
+    except OSError as error:
+        raise WeftError(f"cannot read {file}: {error.strerror}") from None
 
 
 def _print(table: TokenTable) -> None:
@@ -106,7 +108,7 @@ def _print(table: TokenTable) -> None:
         _print_table(out, rows)
     else:
         for cells in rows:
-            out.print("\t".join(cells), markup=False, soft_wrap=True)
+            print("\t".join(cells))
     count, share = len(table.rows), table.bytes_per_token
     counts = [f"{len(table.text):,} characters", f"{table.size:,} bytes", f"{count:,} tokens"]
     counts += [] if share is None else [f"{share:.2f} bytes per token"]
@@ -153,11 +155,10 @@ def _tree(table: TokenTable) -> dict[str, Any]:
         for row in table.rows
     ]
     share = table.bytes_per_token
-    counts = {"characters": len(table.text), "bytes": table.size, "tokens": len(table.rows)}
     return {
         "text": table.text,
-        "rows": rows,
-        **counts,
+        "tokens": rows,
+        "counts": {"characters": len(table.text), "bytes": table.size, "tokens": len(rows)},
         "bytes_per_token": None if share is None else round(share, 6),
         "vocabulary": table.vocabulary,
         "rebuilt": table.rebuilt,

@@ -156,20 +156,20 @@ class RewindableSession:
     """Reads one text and can take back what it read: speculative decoding, and the turns of a chat.
 
     Keys and values are simply forgotten; recurrences, convolutions and rings of keys go on from a copy and read again.
-    `reused`: number of tokens of the last prompt that were not read again.
+    `calls` of the model and `tokens` read so far; `reused`: number of tokens of the last prompt that were not read.
     """
 
     def __init__(self, conditioned: ConditionedModel) -> None:
         self.conditioned, self.device = conditioned, device_of(conditioned.model)
         self.alignment: Tensor | None = None
-        self.calls = self.reused = 0
+        self.calls = self.tokens = self.reused = 0
         self.forget()
 
     def forget(self) -> None:
         """An empty text: what a call that was broken off left in the state is not to be used."""
         self.state: State = self.conditioned.model.make_state(1)
         self.text: list[int] = []
-        self.committed: tuple[State, int] | None = None
+        self.copies: list[tuple[State, int]] = []  # and the number of tokens each has read: the prompt's, a later one
 
     @property
     def length(self) -> int:
@@ -179,9 +179,11 @@ class RewindableSession:
     def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Logits [1, C] of what follows the only prompt; what it shares with the text so far is not read again."""
         (prompt,) = prompts
+        before = self.tokens
         self.rewind_to(prompt)
-        self.reused = self.length
         logits = self.read(prompt[self.length :])
+        self.reused = len(prompt) - (self.tokens - before)
+        self.copies.clear()
         if not self.state.can_take_back(self.length):
             self._keep()
         return logits
@@ -200,18 +202,18 @@ class RewindableSession:
         """Logits [rows, C] of what follows each of the last `rows` tokens."""
         out = self.conditioned.call(torch.tensor([list(tokens)], device=self.device), None, self.state, not self.text)
         self.text += tokens
-        self.calls += 1
+        self.calls, self.tokens = self.calls + 1, self.tokens + len(tokens)
         if "alignment" in out.auxiliary:
             self.alignment = out.auxiliary["alignment"][:, -1]
         return out.head(out.hidden[0, -rows:])
 
     def commit(self) -> None:
         """Nothing read so far will be taken back, as far as it is the same text that goes on."""
-        if not self.text or not self.state.can_rollback:
+        if not self.state.can_rollback:
             self._keep()
 
     def _keep(self) -> None:
-        self.committed = (self.state.copy(), self.length)
+        self.copies[1:] = [(self.state.copy(), self.length)]
 
     def rewind_to(self, text: Sequence[int]) -> None:
         """Take back whatever is not a beginning of `text`; its last token stays to be read."""
@@ -219,23 +221,23 @@ class RewindableSession:
         length = min(same, len(text) - 1)
         if length == self.length:
             return
-        if self.committed is not None and self.committed[1] > length:
-            self.committed = None
+        copies = [kept for kept in self.copies if kept[1] <= length]
         if self.state.can_take_back(self.length - length):
             self.state.rollback(self.length - length)
-            self.text = self.text[:length]
+            self.text, self.copies = self.text[:length], copies
             return
-        again, committed = self.text[:length], self.committed
+        again = self.text[:length]
         self.forget()
-        if committed is not None:
-            self.state, self.text, self.committed = committed[0].copy(), again[: committed[1]], committed
+        if copies:
+            state, read = copies[-1]
+            self.state, self.text, self.copies = state.copy(), again[:read], copies
         if again[self.length :]:
             self.read(again[self.length :])
 
     def fork(self) -> RewindableSession:
         """Another session that goes on from the same tokens."""
         twin = copy.copy(self)
-        twin.state, twin.text = self.state.copy(), list(self.text)
+        twin.state, twin.text, twin.copies = self.state.copy(), list(self.text), list(self.copies)
         return twin
 
 

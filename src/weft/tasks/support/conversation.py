@@ -8,7 +8,7 @@ than the model reads, its oldest turns are left out; the system prompt stays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -82,7 +82,7 @@ class Conversation:
         with eval_mode(module):
             self.session = RewindableSession(condition(module, 1))
 
-    def say(self, text: str) -> Iterator[str]:
+    def say(self, text: str) -> Generator[str]:
         """The answer to what the user says, piece by piece; an answer that is broken off is kept as far as it came."""
         prompt, max_tokens, left_out = self._fit(text)
         request = GenerationRequest(
@@ -113,7 +113,7 @@ class Conversation:
                 counts = (len(prompt), self.session.reused, tokens, left_out)
                 self.turns.append(Turn(text, "".join(pieces), reason or "interrupted", *counts))
 
-    def retry(self) -> Iterator[str]:
+    def retry(self) -> Generator[str]:
         """Another answer to the last question, in place of the one it had; sampled by another seed."""
         if not self.turns:
             raise WeftError("there is no answer to try again: say something first")

@@ -52,7 +52,7 @@ def _top(options: GenerationOptions, vocabulary: int) -> int:
         return min(LIKELIEST, vocabulary)
     if options.top > vocabulary:
         raise WeftError(
-            f"the {options.top} likeliest tokens of a vocabulary of {vocabulary}: use top 1 to {vocabulary}"
+            f"the {options.top} likeliest tokens, but the vocabulary has {vocabulary}: use a top of at most that"
         )
     return options.top
 
