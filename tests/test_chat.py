@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -247,9 +248,17 @@ def test_an_answer_takes_the_room_that_is_left_and_a_message_too_long_is_refused
     with pytest.raises(LengthError, match="are 72 tokens, but the model reads 61: shorten them"):
         "".join(chat.say("x" * 70))
     assert len(chat.turns) == 1
-    unlimited = conversation(length=61, max_tokens=None)
-    "".join(unlimited.say("x"))
-    assert unlimited.turns[-1].tokens <= 31
+    for most in (None, 200):
+        unlimited = conversation(length=61, max_tokens=most)
+        "".join(unlimited.say("x"))
+        assert unlimited.turns[-1].tokens == 61 - unlimited.turns[-1].prompt_tokens + 1
+    # A large number must not push the chat so far out of the prompt.
+    chat = conversation(length=211, max_tokens=300)
+    chat.generation = replace(chat.generation, max_tokens=5)
+    "".join(chat.say("hello"))
+    chat.generation = replace(chat.generation, max_tokens=300)
+    "".join(chat.say("why"))
+    assert chat.left_out == 0 and chat.turns[-1].prompt_tokens > 13
 
 
 # --- templates ---
@@ -323,11 +332,11 @@ def test_lines_of_a_pipe_are_turns(run, folder):
 
 def test_commands_inside_a_chat(run, folder, tmp_path):
     file = tmp_path / "saved.jsonl"
-    lines = f"one\n/retry\n/system Be odd.\n//slash\n/save {file}\n/clear\n/system\ntwo\n/help\n/quit\nnever\n"
+    lines = f"one\n/retry\n/retry\n/system Be odd.\n//slash\n/save {file}\n/clear\n/system\ntwo\n/help\n/quit\nnever\n"
     code, out, err = run(lines, "chat", folder, "--max-tokens", 5, "--json", "--temperature", 0)
     turns = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and [turn["user"] for turn in turns] == ["one", "one", "/slash", "two"]
-    assert turns[0]["assistant"] == turns[1]["assistant"] and turns[3]["prompt_tokens"] == turns[0]["prompt_tokens"]
+    assert code == 0 and [turn["user"] for turn in turns] == ["one", "one", "one", "/slash", "two"]
+    assert turns[0]["assistant"] == turns[1]["assistant"] and turns[4]["prompt_tokens"] == turns[0]["prompt_tokens"]
     assert "/save FILE" in err and f"saved to {file}" in err
     saved = json.loads(file.read_text())["messages"]
     assert [one["role"] for one in saved] == ["system", *("user", "assistant") * 2]
@@ -389,6 +398,11 @@ def test_a_terminal_gets_no_control_characters(folder, monkeypatch):
     with pytest.raises(SystemExit):
         app(["chat", str(folder)], prog_name="weft")
     assert shown.getvalue() == "ab\nc\n"
+
+
+def test_help_names_all_templates(run):
+    code, out, _ = run("", "chat", "--help")
+    assert code == 0 and all(f" {name}," in " ".join(out.split()) for name in TEMPLATES)
 
 
 def test_errors_of_the_command(run, folder, base, tmp_path):

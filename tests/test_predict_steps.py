@@ -210,6 +210,7 @@ def test_errors_of_top_and_steps(run, folder, tmp_path, monkeypatch):
 
 def test_plain_bars_mark_the_chosen_one():
     assert bars([("a", 0.5), ("bb", 0.25)], 4, 1).splitlines() == ["   a  50.0% ██", "> bb  25.0% █"]
+    assert bars([("漢", 0.5), ("bb", 0.25)], 4).splitlines() == ["漢  50.0% ██", "bb  25.0% █"]
     assert bars([("a", 0.5)], 4) == "a  50.0% ██" and bars([]) == ""
 
 

@@ -152,13 +152,13 @@ class ChatLoop:
         """Write an answer as it comes; Ctrl-C stops it, and it stays as far as it came."""
         from weft.cli.terminal import TerminalText
 
-        shown, before = TerminalText(sys.stdout), list(self.conversation.turns)
+        shown, turns = TerminalText(sys.stdout), self.conversation.turns
+        before = turns[-1] if turns else None
         with suppress(KeyboardInterrupt), closing(pieces):
             for piece in pieces:
                 if not self.as_json:
                     shown.write(piece)
-        turns = self.conversation.turns
-        if self.as_json and turns and turns != before:
+        if self.as_json and turns and turns[-1] is not before:
             print(json.dumps(asdict(turns[-1]), ensure_ascii=False), flush=True)
         elif not self.as_json:
             print(flush=True)

@@ -22,5 +22,5 @@ Speculative = Annotated[
 
 
 def given_options(**options: Any) -> dict[str, Any]:
-    """Those that the user gave."""
+    """The options by name, without those that were left out: the task chooses them."""
     return {name: value for name, value in options.items() if value is not None}

@@ -99,7 +99,7 @@ def run_predict(
             f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
         )
     opened = load(run, device, quantize)  # type: ignore[arg-type]
-    task, asked = opened.task, "top" in how or how["steps"]
+    task, asked = opened.task, "top" in how or how.get("steps", False)
     if task.continues_input and not asked and _waits_for_one(given, how) and not as_json:
         _stream(opened, given[0], how)
         return
@@ -111,7 +111,7 @@ def run_predict(
         return
     out = console()
     for answer in answers:
-        _print(out, answer, task.continues_input and not how["chat"], len(answers) > 1)
+        _print(out, answer, task.continues_input and not how.get("chat"), len(answers) > 1)
         if asked or (len(answers) == 1 and sys.stdout.isatty()):
             _print_probabilities(out, answer, task.generates)
     if any(answer.more.get("slid") for answer in answers):

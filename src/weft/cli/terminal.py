@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 from rich.bar import Bar
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -66,10 +67,10 @@ def _scaled(count: int, step: int, units: tuple[str, ...]) -> str:
 
 def bars(shares: Sequence[tuple[str, float]], width: int = BAR_WIDTH, marked: int | None = None) -> str:
     """One line per label, with a bar as long as its share of 1; the marked one has an arrow."""
-    widest = max((len(label) for label, _ in shares), default=0)
+    widest = max((cell_len(label) for label, _ in shares), default=0)
     marks = ["" if marked is None else "> " if n == marked else "  " for n in range(len(shares))]
     return "\n".join(
-        f"{mark}{label:>{widest}} {share:6.1%} {'█' * round(share * width)}".rstrip()
+        f"{mark}{' ' * (widest - cell_len(label))}{label} {share:6.1%} {'█' * round(share * width)}".rstrip()
         for mark, (label, share) in zip(marks, shares, strict=True)
     )
 

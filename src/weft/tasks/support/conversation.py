@@ -27,7 +27,7 @@ from weft.tasks.support.generation import TEMPERATURE
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import GenerationOptions
 
-ANSWER = 1024  # tokens of an answer at most, if no number is asked for; and half of what the model reads
+ANSWER = 1024  # tokens of an answer at most, if no number is asked for
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,18 @@ class Conversation:
         return found
 
     def _fit(self, text: str) -> tuple[list[int], int, int]:
-        """The prompt, the number of tokens that may follow it, and the number of turns that are left out of it."""
+        """The prompt, the number of tokens that may follow it, and the number of turns that are left out of it.
+
+        Turns are left out for the sake of an answer of up to half the model's length; a longer one takes what is left.
+        """
         length = self.length or sys.maxsize
-        wanted = self.generation.max_tokens or min(ANSWER, -(-length // 2))
+        wanted = self.generation.max_tokens or ANSWER
+        reserved = min(wanted, -(-length // 2))
         for first in range(min(self.left_out, len(self.turns)), len(self.turns) + 1):
             prompt = self._prompt([*self.messages(first), {"role": "user", "content": text}])
             room = length - len(prompt) + 1  # the last token generated is never read
-            if wanted <= room:
-                return prompt, wanted, first
+            if reserved <= room:
+                return prompt, min(wanted, room), first
         if room < 1:
             raise LengthError(
                 f"this message and the system prompt are {len(prompt)} tokens, but the model reads {length}: "
