@@ -27,6 +27,7 @@ from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
 
 if TYPE_CHECKING:
+    from weft.tasks.support.conversation import Conversation
     from weft.tasks.support.few_shot import FewShotOptions
 
 SAMPLE = "sample:"
@@ -160,7 +161,8 @@ class GenerationOptions:
     user says, and the answer is the assistant's.
 
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
-    on as it is (extend). `top`: number of likeliest first tokens that a text task gives with their probabilities.
+    on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
+    probabilities, 8 or all there are if not given; `steps`: those of every further step too.
     """
 
     temperature: float | None = None
@@ -177,7 +179,8 @@ class GenerationOptions:
     overflow: Overflow = "slide"
     chat: bool = False
     batch: int = 64
-    top: int = 8
+    top: int | None = None
+    steps: bool = False
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -185,7 +188,7 @@ class GenerationOptions:
         for name, number in least.items():
             if number is not None and number < 1:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
-        if self.top < 0:
+        if self.top is not None and self.top < 0:
             raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
 
     def sampling(self, temperature: float) -> Sampling:
@@ -323,6 +326,12 @@ class Task(ABC):
     def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written."""
         raise WeftError(f"task {self.name} answers at once: use predict")
+
+    def chat(
+        self, module: nn.Module, generation: GenerationOptions, system: str | None = None, template: str | None = None
+    ) -> Conversation:
+        """A conversation with the model; `template` is the name or file of a chat template in place of its own."""
+        raise WeftError(f"a run of task {self.name} holds no conversation: use a language model that was trained to")
 
     def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
         """How well the model labels texts after labeled examples in its prompt; nothing is learned."""

@@ -31,7 +31,7 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpe
 from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
-from weft.tasks.support.generation import generate_texts
+from weft.tasks.support.generation import generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
@@ -158,7 +158,8 @@ class TranslationTask(Task):
         assert isinstance(split, PairsSplit)
         trial = evenly(len(split), TRIAL)
         began = time.perf_counter()
-        self._translate(module, [split.source(example) for example in trial], GenerationOptions(beam=self.options.beam))
+        generation = GenerationOptions(beam=self.options.beam, top=0)
+        self._translate(module, [split.source(example) for example in trial], generation)
         pace = (time.perf_counter() - began) / len(trial)
         fitting = int(seconds / pace)
         return split if fitting >= len(split) else replace(split, decoded=max(len(trial), fitting))
@@ -221,7 +222,7 @@ class TranslationTask(Task):
         assert isinstance(split, PairsSplit)
         loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split), split.decoded)
-        generation = GenerationOptions(beam=self.options.beam)
+        generation = GenerationOptions(beam=self.options.beam, top=0)
         found = self._translate(module, [split.source(example) for example in chosen], generation)
         texts = [self.tokenizer.decode(row[0].tokens).strip() for row in found]
         sources, references = ([split.pairs[example][side] for example in chosen] for side in (0, 1))
@@ -254,6 +255,7 @@ class TranslationTask(Task):
                 more: Tree = {"tokens": self.tokenizer.pieces(one.tokens), "source_tokens": self.tokenizer.pieces(row)}
                 if one.alignment is not None:
                     more["alignment"] = [[round(share, 6) for share in looks] for looks in one.alignment.tolist()]
+                more |= name_probabilities(one, self.tokenizer)
                 answers.append(Answer(text, self.tokenizer.decode(one.tokens).strip(), more))
         return answers
 
@@ -322,7 +324,7 @@ class TranslationTask(Task):
         """The translation of one held-out source."""
         assert isinstance(split, PairsSplit)
         source, target = split.pairs[0]
-        found = self._translate(module, [split.source(0)], GenerationOptions())[0][0]
+        found = self._translate(module, [split.source(0)], GenerationOptions(top=0))[0][0]
         return f"{source!r} -> {self.tokenizer.decode(found.tokens)!r} ({target!r})"
 
     def references(self, train: Split, split: Split) -> dict[str, float]:
