@@ -1,4 +1,7 @@
-"""Presets: numbers only. The classics have the parameter counts of the originals, exactly; nano ones suit two cores."""
+"""Presets: numbers only. The classics have the parameter counts of the originals, exactly; nano ones suit two cores.
+
+Those of `plain_presets` are the lectures' own models, of any size.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from weft.models.part_specs import (
     RMSNormSpec,
     TiedHeadSpec,
 )
+from weft.models.plain_presets import PLAIN, plain_preset
 from weft.models.position_specs import (
     BucketedSpec,
     GridTableSpec,
@@ -241,11 +245,13 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
 
 def presets() -> list[str]:
     """The names of all presets."""
-    return list(_PRESETS)
+    return [*PLAIN, *_PRESETS]
 
 
 def preset(name: str) -> AnySpec:
     """The spec of this name; frozen, `replace` gives a changed copy."""
+    if name in PLAIN:
+        return plain_preset(name)
     if name not in _PRESETS:
-        raise WeftError(f"there is no preset {name!r}: choose one of {', '.join(_PRESETS)}")
+        raise WeftError(f"there is no preset {name!r}: choose one of {', '.join(presets())}")
     return _PRESETS[name]()

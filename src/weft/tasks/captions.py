@@ -195,6 +195,12 @@ class CaptionsTask(Task):
             vocabulary=self.tokenizer.vocabulary, length=length, image=self.side, patch=patch, channels=3
         )
 
+    def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
+        """Patches that leave a small grid."""
+        spec = super().fit_plain(name, size)
+        assert isinstance(spec, ImageTextSpec)
+        return spec.replace(patch=suitable_patch(self.side, len(spec.stem)))
+
     def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""
         if self.tokenizer.vocabulary < FEW_WORDS:

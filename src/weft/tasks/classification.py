@@ -78,6 +78,7 @@ class ClassificationTask(Task):
     Options = ClassificationOptions
     compatible_tasks = ("embedding",)
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
+    plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
     def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.encoder, self.classes = options, encoder, classes

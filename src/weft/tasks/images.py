@@ -288,6 +288,12 @@ class ImagesTask(Task):
         patch = _patch(self.side, spec.stem, spec.patch)
         return spec.replace(image=self.side, channels=self.channels, classes=len(self.classes), patch=patch)
 
+    def fit_plain(self, name: str, size: Size) -> VisionSpec:
+        """Patches that leave a small grid."""
+        spec = super().fit_plain(name, size)
+        assert isinstance(spec, VisionSpec)
+        return spec.replace(patch=_patch(self.side, spec.stem))
+
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""
         return (Size(48, 2), Size(64, 4), Size(96, 4), Size(128, 4), Size(192, 4), Size(256, 6))
