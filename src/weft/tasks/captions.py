@@ -93,6 +93,7 @@ class CaptionsTask(Task):
     picture = "captions"
     example = "picture.png"
     Options = CaptionsOptions
+    auto = "an image-text decoder with a stem of convolutions before the patches (hybrid)"
     generates = takes_images = True
 
     tokenizer: Tokenizer

@@ -156,6 +156,7 @@ class ImagesTask(Task):
     picture = "images"
     example = "picture.png"
     Options = ImagesOptions
+    auto = "a vision transformer with a stem of convolutions, convolution and attention in turn, and mean pool (hybrid)"
     takes_images = True
 
     def __init__(

@@ -92,6 +92,7 @@ class SequencesTask(Task):
     picture = "sequences"
     example = "sequence.npz"
     Options = SequencesOptions
+    auto = "an encoder with convolution and attention in turn, rotary positions and mean pool (hybrid)"
 
     def __init__(
         self, options: SequencesOptions, classes: Sequence[str], raw: int, length: int, preparation: Preparation

@@ -79,6 +79,7 @@ class TaggingTask(Task):
     picture = "tagging"
     example = '"a sentence"'
     Options = TaggingOptions
+    auto = "an encoder that reads words by their characters, with convolution and attention in turn (hybrid)"
     compatible_tasks = ("embedding",)
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 

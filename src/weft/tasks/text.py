@@ -151,6 +151,7 @@ class TextTask(FewShot, Task):
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    auto = "a decoder of attention alone, with rotary positions and squared ReLU"
     generates = continues_input = True
 
     tokenizer: Tokenizer

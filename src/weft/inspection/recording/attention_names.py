@@ -30,14 +30,16 @@ def is_foreign_attention(part: nn.Module) -> bool:
 class AttentionNames:
     """Kind, layer and path of every attention of a module.
 
-    `own`: of Weft's parts, by id; `stacks`: all of a stack, by the id of its blocks. Parts of other libraries get their
-    layers in the order in which they first run; one that runs several times per forward counts as several layers.
+    `own`: of Weft's parts, by id; `stacks`: all of a stack, by the id of its blocks; `others`: (layer, mixer) of blocks
+    whose mixer is no attention. Parts of other libraries get their layers in the order in which they first run; one
+    that runs several times per forward counts as several layers.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.paths = {id(part): path for path, part in module.named_modules()}
         self.own: dict[int, tuple[Kind, int, str]] = {}
         self.stacks: dict[int, list[tuple[Kind, int, str]]] = {}
+        self.others: dict[Kind, list[tuple[int, nn.Module]]] = {}
         self.foreign = {path: part for path, part in module.named_modules() if is_foreign_attention(part)}
         self._crossing = any(CROSS.search(f"{path} {type(part).__name__}") for path, part in self.foreign.items())
         self._counts: Counter[Kind] = Counter()
@@ -59,6 +61,8 @@ class AttentionNames:
         for layer, block in enumerate(stack.blocks):
             if isinstance(block.mixer, OWN):
                 self.own[id(block.mixer)] = (kind, first + layer, self.paths[id(block.mixer)])
+            elif block.mixer is not None:
+                self.others.setdefault(kind, []).append((first + layer, block.mixer))
             if isinstance(block.cross, CrossAttention):
                 self.own[id(block.cross)] = ("cross", across + layer, self.paths[id(block.cross)])
         parts = [part for block in stack.blocks for part in (block.mixer, block.cross)]
