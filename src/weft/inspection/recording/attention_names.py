@@ -8,11 +8,11 @@ from collections import Counter
 from torch import nn
 
 from weft.inspection.recording.attention_records import Kind
-from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.linear_attention import LinearAttention
 from weft.parts.stack import Stack
 
-OWN = (SelfAttention, CrossAttention, LinearAttention)
+OWN = (SelfAttention, CrossAttention, PlainCrossAttention, LinearAttention)
 ATTENTION = re.compile("attention|attn|attend", re.IGNORECASE)
 CROSS = re.compile("cross|encoder_attn|encdec|multihead_attn|enc_dec", re.IGNORECASE)
 
@@ -51,7 +51,7 @@ class AttentionNames:
             self._name_stack(stack, own)
         for part in module.modules():
             if isinstance(part, OWN) and id(part) not in self.own:
-                kind: Kind = "cross" if isinstance(part, CrossAttention) else "self"
+                kind: Kind = "cross" if isinstance(part, (CrossAttention, PlainCrossAttention)) else "self"
                 self.own[id(part)] = (kind, self._counts[kind], self.paths[id(part)])
                 self._counts[kind] += 1
 
