@@ -23,6 +23,8 @@ from weft.models.part_specs import (
     InitializationSpec,
     LayerNormSpec,
     LinearHeadSpec,
+    NoFeedForwardSpec,
+    NoNormSpec,
     RecurrenceSpec,
     RMSNormSpec,
     TiedHeadSpec,
@@ -217,6 +219,18 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
     "nano-encoder": _nano_encoder,
     "nano-sequences": lambda: _nano_encoder(
         input=VectorsSpec(channels=60), length=512, output=PooledSpec(pool="mean", classes=4), class_token=False
+    ),
+    "lookup": lambda: EncoderSpec(
+        input=VectorsSpec(channels=10),
+        length=16,
+        width=32,
+        layers=1,
+        mixer=AttentionSpec(heads=1, bias=False),
+        feedforward=NoFeedForwardSpec(),
+        positions=NoPositionsSpec(),
+        norm=NoNormSpec(),
+        output=PooledSpec(pool="first", classes=4),
+        initialization=InitializationSpec(scheme="fan-in"),
     ),
     "nano-seq2seq": lambda: EncoderDecoderSpec(
         vocabulary=256,

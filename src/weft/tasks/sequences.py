@@ -111,6 +111,7 @@ class SequencesTask(Task):
             data = _as_sequences(found.name, found.train, found.classes)
             held = _as_sequences(found.name, found.validation, found.classes)
             up: VerticalAxis | None = "z" if found.name == "skeletons" else None
+            options = options if found.train.ordered else options.replace(augmentation=("none",))
         else:
             data, held = _hold_out(read_sequences(paths), options, seed)
             up = "y" if all(SKELETON_FILE.match(name) for name in data.names) else None
