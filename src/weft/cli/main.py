@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from weft.cli import demo, evaluate, export, import_checkpoint, laws, look, predict, show, train
+from weft.cli import demo, evaluate, export, import_checkpoint, laws, look, lookup, predict, show, train
 from weft.cli.app import app, run
 
-__all__ = ["app", "demo", "evaluate", "export", "import_checkpoint", "laws", "look", "predict", "run", "show", "train"]
+__all__ = [
+    "app",
+    "demo",
+    "evaluate",
+    "export",
+    "import_checkpoint",
+    "laws",
+    "look",
+    "lookup",
+    "predict",
+    "run",
+    "show",
+    "train",
+]

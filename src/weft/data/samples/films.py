@@ -24,9 +24,9 @@ from weft.data.samples.sample_definition import (
 from weft.data.samples.sequences import SampleSequences
 
 ATTRIBUTES = ("romance", "action", "comedy", "suspense", "music")
-FACTS = ("year", "minutes", "rating")
+FACTS = ("minutes", "rating", "awards")
 FIRST = word_list("Silent Crimson Last Velvet Hidden Golden Broken Distant Secret Winter Burning Paper Second Lonely")
-SECOND = word_list("Harbor Letter Garden Train Summer Voyage Mirror Island Dance Circus Detective Orchard Storm Waltz")
+SECOND = word_list("Harbor Letter Garden Train Summer Voyage Mirror Island Dance Circus Spy Orchid Storm Waltz")
 HALLS = ("hall 1", "hall 2", "hall 3", "hall 4")
 LISTED = 8  # films per example
 MARGIN = 0.3  # by which the best film's score exceeds the second's
@@ -34,7 +34,7 @@ MARGIN = 0.3  # by which the best film's score exceeds the second's
 
 @dataclass(frozen=True)
 class FilmCatalog:
-    """Names of films, keys [N, attributes] in -1 .. 1, and values [N, facts]: year, minutes, rating."""
+    """Names of films, keys [N, attributes] in -1 .. 1, and values [N, facts]: minutes, rating, awards."""
 
     names: tuple[str, ...]
     keys: NDArray[np.float64]
@@ -49,9 +49,9 @@ def film_catalog(count: int = 8, seed: int = 0) -> FilmCatalog:
     if not 1 <= count <= most:
         raise DataError(f"a catalog of {count} films: choose 1 to {most}")
     choose, random = python_generator(seed, "films", "names"), numpy_generator(seed, "films", "catalog")
-    names = choose.sample([f"The {first} {second}" for first in FIRST for second in SECOND], count)
-    keys = random.uniform(-1, 1, (count, len(ATTRIBUTES))).round(1)
-    facts = (random.integers(1950, 2025, count), random.integers(80, 180, count), random.uniform(4, 9, count).round(1))
+    names = choose.sample([f"{first} {second}" for first in FIRST for second in SECOND], count)
+    keys = random.integers(-10, 11, (count, len(ATTRIBUTES))) / 10
+    facts = random.integers(80, 181, count), random.integers(40, 91, count) / 10, random.integers(0, 8, count)
     return FilmCatalog(tuple(names), keys, np.stack(facts, 1).astype(np.float64))
 
 
