@@ -16,6 +16,8 @@ from weft.data.readers.files import DataError
 from weft.data.samples import film_catalog, sample
 from weft.data.samples.films import ATTRIBUTES, HALLS, LISTED, MARGIN
 from weft.foundation.errors import ShapeError, WeftError
+from weft.inspection.pictures.look import observe, picture_of
+from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.lookup import look_up
 from weft.parts.attention import PlainCrossAttention, cross_attention
 from weft.parts.lookup import hard_lookup, soft_lookup
@@ -180,3 +182,15 @@ def test_films_are_not_bent_in_time(monkeypatch, tmp_path):
         name: kind.prepare([f"sample:{name}"], kind.Options(), 0, tmp_path).train.changes for name in ("films", "tones")
     }
     assert changes["films"] == () and "warp" in changes["tones"]
+
+
+def test_the_picture_says_that_the_wish_looks(tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.tasks.task.sample", lambda name, seed: sample(name, seed, 20))
+    changes = {"training.threads": 1, "training.guard": False}
+    titles = {}
+    for preset in ("lookup", "encoder"):
+        data = ("sample:films",)
+        request = TrainRequest("sequences", data, tmp_path / preset, preset=preset, steps=1, changes=changes)
+        observation = observe(run_training(request, Reporter()).run, "sample:films/1")
+        titles[preset] = picture_of(observation, LookOptions()).panels[0].title
+    assert titles["lookup"].endswith("by the first one") and titles["encoder"].endswith("by the class token")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from weft.data.samples.films import FilmCatalog
 from weft.figures.panels.attention_steps import AttentionStep, AttentionStepsPanel, steps_text
@@ -97,7 +98,7 @@ class FilmLookup:
         names = self.catalog.names
         temperatures = sorted({*TEMPERATURES, self.temperature})
         options = (HARD, *(f"{tau:g}" for tau in temperatures))
-        rows = [self.hard[1], *(self._soft(tau)[1] for tau in temperatures)]
+        rows = [self.hard[1], *(_soft(self.catalog, self.wish, tau)[1] for tau in temperatures)]
         order = np.argsort(-self.scores, kind="stable")
         labels = tuple(names[place] for place in order)
         bars = BarsPanel(
@@ -113,9 +114,6 @@ class FilmLookup:
         steps = AttentionStepsPanel("Scores, softmax, weighted values", self.steps())
         return Picture("Hard and soft look-up in a film catalog", (bars, steps), f"wish: {wish}")
 
-    def _soft(self, temperature: float) -> tuple[Numbers, Numbers]:
-        return _soft(self.catalog, self.wish, temperature)
-
 
 def look_up(catalog: FilmCatalog, wish: Mapping[str, float], temperature: float = 0.5) -> FilmLookup:
     """Look a wish up by attributes; those that it does not name count 0."""
@@ -125,8 +123,7 @@ def look_up(catalog: FilmCatalog, wish: Mapping[str, float], temperature: float 
     query = np.array([float(wish.get(name, 0.0)) for name in catalog.attributes])
     if not np.isfinite(query).all():
         raise WeftError(f"a wish of {', '.join(f'{name}={n:g}' for name, n in wish.items())}: give finite numbers")
-    store = (torch.from_numpy(x) for x in (query[None], catalog.keys, catalog.values))
-    value, weights = hard_lookup(*store)
+    value, weights = hard_lookup(*_store(catalog, query))
     return FilmLookup(
         catalog,
         query,
@@ -138,6 +135,10 @@ def look_up(catalog: FilmCatalog, wish: Mapping[str, float], temperature: float 
 
 
 def _soft(catalog: FilmCatalog, query: Numbers, temperature: float) -> tuple[Numbers, Numbers]:
-    store = (torch.from_numpy(x) for x in (query[None], catalog.keys, catalog.values))
-    value, weights = soft_lookup(*store, temperature)
+    value, weights = soft_lookup(*_store(catalog, query), temperature)
     return value[0].numpy(), weights[0].numpy()
+
+
+def _store(catalog: FilmCatalog, query: Numbers) -> tuple[Tensor, Tensor, Tensor]:
+    """The query [1, D], keys [N, D] and values [N, V]."""
+    return torch.from_numpy(query[None]), torch.from_numpy(catalog.keys), torch.from_numpy(catalog.values)

@@ -61,7 +61,7 @@ class AttentionNames:
         for layer, block in enumerate(stack.blocks):
             if isinstance(block.mixer, OWN):
                 self.own[id(block.mixer)] = (kind, first + layer, self.paths[id(block.mixer)])
-            elif block.mixer is not None:
+            elif isinstance(block.mixer, nn.Module):
                 self.others.setdefault(kind, []).append((first + layer, block.mixer))
             if isinstance(block.cross, CrossAttention):
                 self.own[id(block.cross)] = ("cross", across + layer, self.paths[id(block.cross)])
