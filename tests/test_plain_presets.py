@@ -137,8 +137,8 @@ def expect_lecture_parts(module, preset, task, sample):
         (
             "images",
             "shapes",
-            "model: vision with a stem of 2 convolutions before the patches, grid-convolution in layers 0 and 2 of 4 "
-            "(hybrid); squared ReLU, norms on queries and keys, mean pool; --preset vit trains the plain one",
+            "model: vision transformer with a stem of 2 convolutions before the patches, "
+            "grid-convolution in layers 0 and 2 of 4 (hybrid); squared ReLU, norms on queries and keys, mean pool; --preset vit trains the plain one",
         ),
         (
             "text",
@@ -170,6 +170,22 @@ def test_the_help_of_a_task_tells_hybrids_as_training_does(task, name, tmp_path,
     plain = prepared(task, name, tmp_path, monkeypatch, **found.plain_options)
     for preset in plain_presets(found.families):
         assert not describe_choice(plain, plain.fit_plain(preset, Size(32, 4, 64)))
+
+
+def test_no_plain_preset_is_named_where_none_fits(tmp_path, monkeypatch):
+    found = prepared("captions", "scenes", tmp_path, monkeypatch)
+    spec = found.default_model(Size(32, 2))
+    assert "; --preset image-text trains the plain one" in describe_choice(found, spec)
+
+    def refuse(spec):
+        raise WeftError("this task has a model of its own: leave --preset out")
+
+    monkeypatch.setattr(found, "fit", refuse)
+    assert describe_choice(found, spec) == (
+        "image-text decoder with a stem of 2 convolutions before the patches (hybrid)"
+    )
+    monkeypatch.setattr(found, "fit_plain", lambda name, size: refuse(name))
+    assert describe_choice(found, spec.replace(stem=(), patch=8)) == ""
 
 
 def test_help_names_the_plain_presets(command):

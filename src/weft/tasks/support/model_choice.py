@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from weft.foundation.errors import WeftError
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, WordsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec
@@ -22,16 +23,17 @@ ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu-tanh": "GELU", "silu": "SiL
 
 def describe_choice(task: Task, spec: AnySpec) -> str:
     """One line on what was chosen and which preset trains the plain model; nothing where it is the plain model."""
-    names = plain_presets([spec.family])
-    if not names or not isinstance(spec, StackSpec):
+    if not isinstance(spec, StackSpec):
         return ""
     hybrid = hybrid_parts(spec)
-    other = list(_variants(spec, task.fit_plain(names[0], Size.of(spec))))
-    if not hybrid and not other:
-        return ""
-    parts = [f"{', '.join(hybrid)} (hybrid)"] if hybrid else []
-    words = "; ".join([*parts, *([", ".join(other)] if other else [])])
-    return f"{spec.family} with {words}; --preset {names[0]} trains the plain one"
+    words = [f"{', '.join(hybrid)} (hybrid)"] if hybrid else []
+    name = plain_presets([spec.family])[0]
+    try:
+        others = list(_variants(spec, task.fit_plain(name, Size.of(spec))))
+    except WeftError:  # the task takes no presets, or its data do not suit this one
+        return f"{_family(spec)} with {words[0]}" if words else ""
+    words += [", ".join(others)] if others else []
+    return f"{_family(spec)} with {'; '.join(words)}; --preset {name} trains the plain one" if words else ""
 
 
 def hybrid_parts(spec: AnySpec) -> list[str]:
@@ -70,6 +72,12 @@ def _variants(spec: StackSpec, plain: Any) -> Iterator[str]:
         yield "norms on queries and keys"
     if _pool(spec) != _pool(plain):
         yield f"{_pool(spec)} pool"
+
+
+def _family(spec: AnySpec) -> str:
+    return {"vision": "vision transformer", "series": "series decoder", "image-text": "image-text decoder"}.get(
+        spec.family, spec.family
+    )
 
 
 def _pool(spec: Any) -> str:
