@@ -138,7 +138,8 @@ def expect_lecture_parts(module, preset, task, sample):
             "images",
             "shapes",
             "model: vision transformer with a stem of 2 convolutions before the patches, "
-            "grid-convolution in layers 0 and 2 of 4 (hybrid); squared ReLU, norms on queries and keys, mean pool; --preset vit trains the plain one",
+            "grid-convolution in layers 0 and 2 of 4 (hybrid); squared ReLU, norms on queries and keys, "
+            "mean pool; --preset vit trains the plain one",
         ),
         (
             "text",
