@@ -17,7 +17,7 @@ from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
-ORDER = ("demo", "train", "predict", "chat", "tokens", "eval", "look", "laws", "show", "import", "export")
+ORDER = ("demo", "train", "predict", "chat", "tokens", "eval", "look", "lookup", "laws", "show", "import", "export")
 
 
 class _Commands(TyperGroup):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.cli import chat, demo, evaluate, export, import_checkpoint, laws, look, predict, show, tokens, train
+from weft.cli import chat, demo, evaluate, export, import_checkpoint, laws, look, lookup, predict, show, tokens, train
 from weft.cli.app import app, run
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "import_checkpoint",
     "laws",
     "look",
+    "lookup",
     "predict",
     "run",
     "show",

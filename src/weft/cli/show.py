@@ -62,6 +62,7 @@ def show_presets(as_json: bool) -> None:
     """Print all presets with family and number of parameters."""
     from weft.cli.terminal import console, print_json
     from weft.models.estimates import estimate
+    from weft.models.plain_presets import PLAIN
     from weft.models.presets import preset, presets
 
     rows = []
@@ -76,7 +77,12 @@ def show_presets(as_json: bool) -> None:
         table.add_row(str(row["preset"]), str(row["family"]), f"{row['parameters']:,}")
     out = console()
     out.print(table)
-    out.print("\n[dim]Details of one: weft show gpt2[/dim]")
+    names = list(PLAIN)
+    out.print(
+        f"\n[dim]{names[0]} to {names[-1]}: the models as lectures draw them; training chooses their size.[/dim]",
+        soft_wrap=True,
+    )
+    out.print("[dim]Details of one: weft show gpt2[/dim]")
 
 
 def show_model(source: str, length: int | None, as_json: bool) -> None:

@@ -93,6 +93,7 @@ class CaptionsTask(Task):
     picture = "captions"
     example = "picture.png"
     Options = CaptionsOptions
+    auto = "an image-text decoder with a stem of convolutions before the patches (hybrid)"
     generates = takes_images = True
 
     tokenizer: Tokenizer
@@ -194,6 +195,12 @@ class CaptionsTask(Task):
         return spec.replace(
             vocabulary=self.tokenizer.vocabulary, length=length, image=self.side, patch=patch, channels=3
         )
+
+    def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
+        """Patches that leave a small grid."""
+        spec = super().fit_plain(name, size)
+        assert isinstance(spec, ImageTextSpec)
+        return spec.replace(patch=suitable_patch(self.side, len(spec.stem)))
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""

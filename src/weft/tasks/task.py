@@ -25,6 +25,7 @@ from weft.foundation.spec import Spec, Tree
 from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
+from weft.models.plain_presets import plain_preset
 
 if TYPE_CHECKING:
     from weft.tasks.support.conversation import Conversation
@@ -120,6 +121,12 @@ class Size:
     layers: int = 4
     context: int = 256
     dropout: float = 0.0
+
+    @classmethod
+    def of(cls, spec: AnySpec) -> Size:
+        """That of a model; what its family does not have is as usual."""
+        layers, context = getattr(spec, "layers", cls.layers), getattr(spec, "length", cls.context)
+        return cls(spec.width, layers, context, spec.dropout)
 
     @property
     def heads(self) -> int:
@@ -239,6 +246,8 @@ class Task(ABC):
     Options: ClassVar[type[DataSpec]] = DataSpec
     compatible_tasks: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
     fine_tuning_options: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
+    plain_options: ClassVar[Tree] = {}  # options of data that suit a plain preset
+    auto: ClassVar[str] = ""  # what `default_model` is, in words for --help
 
     # Capabilities
     trainable: ClassVar[bool] = True  # else its runs are imported
@@ -282,6 +291,12 @@ class Task(ABC):
     def fit(self, spec: AnySpec) -> AnySpec:
         """A preset's spec with vocabulary, classes and lengths of this data."""
         raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
+
+    def fit_plain(self, name: str, size: Size) -> AnySpec:
+        """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""
+        spec = plain_preset(name, size.width, size.layers, size.heads)
+        spec = spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
+        return self.fit(spec).replace(dropout=size.dropout)
 
     @property
     def sample_seed(self) -> int:

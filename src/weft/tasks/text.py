@@ -153,6 +153,7 @@ class TextTask(FewShot, Task):
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    auto = "a decoder of attention alone, with rotary positions and squared ReLU"
     generates = continues_input = True
 
     tokenizer: Tokenizer
@@ -225,7 +226,7 @@ class TextTask(FewShot, Task):
             preset("nano-gpt").replace(
                 width=size.width,
                 layers=size.layers,
-                length=max(size.context, self.options.context or 0),
+                length=self._length(size),
                 dropout=size.dropout,
                 norm=LayerNormSpec(bias=False),
                 **{"mixer.heads": size.heads, "mixer.query_key_norm": LayerNormSpec(bias=False)},
@@ -236,6 +237,14 @@ class TextTask(FewShot, Task):
         """The vocabulary of this data."""
         assert isinstance(spec, DecoderSpec)
         return spec.replace(vocabulary=self.tokenizer.vocabulary)
+
+    def fit_plain(self, name: str, size: Size) -> AnySpec:
+        """As long as the windows that are asked for."""
+        return super().fit_plain(name, replace(size, context=self._length(size)))
+
+    def _length(self, size: Size) -> int:
+        """The length of a new model."""
+        return max(size.context, self.options.context or 0)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Text that is read many times is regularized by dropout."""

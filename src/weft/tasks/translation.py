@@ -84,6 +84,7 @@ class TranslationTask(Task):
     picture = "translation"
     example = '"a sentence"'
     Options = TranslationOptions
+    auto = "an encoder-decoder of attention alone, with rotary positions and squared ReLU"
     generates = True
 
     tokenizer: Tokenizer

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -80,7 +80,8 @@ def suitable_batch(tokens: float) -> int:
 class Planner:
     """Makes a plan for one task and its data.
 
-    Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe.
+    Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe. `design` gives
+    the model of a size where no spec is given: the task's default model, unless another is asked for.
     """
 
     task: Task
@@ -91,6 +92,10 @@ class Planner:
     seed: int
     device: torch.device
     defaults: Tree = field(default_factory=dict)
+    design: Callable[[Size], AnySpec] | None = None
+
+    def __post_init__(self) -> None:
+        self.model_of = self.design or self.task.default_model
 
     def plan_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
         """A plan for a number of steps with the given or a medium-sized model; nothing is measured."""
@@ -173,7 +178,7 @@ class Planner:
                 expected_losses.append(found[size].loss)
                 continue
             near = _nearest(size, found)
-            spec = self.task.default_model(size) if size is not None else near.spec
+            spec = self.model_of(size) if size is not None else near.spec
             cost = _flops(spec) / _flops(near.spec)
             tokens = budget * near.timing.tokens_per_second / cost
             expected_losses.append(self._expected(spec, tokens))
@@ -262,7 +267,7 @@ class Planner:
     def _configure(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
         """The model and training options of a size, by the task's recipe and the user's changes."""
         recipe = self.task.recipe(size, epochs)
-        own = self.task.default_model(replace(size, dropout=recipe.dropout)) if spec is None else spec
+        own = self.model_of(replace(size, dropout=recipe.dropout)) if spec is None else spec
         own = own.replace(**self.model_changes) if self.model_changes else own
         return own, TrainingSpec(**{**recipe.training, **self.defaults, **self.training_changes})
 

@@ -11,6 +11,7 @@ from typing import Any
 from weft.data.readers.files import DataError
 from weft.data.samples.captions import SampleCaptions, scenes
 from weft.data.samples.classification import nodes, sentiment
+from weft.data.samples.films import FilmCatalog, film_catalog, films
 from weft.data.samples.forecast import SampleSeries, brownian, brownian3d, brownian_best, seasonal
 from weft.data.samples.images import SampleImages, digits, shapes
 from weft.data.samples.sample_definition import ReferenceScore, Sample
@@ -24,6 +25,7 @@ __all__ = [
     "JOINTS",
     "SAMPLE_RATE",
     "AlignedPair",
+    "FilmCatalog",
     "ReferenceScore",
     "Sample",
     "SampleCaptions",
@@ -31,6 +33,7 @@ __all__ = [
     "SampleSequences",
     "SampleSeries",
     "brownian_best",
+    "film_catalog",
     "sample",
     "samples",
     "write_wavs",
@@ -48,7 +51,7 @@ SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     "images": {"digits": (digits, 5_000), "shapes": (shapes, 4_000)},
     "captions": {"scenes": (scenes, 4_000)},
     "forecast": {"seasonal": (seasonal, 4_000), "brownian": (brownian, 8_000), "brownian3d": (brownian3d, 8_000)},
-    "sequences": {"skeletons": (skeletons, 800), "tones": (tones, 600)},
+    "sequences": {"skeletons": (skeletons, 800), "tones": (tones, 600), "films": (films, 4_000)},
 }
 
 

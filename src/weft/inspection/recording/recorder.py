@@ -27,7 +27,7 @@ from weft.inspection.recording.calls import RecordedCall, StackInput
 from weft.inspection.recording.foreign_attention import observe_foreign_attention
 from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.inspection.recording.linear_records import LinearAttentionRecord
-from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.linear_attention import LinearAttention
 from weft.parts.observer import Observer, observing
@@ -131,7 +131,7 @@ class Recorder(Observer):
     ) -> Tensor:
         """Record references to queries, keys and values."""
         name = self.names.own.get(id(part))
-        if name is not None and isinstance(part, (SelfAttention, CrossAttention)):
+        if name is not None and isinstance(part, (SelfAttention, CrossAttention, PlainCrossAttention)):
             record = None
             if self.wanted(name[1]):
                 record = PartAttentionRecord.of(query, key, value, context, part.score)
