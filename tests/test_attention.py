@@ -161,7 +161,7 @@ def test_which_kernel_runs_and_why():
     assert attention.note(AttentionContext.of(x, Causal())).startswith("fused: the mask is a flag")
     assert attention.note(AttentionContext.of(x, Causal() & Window(64))).startswith("blocked: 2048 x 2048")
     assert attention.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("blocked")
-    assert attention.note(AttentionContext.of(x, Padding(torch.tensor([7])))).startswith("fused: a dense mask")
+    assert attention.note(AttentionContext.of(x, Padding(torch.tensor([7])))).startswith("fused: padding is one row")
     added = SelfAttention(12, 3, score=Additive(4, 4, 3))
     assert added.note(AttentionContext.of(x)).startswith("blocked: the score is not a dot product")
     assert added.note(AttentionContext.of(x[:, :9])).startswith("explicit: the score is not a dot product")

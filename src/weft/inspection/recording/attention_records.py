@@ -125,7 +125,9 @@ class PartAttentionRecord(AttentionRecord):
         queries = some(self.context.queries, rows)
         if self.context.position is not None and self.context.has_bias:
             own = torch.tensor([b], device=rows.device)
-            bias = self.context.position.bias(query, queries.reorder(own), self.context.keys.reorder(own))
+            position = self.context.position
+            read = self.score.scaled_query(query) if position.scaled_by_score else query
+            bias = position.bias(read, queries.reorder(own), self.context.keys.reorder(own))
             if bias is not None:
                 bias = bias[0]
                 scores = scores + (bias if bias.shape[0] == 1 else bias[heads])
