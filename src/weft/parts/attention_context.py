@@ -128,7 +128,7 @@ class AttentionContext:
     @property
     def has_bias(self) -> bool:
         """Whether the position adds to the scores."""
-        return self.position is not None and type(self.position).bias is not AttentionPosition.bias
+        return self.position is not None and self.position.acts_on_scores
 
     def bias(self, query: Tensor, score: Score, extent: Extent | None = None) -> Tensor | None:
         """What the position adds to the scores, [B or 1, H, T, S], or only for one block of queries and keys."""
@@ -140,7 +140,7 @@ class AttentionContext:
     @property
     def has_value_bias(self) -> bool:
         """Whether the position adds to what is gathered, which takes the weights."""
-        return self.position is not None and type(self.position).value_bias is not AttentionPosition.value_bias
+        return self.position is not None and self.position.acts_on_values
 
     def value_bias(self, weights: Tensor, extent: Extent | None = None) -> Tensor | None:
         """What the position adds to Y for the weights A [B, H, T, S], or only for one block of queries and keys."""

@@ -31,6 +31,16 @@ class AttentionPosition(nn.Module):
 
     scaled_by_score: bool = False
 
+    @property
+    def acts_on_scores(self) -> bool:
+        """Whether it has a `bias`."""
+        return type(self).bias is not AttentionPosition.bias
+
+    @property
+    def acts_on_values(self) -> bool:
+        """Whether it has a `value_bias`, which takes the weights."""
+        return type(self).value_bias is not AttentionPosition.value_bias
+
     def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles | None:
         """(cos, sin), each [B, 1, T, R], by which queries and keys at these positions turn."""
         return None
