@@ -155,6 +155,47 @@ def test_dropout_drops_in_training_only_and_blocks_repeat_it_in_backward():
     assert torch.equal(attention(x), attention(x))
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_dropout_by_blocks_keeps_the_expectation_and_the_share(share):
+    """Means over many draws: of Y those without dropout, of kept weights 1 - p, each within five deviations."""
+    torch.manual_seed(11)
+    T = 80
+    context = AttentionContext(TokenPositions.run(0, T, CPU), mask=Causal())
+    q, k = torch.randn(1, 2, T, 4), torch.randn(1, 2, T, 4)
+    v = torch.eye(T).expand(1, 2, T, T)  # Y = A
+    A = blocked(q, k, v, context, ScaledDot(), block=32)
+    draws = torch.stack([blocked(q, k, v, context, ScaledDot(), share, 32) for _ in range(120)])
+    kept = draws != 0
+    seen = (A > 0).sum() * len(draws)
+    assert abs(kept.sum() / seen - (1 - share)) < 5 * (share * (1 - share) / seen) ** 0.5
+    assert torch.allclose(draws[kept], (A / (1 - share)).expand_as(draws)[kept], rtol=1e-4)
+    deviation = A * (share / (1 - share) / len(draws)) ** 0.5
+    assert ((draws.mean(0) - A).abs() <= 5.5 * deviation + 1e-5 * A).all()
+    rows = kept.double().mean((0, 1, 2))
+    assert not torch.equal(draws[0], draws[1]) and rows[75, :60].std() < 0.08
+
+
+def test_dropout_by_blocks_is_repeated_in_backward_and_leaves_the_generator_alone():
+    """The gradient is the derivative under the same draw; backward does not move the random numbers that follow."""
+    q, k, v = (torch.randn(1, 2, 150, 4, requires_grad=True) for _ in range(3))
+    context = AttentionContext(TokenPositions.run(0, 150, CPU))
+
+    def drawn(*given):
+        torch.manual_seed(5)
+        return blocked(*given, context, ScaledDot(), 0.3, 64)
+
+    y = drawn(q, k, v)
+    expected = torch.rand(3)
+    y = drawn(q, k, v)
+    gradients = torch.autograd.grad(y.square().sum(), (q, k, v))
+    assert torch.equal(torch.rand(3), expected)
+    for place, gradient in enumerate(gradients):
+        step = 1e-5 * torch.randn_like(gradient)
+        moved = [[t.detach() + (sign * step if n == place else 0) for n, t in enumerate((q, k, v))] for sign in (1, -1)]
+        ahead, back = (drawn(*given).square().sum() for given in moved)
+        assert torch.allclose((gradient * step).sum(), (ahead - back) / 2, rtol=1e-6)
+
+
 def test_which_kernel_runs_and_why():
     x = torch.zeros(1, 2048, 12)
     attention = SelfAttention(12, 3)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from largest_tensor import LargestTensor
 
+from largest_tensor import LargestTensor
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
 from weft.parts.kernels import BLOCK

@@ -59,15 +59,16 @@ class _OnlineSoftmax(torch.autograd.Function):
     ) -> Tensor:
         q = scale * widen(query)
         tiny, lowest = torch.finfo(q.dtype).tiny, torch.finfo(q.dtype).min
-        m, l = q.new_full((*q.shape[:3], 1), lowest), q.new_zeros(*q.shape[:3], 1)
+        m, sums = q.new_full((*q.shape[:3], 1), lowest), q.new_zeros(*q.shape[:3], 1)
         y = q.new_zeros(*q.shape[:3], value.shape[3])
         for k, v, first in _blocks(key, value, block):
             e = _scores(q, k, context, first)
             most = torch.maximum(m, e.amax(-1, keepdim=True))
             p, shrink = torch.exp(e - most), torch.exp(m - most)
-            m, l, y = most, l * shrink + p.sum(-1, keepdim=True), y * shrink + p @ v
-        y = y / l.clamp(min=tiny)
-        ctx.save_for_backward(query, key, value, y, m + l.clamp(min=tiny).log())
+            m, sums, y = most, sums * shrink + p.sum(-1, keepdim=True), y * shrink + p @ v
+        sums = sums.clamp(min=tiny)  # of a row that may look nowhere
+        y = y / sums
+        ctx.save_for_backward(query, key, value, y, m + sums.log())
         ctx.call = (context, scale, block)
         return y.to(value.dtype)
 
