@@ -10,7 +10,7 @@ import weft
 from weft.parts import kernels
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import blocked, choose_kernel, explicit, fused
+from weft.parts.kernels import blocked, choose_kernel, explicit, fused, kept_weights
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
@@ -171,6 +171,8 @@ def test_dropout_by_blocks_keeps_the_expectation_and_the_share(share):
     assert torch.allclose(draws[kept], (A / (1 - share)).expand_as(draws)[kept], rtol=1e-4)
     deviation = A * (share / (1 - share) / len(draws)) ** 0.5
     assert ((draws.mean(0) - A).abs() <= 5.5 * deviation + 1e-5 * A).all()
+    elsewhere = kept_weights(torch.empty(2, 3, 5, 7, device="meta"), share)
+    assert elsewhere.shape == (2, 3, 5, 7) and elsewhere.dtype == torch.bool and elsewhere.is_meta
     rows = kept.double().mean((0, 1, 2))
     assert not torch.equal(draws[0], draws[1]) and rows[75, :60].std() < 0.08
 
