@@ -109,6 +109,12 @@ def test_positions_inside_attention(name):
     assert all(weight.grad is not None and weight.grad.any() for weight in position.parameters())
 
 
+@pytest.mark.parametrize("name", ["bucketed", "relative"])
+def test_positions_that_are_frozen(name):
+    x, position = given(), POSITIONS[name]().requires_grad_(False)
+    assert largest(SelfAttention(D, H), x, AttentionContext.of(x, Causal(), position)) <= bound()
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_of_all_kinds(name):
     x, score = given(), SCORES[name]()

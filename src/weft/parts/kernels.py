@@ -270,7 +270,7 @@ def _fusable(context: AttentionContext, score: Score) -> bool:
 
 def _not_fusable(context: AttentionContext) -> str:
     if context.has_value_bias:
-        return "relative vectors are added to values by their weights"
+        return "the position adds to values, which takes the weights"
     return "this score is not a dot product with a softmax"
 
 
@@ -278,10 +278,9 @@ def _torch_stores(context: AttentionContext, dropout: float) -> str:
     """Why torch's fused kernel would store A, in words; nothing where it does not."""
     if dropout and context.queries.device.type != "cuda":
         return "with dropout torch stores A"
-    learned = () if context.position is None or not context.has_bias else context.position.parameters()
-    if torch.is_grad_enabled() and any(p.requires_grad for p in learned):
-        return "to learn a bias torch stores A"
-    return ""
+    # Relative vectors that are frozen still send gradients to the query.
+    learned = context.position is not None and context.has_bias and any(True for _ in context.position.parameters())
+    return "to learn a bias torch stores A" if learned and torch.is_grad_enabled() else ""
 
 
 def _fused_reason(context: AttentionContext) -> tuple[str, bool]:

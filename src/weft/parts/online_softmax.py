@@ -79,14 +79,13 @@ class _OnlineSoftmax(torch.autograd.Function):
         context, scale, block = ctx.call
         q, dy = scale * widen(query), widen(gradient)
         delta = (dy * y).sum(-1, keepdim=True)
-        dq, dk, dv = torch.zeros_like(q), [], []
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(widen(key)), torch.zeros_like(widen(value))
         for k, v, first in _blocks(key, value, block):
             p = torch.exp(_scores(q, k, context, first) - L)
             de = p * (dy @ v.transpose(-2, -1) - delta)
             dq += scale * de @ k
-            dk.append(de.transpose(-2, -1) @ q)
-            dv.append(p.transpose(-2, -1) @ dy)
-        dk, dv = torch.cat(dk, 2), torch.cat(dv, 2)
+            dk[:, :, first : first + block] = de.transpose(-2, -1) @ q
+            dv[:, :, first : first + block] = p.transpose(-2, -1) @ dy
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None, None
 
 
