@@ -16,7 +16,7 @@ from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
 from weft.parts import observer
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import Backend, attention_weights, blocked, choose_kernel, explicit, fused
+from weft.parts.kernels import Backend, KernelChoice, attention_weights, blocked, choose_kernel, explicit, fused
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
 from weft.parts.scores import ScaledDot, Score, scaled_dot, weigh
@@ -87,20 +87,25 @@ class _Attention(nn.Module):
 
     def _gather(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        kernel, _ = choose_kernel(context, self.score, self.backend)
+        kernel = self.kernel(context, query.shape[0]).kernel
         if kernel == "explicit":
             return explicit(query, key, value, context, self.score, dropout)[0]
-        mapped, scale = self.score.as_dot_product(query)
         run = blocked if kernel == "blocked" else fused
-        return run(mapped, key, value, context, scale, dropout)
+        return run(query, key, value, context, self.score, dropout)
 
     def weights(self, query: Tensor, key: Tensor, context: AttentionContext) -> Tensor:
         """A [B, H, T, S] from the same queries and keys, for looking at."""
         return attention_weights(query, key, context, self.score)
 
-    def note(self, context: AttentionContext) -> str:
+    def kernel(self, context: AttentionContext, batch: int = 1) -> KernelChoice:
+        """Which kernel runs for this context."""
+        dropout = self.dropout if self.training else 0.0
+        return choose_kernel(context, self.score, self.backend, dropout, batch * self.heads)
+
+    def note(self, context: AttentionContext, batch: int = 1) -> str:
         """Which kernel runs for this context and why, in words."""
-        return ": ".join(choose_kernel(context, self.score, self.backend))
+        found = self.kernel(context, batch)
+        return f"{found.kernel}: {found.reason}"
 
     def merge(self, y: Tensor) -> Tensor:
         """Concatenate heads and project: [B, H, T, V] -> [B, T, D]."""
