@@ -29,7 +29,7 @@ from weft.data.samples.translation import AlignedPair
 PRONOUNS = (("I", "je"), ("he", "il"), ("we", "nous"), ("you", "vous"), ("they", "ils"), ("she", "elle"))
 SAY = ("dis", "dit", "disons", "dites", "disent")
 NEGATED = 0.15
-PAST_YEARS, FUTURE_YEARS = range(1950, 2021), range(2030, 2050)
+PAST_YEARS, FUTURE_YEARS = range(1985, 2005), range(2030, 2040)
 
 
 def french(seed: int, size: int) -> Sample[tuple[AlignedPair, ...]]:

@@ -201,14 +201,13 @@ SAID_OF_ACTORS = _adjectives(
     present:présent, active:actif, generous:généreux"""
 )
 VERBS = _verbs(
-    """adopt:adopter, sign:signer, approve:approuver, accept:accepter, criticise:critiquer, examine:examiner,
-    prepare:préparer, amend:modifier, finance:financer, improve:améliorer, ratify:ratifier, implement:appliquer,
-    block:bloquer, study:étudier, demand:exiger, support:soutenir soutiens soutient soutenons soutenez soutiennent
-    soutiendr soutenu, defend:défendre défends défend défendons défendez défendent défendr défendu,
+    """adopt:adopter, sign:signer, approve:approuver, accept:accepter, examine:examiner, prepare:préparer,
+    amend:modifier, finance:financer, improve:améliorer, ratify:ratifier, study:étudier,
+    support:soutenir soutiens soutient soutenons soutenez soutiennent soutiendr soutenu,
+    defend:défendre défends défend défendons défendez défendent défendr défendu,
     reject:rejeter rejette rejette rejetons rejetez rejettent rejetter rejeté,
     protect:protéger protège protège protégeons protégez protègent protéger protégé,
     choose chose chosen:choisir choisis choisit choisissons choisissez choisissent choisir choisi,
-    finish:finir finis finit finissons finissez finissent finir fini,
     follow:suivre suis suit suivons suivez suivent suivr suivi,
     translate:traduire traduis traduit traduisons traduisez traduisent traduir traduit"""
 )

@@ -15,7 +15,7 @@ from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tables import TablePanel
 from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
-from weft.inspection.analysis.alignment import Gold, align, alignment_error_rate, gold_of_tokens
+from weft.inspection.analysis.alignment import Gold, align, aligning_heads, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
 from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, roll_out
 from weft.inspection.pictures.look_options import LookOptions
@@ -31,6 +31,7 @@ from weft.inspection.pictures.panels import (
     tokens_panel,
 )
 from weft.inspection.recording.attention_records import Kind
+from weft.tasks.support.cross_alignment import AlignmentHeads
 
 FEW = 24  # tokens; flows of more are shown for one row only
 LONGEST_FLOW = 128  # tokens
@@ -44,7 +45,7 @@ def has_alignment(observation: Observation) -> bool:
 
 
 def alignment_panel(observation: Observation, options: LookOptions) -> TablePanel:
-    """Source x target, the best-aligning head first; with rings where the right links are known."""
+    """Source x target, the heads that align best first; with rings where the right links are known."""
     if not has_alignment(observation):
         raise WeftError("nothing to align: the model has no attention from a target to a source")
     kind: Kind = "alignment" if "alignment" in observation.kinds else "cross"
@@ -54,21 +55,26 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
     for number in layers:
         each = to_array(observation.attention(number, kind))
         maps.append(np.concatenate([each.mean(0, keepdims=True), each]) if heads.options[0] == MEAN else each)
-    title = "Alignment: which source each token written looks at"
+    if len(layers) > 1:
+        maps.append(np.stack(maps).mean(0))
+        layer = Axis(layer.name, (*layer.options, MEAN), layer.chosen)
+    rows, columns = observation.labels(kind)
+    values, title, notes = np.stack(maps), "Alignment: which source each token written looks at", []
     if options.layer is None and options.head is None and kind == "cross":
         best = align(observation.seen, observation.batch, call=observation.call)
-        layer = Axis(layer.name, layer.options, layers.index(best.layer))
-        heads = Axis(heads.name, heads.options, heads.options.index(str(best.head)))
-        title += f" (layer {best.layer}, head {best.head} aligns best)"
-    rows, columns = observation.labels(kind)
-    values, gold = np.stack(maps), gold_links(observation, len(rows))
-    note, marks = "", None
+        chosen = AlignmentHeads(best.layer, best.head, best.shift)
+        layer = Axis(layer.name, layer.options, layer.options.index(MEAN if best.layer is None else str(best.layer)))
+        heads = Axis(heads.name, heads.options, heads.options.index(MEAN if best.head is None else str(best.head)))
+        values, rows = values[..., best.shift :, :], rows[: len(rows) - best.shift]
+        title += f" ({chosen})"
+        notes.append(_why(observation))
+    gold, marks = gold_links(observation, len(rows)), None
     if gold is not None:
         marks = np.zeros((len(rows), len(columns)), dtype=np.float32)
         for row, links in enumerate(gold):
             marks[row, sorted(links)] = 1
         error = alignment_error_rate(torch.from_numpy(values[layer.chosen, heads.chosen]), gold)
-        note = f"Rings mark where each token comes from; {error:.1%} of them are missed by this head's best look."
+        notes.append(f"Rings mark where each token comes from; {error:.1%} of them are missed by the best look.")
     return TablePanel(
         title,
         rows,
@@ -79,8 +85,17 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
         row_name="written",
         column_name="source",
         gold=marks,
-        note=note,
+        note=" ".join(notes),
     )
+
+
+def _why(observation: Observation) -> str:
+    """How the heads that are shown first were chosen."""
+    if getattr(observation.task, "alignment_heads", None) is not None:
+        return "On held-out sentences these heads look most at the source tokens that matter to what is written."
+    if aligning_heads(observation.seen, observation.batch, observation.call) is not None:
+        return "In this sentence these heads look most at the source tokens that matter to what is written."
+    return "This head is the sharpest that looks at many source tokens."
 
 
 def gold_links(observation: Observation, rows: int) -> Gold | None:
