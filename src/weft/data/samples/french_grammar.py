@@ -73,7 +73,10 @@ def phrase(english: str, french: str, places: str) -> Phrase:
 
 
 def write_pair(sentence: Phrase) -> AlignedPair:
-    """The two sentences as texts, with the words' alignment as one of characters (a blank: none)."""
+    """The two sentences as texts, with the words' alignment as one of characters.
+
+    A blank comes from none, nor does an apostrophe and what follows, told by the letters before: qu', aujourd'hui.
+    """
     spans, end = [], 0  # of each English word
     for word in sentence.english:
         spans.append((end, end + len(word)))
@@ -81,8 +84,9 @@ def write_pair(sentence: Phrase) -> AlignedPair:
     written = euphony(sentence.french)
     comes_from: list[frozenset[int]] = []
     for word, places in written:
-        comes_from += [_characters(*[spans[place] for place in sorted(places)])] * len(word)
-        comes_from.append(_characters())
+        own = len(word.partition("'")[0])
+        comes_from += [_characters(*[spans[place] for place in sorted(places)])] * own
+        comes_from += [_characters()] * (len(word) - own + 1)
     return AlignedPair(" ".join(sentence.english), " ".join(word for word, _ in written), tuple(comes_from[:-1]))
 
 

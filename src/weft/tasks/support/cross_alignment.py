@@ -1,15 +1,13 @@
-"""Alignment by cross-attention: whose weights say where each token written by an encoder-decoder comes from.
+"""Alignment by cross-attention: which layer says where each token written by an encoder-decoder comes from.
 
 A transformer has many maps from target to source, and most are no alignment. Without gold alignments they are judged by
-what the source does to the answer: e_(t,s) = KL(p(y_t | x) || p(y_t | x without s)), the prediction difference of Li et
-al. 2019 ("On the Word Alignment from Neural Machine Translation"). Of a candidate with the map A, the score is
+what the source does to the answer, e_(t,s) = 1/2 sum_y |p(y | x, t) - p(y | x without s, t)|, the prediction difference
+(Li et al. 2019, "On the Word Alignment from Neural Machine Translation"). Of a candidate with the map A, the score is
 
     sum_t e_(t, argmax_s A_(t,s)) / sum_t max_s e_(t,s)      (1: it always looks at what matters most)
 
 over held-out sentences. Tokens that follow from what is already written hardly count, because there no source token
-matters. Candidates: each head, the mean over the heads of each layer, the mean over all layers; each read at the step
-that writes a token, or one step later, where the token is the decoder's input (Chen et al. 2020, "Accurate Word
-Alignment Induction from Neural Machine Translation").
+matters. Candidates are the means over the heads of each layer, and over all layers; single heads miss too much.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Real
 from weft.parts.observer import Observer, aside, observing
 
-EXAMPLES = 64  # sentences that heads are chosen on
+EXAMPLES = 64  # sentences that the layer is chosen on
 TOKENS = 200_000  # tokens that are read for it at most, so that long texts and large models are chosen on fewer
 WEIGHTS = 1 << 24  # weights of one layer that are held at once
 ROWS = 4096  # tokens per forward while source tokens are hidden
@@ -38,23 +36,16 @@ Example = tuple[Sequence[int], Sequence[int]]  # ids of a source with its stop, 
 
 
 @dataclass(frozen=True)
-class AlignmentHeads:
-    """Whose attention is the alignment: that of a layer (None: all), of a head (None: the mean over heads).
-
-    With `shift` 1, row t is the step after the one that wrote token t.
-    """
+class AlignmentLayer:
+    """The layer whose attention to the source, averaged over its heads, is the alignment; None: the mean over all."""
 
     layer: int | None = None
-    head: int | None = None
-    shift: int = 0
 
     def __str__(self) -> str:
-        heads = "mean over heads" if self.head is None else f"head {self.head}"
-        found = f"{heads}, {'mean over layers' if self.layer is None else f'layer {self.layer}'}"
-        return f"{found}, one step later" if self.shift else found
+        return "mean over all layers and heads" if self.layer is None else f"layer {self.layer}, mean over heads"
 
     @classmethod
-    def from_tree(cls, tree: Tree | None) -> AlignmentHeads | None:
+    def from_tree(cls, tree: Tree | None) -> AlignmentLayer | None:
         """From the facts of a run, which an old one lacks."""
         return None if tree is None else cls(**tree)
 
@@ -62,21 +53,9 @@ class AlignmentHeads:
         return asdict(self)
 
     def read(self, maps: Sequence[Tensor]) -> Tensor:
-        """The alignment [..., T - shift, S] from the maps of all layers, [..., H, T, S] each."""
+        """The alignment [..., T, S] from the maps of all layers, [..., H, T, S] each."""
         chosen = maps if self.layer is None else [maps[self.layer]]
-        each = [layer.mean(-3) if self.head is None else layer[..., self.head, :, :] for layer in chosen]
-        return torch.stack(each).mean(0)[..., self.shift :, :]
-
-
-def candidates(heads: Sequence[int]) -> list[AlignmentHeads]:
-    """All choices for a model with so many heads in each layer; of equal ones the first is taken."""
-    found = []
-    for shift in (0, 1):
-        found.append(AlignmentHeads(shift=shift))
-        for layer, count in enumerate(heads):
-            found.append(AlignmentHeads(layer, None, shift))
-            found += [AlignmentHeads(layer, head, shift) for head in range(count if count > 1 else 0)]
-    return found
+        return torch.stack([layer.mean(-3) for layer in chosen]).mean(0)
 
 
 class _CrossMaps(Observer):
@@ -103,51 +82,49 @@ def cross_maps(module: nn.Module, source: Tensor, target: Tensor, real: Tensor |
 
 
 def source_effects(module: nn.Module, source: Tensor, target: Tensor) -> Tensor:
-    """e_(t,s) [T, S] of one text: KL(p(y_t | x) || p(y_t | x without s)), each source token hidden in turn."""
+    """e_(t,s) [T, S] of one text, from 0 to 1: how much p changes at each step as each source token is hidden."""
     S, T = len(source), len(target)
     found = []
     with eval_mode(module), torch.inference_mode(), aside():
-        before = module(source[None], target[None]).logits[0].float().log_softmax(-1)
+        before = module(source[None], target[None]).logits[0].float().softmax(-1)
         for places in torch.arange(S, device=source.device).split(max(1, ROWS // (S + T))):
             real = torch.arange(S, device=source.device) != places[:, None]
             texts = source.expand(len(places), S), target.expand(len(places), T)
-            after = module(*texts, source_mask=Real(real)).logits.float().log_softmax(-1)
-            found.append((before.exp() * (before - after)).sum(-1))
-    return torch.cat(found).T.clamp(min=0.0)
+            after = module(*texts, source_mask=Real(real)).logits.float().softmax(-1)
+            found.append((before - after).abs().sum(-1) / 2)
+    return torch.cat(found).T
 
 
-def captured_effect(map: Tensor, effects: Tensor) -> tuple[float, float]:
-    """(effect of the source tokens that rows [T, S] look at most, effect of those that matter most), summed over T."""
-    looked = effects.gather(-1, map.argmax(-1, keepdim=True))
-    return float(looked.sum()), float(effects.amax(-1).sum())
+def captured_effect(map: Tensor, effects: Tensor) -> float:
+    """The sum over rows [T, S] of the effect of the source token that each looks at most."""
+    return float(effects.gather(-1, map.argmax(-1, keepdim=True)).sum())
 
 
-def choose_heads(module: nn.Module, examples: Sequence[Example]) -> AlignmentHeads | None:
+def choose_layer(module: nn.Module, examples: Sequence[Example]) -> AlignmentLayer | None:
     """The candidate that looks most at what matters, over these examples; None for a model without cross-attention."""
-    counts = [part.heads for part in module.modules() if isinstance(part, CrossAttention)]
-    if not isinstance(module, EncoderDecoder) or not counts:
+    layers = sum(isinstance(part, CrossAttention) for part in module.modules())
+    if not isinstance(module, EncoderDecoder) or not layers:
         return None
-    choices = candidates(counts)
-    looked, most, tokens = [0.0] * len(choices), 0.0, 0
+    # Of equal ones the first is taken.
+    candidates = [AlignmentLayer(), *(AlignmentLayer(layer) for layer in range(layers if layers > 1 else 0))]
+    looked, tokens = [0.0] * len(candidates), 0
     device = next(module.parameters()).device
-    for source, target in examples[:EXAMPLES]:
+    for number, (source, target) in enumerate(examples[:EXAMPLES]):
         tokens += len(source) * (len(source) + len(target))
-        if tokens > TOKENS and most:
+        if number and tokens > TOKENS:
             break
         given, written = (torch.tensor(ids, device=device) for ids in (source, target))
         maps = [weights[0] for weights in cross_maps(module, given[None], written[None])]
-        effects = source_effects(module, given, written)[:-1]
-        for n, choice in enumerate(choices):
-            mine, best = captured_effect(choice.read(maps)[: len(effects)], effects)
-            looked[n] += mine
-        most += best
-    return choices[max(range(len(choices)), key=lambda n: looked[n])]
+        effects = source_effects(module, given, written)
+        for place, candidate in enumerate(candidates):
+            looked[place] += captured_effect(candidate.read(maps), effects)
+    return candidates[looked.index(max(looked))]
 
 
 def read_alignments(
-    module: nn.Module, choice: AlignmentHeads, examples: Sequence[Example], pad: int
+    module: nn.Module, choice: AlignmentLayer, examples: Sequence[Example], pad: int
 ) -> list[list[list[float]]]:
-    """Per example [T - 1, S]: where each token after the first of the target looks in the source."""
+    """Per example [T, S]: where the model looked in the source after each token of the target."""
     found: list[list[list[float]]] = []
     heads = max(part.heads for part in module.modules() if isinstance(part, CrossAttention))
     longest = max((len(source) * len(target) for source, target in examples), default=1)
@@ -160,5 +137,5 @@ def read_alignments(
         real = torch.arange(source.shape[1], device=device) < sources.lengths.to(device)[:, None]
         maps = choice.read(cross_maps(module, source, target, real))
         for map, (given, written) in zip(maps, some, strict=True):
-            found.append(map[: len(written) - 1, : len(given)].tolist())
+            found.append(map[: len(written), : len(given)].tolist())
     return found

@@ -15,7 +15,7 @@ from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tables import TablePanel
 from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
-from weft.inspection.analysis.alignment import Gold, align, aligning_heads, alignment_error_rate, gold_of_tokens
+from weft.inspection.analysis.alignment import Alignment, Gold, align, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
 from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, roll_out
 from weft.inspection.pictures.look_options import LookOptions
@@ -31,7 +31,7 @@ from weft.inspection.pictures.panels import (
     tokens_panel,
 )
 from weft.inspection.recording.attention_records import Kind
-from weft.tasks.support.cross_alignment import AlignmentHeads
+from weft.tasks.support.cross_alignment import AlignmentLayer
 
 FEW = 24  # tokens; flows of more are shown for one row only
 LONGEST_FLOW = 128  # tokens
@@ -45,7 +45,7 @@ def has_alignment(observation: Observation) -> bool:
 
 
 def alignment_panel(observation: Observation, options: LookOptions) -> TablePanel:
-    """Source x target, the heads that align best first; with rings where the right links are known."""
+    """Source x target, the layer or head that aligns best first; with rings where the right links are known."""
     if not has_alignment(observation):
         raise WeftError("nothing to align: the model has no attention from a target to a source")
     kind: Kind = "alignment" if "alignment" in observation.kinds else "cross"
@@ -62,12 +62,9 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
     values, title, notes = np.stack(maps), "Alignment: which source each token written looks at", []
     if options.layer is None and options.head is None and kind == "cross":
         best = align(observation.seen, observation.batch, call=observation.call)
-        chosen = AlignmentHeads(best.layer, best.head, best.shift)
-        layer = Axis(layer.name, layer.options, layer.options.index(MEAN if best.layer is None else str(best.layer)))
-        heads = Axis(heads.name, heads.options, heads.options.index(MEAN if best.head is None else str(best.head)))
-        values, rows = values[..., best.shift :, :], rows[: len(rows) - best.shift]
-        title += f" ({chosen})"
-        notes.append(_why(observation))
+        layer, heads = _showing(layer, best.layer), _showing(heads, best.head)
+        title += f" ({_whose(best)})"
+        notes.append(_why(observation, best))
     gold, marks = gold_links(observation, len(rows)), None
     if gold is not None:
         marks = np.zeros((len(rows), len(columns)), dtype=np.float32)
@@ -89,13 +86,25 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
     )
 
 
-def _why(observation: Observation) -> str:
+def _showing(axis: Axis, wanted: int | None) -> Axis:
+    """The axis at a layer or head, or at the mean; one of a single layer or head has no other."""
+    name = MEAN if wanted is None else str(wanted)
+    return Axis(axis.name, axis.options, axis.options.index(name) if name in axis.options else 0)
+
+
+def _whose(best: Alignment) -> str:
+    if best.head is None:
+        return str(AlignmentLayer(best.layer))
+    return f"layer {best.layer}, head {best.head}"
+
+
+def _why(observation: Observation, best: Alignment) -> str:
     """How the heads that are shown first were chosen."""
-    if getattr(observation.task, "alignment_heads", None) is not None:
-        return "On held-out sentences these heads look most at the source tokens that matter to what is written."
-    if aligning_heads(observation.seen, observation.batch, observation.call) is not None:
-        return "In this sentence these heads look most at the source tokens that matter to what is written."
-    return "This head is the sharpest that looks at many source tokens."
+    if best.head is not None:
+        return "This head is the sharpest of those that look at many source tokens."
+    stored = getattr(observation.task, "alignment_layer", None) is not None
+    where = "On held-out sentences" if stored else "In this sentence"
+    return f"{where} this attention finds most of the source tokens that matter to what is written."
 
 
 def gold_links(observation: Observation, rows: int) -> Gold | None:
