@@ -27,7 +27,7 @@ from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Real
 from weft.parts.observer import Observer, aside, observing
 
-EXAMPLES = 64  # sentences that the layer is chosen on
+EXAMPLES = 32  # sentences that the layer is chosen on
 TOKENS = 200_000  # tokens that are read for it at most, so that long texts and large models are chosen on fewer
 WEIGHTS = 1 << 24  # weights of one layer that are held at once
 ROWS = 4096  # tokens per forward while source tokens are hidden
