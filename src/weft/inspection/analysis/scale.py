@@ -32,8 +32,9 @@ from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, learn_tokeniz
 
 WAYS = ("with 1/sqrt(D_K)", "without")
 SCORES = ("scaled-dot", "dot")
-WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 KEYS, ROWS = 64, 512  # keys per row, and rows that are averaged
+BLOCK = 64  # rows whose keys are held at once
 SAMPLE, EXAMPLES, BATCH, RATE = "dates", 4000, 1024, 3e-3
 WIDTH, HELD_OUT, POINTS = 64, 100, 20
 MOST_STEPS = 5000
@@ -66,8 +67,12 @@ def scale_statistics(
     for width in widths:
         random = generator(seed, "scale", width)
         query = torch.randn(rows, width, generator=random, dtype=torch.float64)
-        key = torch.randn(rows, keys, width, generator=random, dtype=torch.float64)
-        products = (key @ query[:, :, None])[..., 0]
+        products = torch.cat(
+            [
+                (torch.randn(len(some), keys, width, generator=random, dtype=torch.float64) @ some[:, :, None])[..., 0]
+                for some in query.split(BLOCK)
+            ]
+        )
         for scores in (products / math.sqrt(width), products):
             weights = scores.softmax(-1)
             entropy = -torch.xlogy(weights, weights).sum(-1).mean()

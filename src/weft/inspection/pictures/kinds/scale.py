@@ -124,7 +124,7 @@ def _model_table(spec: Any, name: str, own: int) -> TablePanel:
         f"{name} as it is built, before training",
         tuple(f"layer {layer}" for layer in range(len(values))),
         names,
-        to_array(values / values.amax(0).clamp(min=1e-12)),
+        to_array(torch.cat([values[:, :2] / values[:, :2].max().clamp(min=1e-12), values[:, 2:]], 1)),
         words=words,
         note=note,
     )
