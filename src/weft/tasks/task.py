@@ -334,6 +334,10 @@ class Task(ABC):
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
         return split
 
+    def examine(self, module: nn.Module, validation: Split) -> bool:
+        """Learn from the trained model, on held-out data, what its answers need; whether `facts` have changed."""
+        return False
+
     @abstractmethod
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """Answers to inputs as the command line gives them: texts or paths."""

@@ -13,6 +13,7 @@ from weft.data.samples.captions import SampleCaptions, scenes
 from weft.data.samples.classification import nodes, sentiment
 from weft.data.samples.films import FilmCatalog, film_catalog, films
 from weft.data.samples.forecast import SampleSeries, brownian, brownian3d, brownian_best, seasonal
+from weft.data.samples.french_sentences import french
 from weft.data.samples.images import SampleImages, digits, shapes
 from weft.data.samples.sample_definition import ReferenceScore, Sample
 from weft.data.samples.sequences import BONES, JOINTS, SAMPLE_RATE, SampleSequences, skeletons, tones, write_wavs
@@ -45,7 +46,7 @@ SampleMaker = Callable[[int, int], Sample[Any]]
 # characters of text, time steps of a series, examples of all else.
 SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     "text": {"stdlib": (stdlib, 1_000_000), "markov": (markov, 200_000)},
-    "translation": {"dates": (dates, 20_000)},
+    "translation": {"dates": (dates, 20_000), "french": (french, 20_000)},
     "classification": {"sentiment": (sentiment, 8_000), "nodes": (nodes, 2_000)},
     "tagging": {"grammar": (grammar, 4_000), "pronouns": (pronouns, 6_000)},
     "images": {"digits": (digits, 5_000), "shapes": (shapes, 4_000)},

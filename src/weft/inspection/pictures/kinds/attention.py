@@ -15,7 +15,7 @@ from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tables import TablePanel
 from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
-from weft.inspection.analysis.alignment import Gold, align, alignment_error_rate, gold_of_tokens
+from weft.inspection.analysis.alignment import Alignment, Gold, align, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
 from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, parts_left_out, roll_out
 from weft.inspection.pictures.look_options import LookOptions
@@ -31,6 +31,7 @@ from weft.inspection.pictures.panels import (
     tokens_panel,
 )
 from weft.inspection.recording.attention_records import Kind
+from weft.tasks.support.cross_alignment import AlignmentLayer
 
 FEW = 24  # tokens; flows of more are shown for one row only
 LONGEST_FLOW = 128  # tokens
@@ -45,7 +46,7 @@ def has_alignment(observation: Observation) -> bool:
 
 
 def alignment_panel(observation: Observation, options: LookOptions) -> TablePanel:
-    """Source x target, the best-aligning head first; with rings where the right links are known."""
+    """Source x target, the layer or head that aligns best first; with rings where the right links are known."""
     if not has_alignment(observation):
         raise WeftError("nothing to align: the model has no attention from a target to a source")
     kind: Kind = "alignment" if "alignment" in observation.kinds else "cross"
@@ -55,21 +56,23 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
     for number in layers:
         each = to_array(observation.attention(number, kind))
         maps.append(np.concatenate([each.mean(0, keepdims=True), each]) if heads.options[0] == MEAN else each)
-    title = "Alignment: which source each token written looks at"
+    if len(layers) > 1:
+        maps.append(np.stack(maps).mean(0))
+        layer = Axis(layer.name, (*layer.options, MEAN), layer.chosen)
+    rows, columns = observation.labels(kind)
+    values, title, notes = np.stack(maps), "Alignment: which source each token written looks at", []
     if options.layer is None and options.head is None and kind == "cross":
         best = align(observation.seen, observation.batch, call=observation.call)
-        layer = Axis(layer.name, layer.options, layers.index(best.layer))
-        heads = Axis(heads.name, heads.options, heads.options.index(str(best.head)))
-        title += f" (layer {best.layer}, head {best.head} aligns best)"
-    rows, columns = observation.labels(kind)
-    values, gold = np.stack(maps), gold_links(observation, len(rows))
-    note, marks = "", None
+        layer, heads = _showing(layer, best.layer), _showing(heads, best.head)
+        title += f" ({_whose(best)})"
+        notes.append(_why(observation, best))
+    gold, marks = gold_links(observation, len(rows)), None
     if gold is not None:
         marks = np.zeros((len(rows), len(columns)), dtype=np.float32)
         for row, links in enumerate(gold):
             marks[row, sorted(links)] = 1
         error = alignment_error_rate(torch.from_numpy(values[layer.chosen, heads.chosen]), gold)
-        note = f"Rings mark where each token comes from; {error:.1%} of them are missed by this head's best look."
+        notes.append(f"Rings mark where each token comes from; {error:.1%} of them are missed by the best look.")
     return TablePanel(
         title,
         rows,
@@ -80,8 +83,29 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
         row_name="written",
         column_name="source",
         gold=marks,
-        note=note,
+        note=" ".join(notes),
     )
+
+
+def _showing(axis: Axis, wanted: int | None) -> Axis:
+    """The axis at a layer or head, or at the mean; one of a single layer or head has no other."""
+    name = MEAN if wanted is None else str(wanted)
+    return Axis(axis.name, axis.options, axis.options.index(name) if name in axis.options else 0)
+
+
+def _whose(best: Alignment) -> str:
+    if best.head is None:
+        return str(AlignmentLayer(best.layer))
+    return f"layer {best.layer}, head {best.head}"
+
+
+def _why(observation: Observation, best: Alignment) -> str:
+    """How the heads that are shown first were chosen."""
+    if best.head is not None:
+        return "This head is the sharpest of those that look at many source tokens."
+    stored = getattr(observation.task, "alignment_layer", None) is not None
+    where = "On held-out sentences" if stored else "In this sentence"
+    return f"{where} this attention finds most of the source tokens that matter to what is written."
 
 
 def gold_links(observation: Observation, rows: int) -> Gold | None:
