@@ -70,7 +70,7 @@ class HuggingFaceSubject(Subject):
                 )
             call.takes("real", "positions", "documents")
             content, extra = self._masked(call.content, call.real), self._extra(call)
-            out = per_token(first_tensor(self.module(input_ids=content, **extra)), call.content.shape[1])
+            out = first_tensor(self.module(input_ids=content, **extra))
             if call.documents is not None:
                 self._refuse_unless_packed(call.content, extra, out)
             return out
@@ -135,8 +135,7 @@ class HuggingFaceSubject(Subject):
         if call.source_real is not None and self.give_positions and self._takes("", "encoder"):
             extra["position_ids"] = (call.source_real.long().cumsum(1) - 1).clamp(min=0)
         extra |= self._source(call)
-        out = first_tensor(self.module(decoder_input_ids=self._masked(call.content, call.real), **extra))
-        return per_token(out, call.content.shape[1])
+        return first_tensor(self.module(decoder_input_ids=self._masked(call.content, call.real), **extra))
 
     def _takes(self, name: str, side: str) -> bool:
         """Whether one side's positions can be given: by name, or passed on by a model composed of two others."""
@@ -177,6 +176,16 @@ class HuggingFaceSubject(Subject):
         if past is None:
             raise NotTestable(f"with use_cache=True its answer holds no {name}: it keeps its state to itself")
         return per_token(first_tensor(out), call.content.shape[1]), (encoded, past)
+
+    def leaner(self) -> tuple[Subject, str] | None:
+        """Without position_ids, which `generate` passes with padding and people who call the model often do not."""
+        side = "decoder" if self.declares.seq2seq else ""
+        name = "decoder_position_ids" if side else "position_ids"
+        if self.images or not self.give_positions or not (self._takes(name, side) if side else name in self.names):
+            return None
+        other = copy.copy(self)
+        other.give_positions = False
+        return other, name
 
     def backends(self) -> tuple[str, ...]:
         """Eager and SDPA where both can be set."""

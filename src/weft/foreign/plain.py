@@ -69,7 +69,7 @@ class PlainSubject(Subject):
         target = self._argument(TARGET_NAMES)
         if out.dim() == 3 and out.shape[1] == 1 < content.shape[1] and target:
             out = first_tensor(self.module(content, **extra, **{target: content}))
-        return per_token(out, content.shape[1])
+        return out
 
     def _mark(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> Tensor:
         """The mask in the sense and type in which an unpadded text stays as it is without one."""

@@ -114,7 +114,7 @@ class Subject:
     notes: list[str] = field(default_factory=list)
 
     def run(self, call: SubjectCall) -> Tensor:
-        """One output vector per token, [B, T, C], computed all at once."""
+        """One output vector per token, [B, T, C], computed all at once; or one per text, [B, C]."""
         raise NotImplementedError
 
     def make_cache(self, batch: int) -> Any:
@@ -124,6 +124,10 @@ class Subject:
     def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Outputs for the next tokens, given the cache; and the cache after them."""
         raise NotTestable("this kind of module is called without a cache")
+
+    def leaner(self) -> tuple[Subject, str] | None:
+        """The same subject called without an argument that callers often leave out, and its name; None without one."""
+        return None
 
     def backends(self) -> tuple[str, ...]:
         """Names of the ways to compute attention that can be chosen between."""

@@ -146,8 +146,8 @@ def _matrices(probe: Probe) -> tuple[list[list[float]] | None, list[list[bool]] 
     if probe.subject.images:
         return None, None, 0.0
     try:
-        D, tolerance = probe.matrix, probe.tolerance
+        D = probe.matrix
     except NotTestable:
         return None, None, 0.0
     D = torch.nan_to_num(D, posinf=float(D[D.isfinite()].max()) if D.isfinite().any() else 1.0)
-    return D.tolist(), dependence.declared_matrix(probe).tolist(), tolerance
+    return D.tolist(), dependence.declared_matrix(probe).tolist(), 1e-12 * probe.scale

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from weft.foundation.errors import WeftError
 
-Verdict = Literal["holds", "broken", "not declared", "not testable"]
+Verdict = Literal["holds", "broken", "caution", "not declared", "not testable"]
 
 
 class BrokenLawError(WeftError):
