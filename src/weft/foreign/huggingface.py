@@ -19,7 +19,7 @@ from weft.foreign.huggingface_config import (
     positions_of,
     window_of,
 )
-from weft.foreign.plain import first_tensor, per_token
+from weft.foreign.plain import counted, first_tensor, per_token
 from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 
@@ -57,7 +57,7 @@ class HuggingFaceSubject(Subject):
 
     def run(self, call: SubjectCall) -> Tensor:
         """[B, T] -> logits or hidden states [B, T, C]."""
-        with Exact():
+        with self.exact:
             if self.declares.seq2seq:
                 return self._run_seq2seq(call)
             if self.images:
@@ -88,7 +88,7 @@ class HuggingFaceSubject(Subject):
                 raise NotTestable("its forward takes no attention_mask")
             extra["attention_mask"] = call.real.long()
             if self.give_positions and call.positions is None and "position_ids" in self.names:
-                extra["position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0) + self.first_position
+                extra["position_ids"] = counted(call.real) + self.first_position
         if call.documents is not None:
             extra["position_ids"] = self._packed(call.documents) + self.first_position
             extra |= self._boundaries(call.documents)
@@ -131,9 +131,9 @@ class HuggingFaceSubject(Subject):
                 raise NotTestable("its forward takes no decoder_attention_mask")
             extra["decoder_attention_mask"] = call.real.long()
             if self.give_positions and self._takes("decoder_position_ids", "decoder"):
-                extra["decoder_position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0)
+                extra["decoder_position_ids"] = counted(call.real)
         if call.source_real is not None and self.give_positions and self._takes("", "encoder"):
-            extra["position_ids"] = (call.source_real.long().cumsum(1) - 1).clamp(min=0)
+            extra["position_ids"] = counted(call.source_real)
         extra |= self._source(call)
         return first_tensor(self.module(decoder_input_ids=self._masked(call.content, call.real), **extra))
 
@@ -165,7 +165,7 @@ class HuggingFaceSubject(Subject):
         call.takes("source")
         encoded, past = cache
         name = self._cache_name
-        with Exact():
+        with self.exact:
             given: dict[str, Any] = {"input_ids": call.content}
             if self.declares.seq2seq:
                 if encoded is None:
@@ -208,7 +208,7 @@ class HuggingFaceSubject(Subject):
         before, lengths = self._implementation, self._lengths(call)
         try:
             self.module.set_attn_implementation("eager")  # type: ignore[operator]
-            with Exact():
+            with self.exact:
                 out = self.module(**self._tokens_of(call), output_attentions=True)
         finally:
             self.module.set_attn_implementation(before)  # type: ignore[operator]
@@ -391,7 +391,6 @@ def _assumptions(subject: HuggingFaceSubject) -> list[str]:
         said.append("with padding, position_ids count real tokens only, as generate() passes them")
     if _counts_pads(subject):
         said.append("it takes no position_ids, so padding on the left would be counted: pad on the right")
-    said.append("its casts to float32 inside are judged in float64")
     return said
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.plain import plain_subject
+from weft.foreign.plain import PlainSubject, plain_subject
 from weft.foreign.subject import Subject
 from weft.foreign.weft_models import KINDS, WeftSubject
 from weft.foundation.errors import WeftError
@@ -46,6 +46,8 @@ def subject_of(module: Any, example: Tensor | None = None, **declared: Any) -> S
         raise WeftError(f"nothing called {min(unknown)!r} can be declared: choose from {', '.join(DECLARABLE)}")
     if declared:
         subject.declares = type(subject.declares)(**{**subject.declares.__dict__, **declared})
+        if "causal" in declared and isinstance(subject, PlainSubject):
+            subject.decided = True
         said = ", ".join(f"{name}={value}" for name, value in declared.items())
         subject.assumed = (*subject.assumed, f"declared by the caller: {said}")
     return subject
