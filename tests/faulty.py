@@ -263,16 +263,17 @@ class CentersOverTime(nn.Module):
         return x - x.mean(1, keepdim=True)
 
 
+STATISTICS = {
+    "mean": lambda x: x.mean(0),
+    "std": lambda x: x.std(0, correction=0),
+    "variance": lambda x: x.var(0, correction=0),
+    "median": lambda x: x.median(0).values,
+    "maximum": lambda x: x.amax(0),
+}
+
+
 class AddsStatistic(nn.LayerNorm):
     """layer_norm(x) + strength * statistic(x over batch, time or both): however weak, tokens or rows meet there."""
-
-    TAKEN = {
-        "mean": lambda x: x.mean(0),
-        "std": lambda x: x.std(0, correction=0),
-        "variance": lambda x: x.var(0, correction=0),
-        "median": lambda x: x.median(0).values,
-        "maximum": lambda x: x.amax(0),
-    }
 
     def __init__(self, taken: str, over: str, strength: float, training_only: bool = False) -> None:
         super().__init__(D)
@@ -283,7 +284,7 @@ class AddsStatistic(nn.LayerNorm):
         if self.training_only and not self.training:
             return y
         rows = {"batch": x, "time": x.transpose(0, 1), "both": x.flatten(0, 1)}[self.over]
-        found = self.TAKEN[self.taken](rows)
+        found = STATISTICS[self.taken](rows)
         return y + self.strength * (found[:, None] if self.over == "time" else found)
 
 

@@ -102,7 +102,7 @@ def test_textbook_faults(case, law, path, cause):
 MEETS = {"batch": {"batch independence"}, "time": {"causality"}, "both": {"causality", "batch independence"}}
 STATISTICS = [
     *(("std", "both", strength, False) for strength in (0.03, 0.01, 0.003, 0.001)),
-    *((taken, over, 1e-6, False) for taken in f.AddsStatistic.TAKEN for over in MEETS),
+    *((taken, over, 1e-6, False) for taken in f.STATISTICS for over in MEETS),
     ("mean", "batch", 1.0, False),
     ("mean", "batch", 1e-3, True),
     ("std", "both", 1e-6, True),
@@ -138,7 +138,9 @@ def test_experts_round_and_a_leak_beside_them_grows(leak):
     module = model("nano-moe")
     part = module.stack.blocks[1].feedforward
     forward = type(part).forward
-    part.forward = types.MethodType(lambda self, x, auxiliary=None: forward(self, x, auxiliary) + leak * x.mean(1, True), part)
+    part.forward = types.MethodType(
+        lambda self, x, auxiliary=None: forward(self, x, auxiliary) + leak * x.mean(1, True), part
+    )
     finding = check(module, laws=("causality",))["causality"]
     assert finding.verdict == ("broken" if leak else "holds"), finding
     assert finding.blame == (FEED if leak else None)

@@ -61,7 +61,11 @@ class ImageTextSubject(HuggingFaceSubject):
             given["token_type_ids"] = torch.zeros_like(call.content)
         with self.exact:
             out = self.module(**given, past_key_values=cache[1], use_cache=True)
-        return first_tensor(out)[:, 0 if begun else self._prefix :], (None, out.past_key_values)
+        return first_tensor(out)[:, 0 if begun else self._prefix :], (None, out.past_key_values, 0)
+
+    def fuller(self) -> tuple[Subject, str] | None:
+        """Its steps count from the image on; they are not numbered from outside."""
+        return None
 
     def _aside(self) -> dict[str, str]:
         """Which layer of the vision part is tapped is the config's choice; those after it are not passed."""

@@ -1,7 +1,7 @@
 """Observed masks: whether the attentions inside a module run with a causal mask, seen while it runs once.
 
-Watched are scaled_dot_product_attention, nn.MultiheadAttention (so nn.TransformerEncoder too) and softmaxes over scores:
-a flag is_causal, or a mask that hides just the later keys, says that the module is meant not to look ahead.
+Watched are scaled_dot_product_attention, nn.MultiheadAttention (nn.TransformerEncoder too) and softmaxes over scores: a
+flag is_causal, or a mask that hides the later keys, says that the module is meant not to look ahead.
 """
 
 from __future__ import annotations

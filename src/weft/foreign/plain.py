@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,15 +54,18 @@ def counted(real: Tensor) -> Tensor:
     return (real.long().cumsum(1) - 1).clamp(min=0)
 
 
+@dataclass
 class PlainSubject(Subject):
     """Called with the content alone; a mask or positions only where the signature names them.
 
     Whether True in a mask means real or hidden is found by trial: marking all tokens as real must change nothing.
-    `decided`: whether its name, attributes, buffers or the caller say if it may look ahead; else its masks are observed.
+    `decided`: whether its name, attributes, buffers or the caller say if it may look ahead; else its masks are
+    observed. `tried`: what trials found of its arguments.
     """
 
     give_positions: bool = True
     decided: bool = False
+    tried: dict[str, int] = field(default_factory=dict)
 
     def run(self, call: SubjectCall) -> Tensor:
         real, position = self._argument(REAL_NAMES), self._argument(POSITION_NAMES)
@@ -108,12 +111,14 @@ class PlainSubject(Subject):
     def _numbered(self, call: SubjectCall, name: str) -> dict[str, Tensor]:
         """Positions of real tokens, if the argument is one for positions: counting an unpadded text changes nothing."""
         assert call.real is not None
-        places = counted(torch.ones_like(call.real))
-        try:
-            numbered, plain = self._answer(call.content, {name: places}), self._answer(call.content, {})
-        except Exception:  # it wants something else
-            return {}
-        return {name: counted(call.real)} if torch.allclose(numbered, plain, rtol=0, atol=1e-9) else {}
+        if "positions" not in self.tried:
+            places = counted(torch.ones_like(call.real))
+            try:
+                numbered, plain = self._answer(call.content, {name: places}), self._answer(call.content, {})
+                self.tried["positions"] = int(torch.allclose(numbered, plain, rtol=0, atol=1e-9))
+            except Exception:  # it wants something else
+                self.tried["positions"] = 0
+        return {name: counted(call.real)} if self.tried["positions"] else {}
 
     def _argument(self, known: tuple[str, ...]) -> str | None:
         names = inspect.signature(self.module.forward).parameters
@@ -129,16 +134,21 @@ class PlainSubject(Subject):
     def _mark(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> Tensor:
         """The mask in the sense and type in which an unpadded text stays as it is without one."""
         assert call.real is not None
+        if "sense" not in self.tried:
+            self.tried["sense"] = self._find_sense(call, name, extra)
+        return _senses(call.real)[self.tried["sense"]]
+
+    def _find_sense(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> int:
+        assert call.real is not None
         required = inspect.signature(self.module.forward).parameters[name].default is inspect.Parameter.empty
         plain = None if required else self._answer(call.content, extra)
-        whole = torch.ones_like(call.real)
-        for given, everything in zip(_senses(call.real), _senses(whole), strict=True):
+        for number, everything in enumerate(_senses(torch.ones_like(call.real))):
             try:
                 marked = self._answer(call.content, {**extra, name: everything})
             except Exception:  # a sense that its code refuses is not the one
                 continue
             if plain is None or torch.allclose(marked, plain, rtol=0, atol=1e-9):
-                return given
+                return number
         raise NotTestable(
             f"its argument {name} is not a mask [B, T] of real tokens: a text that is all real changes with it"
         )

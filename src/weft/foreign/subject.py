@@ -130,6 +130,10 @@ class Subject:
         """The same subject called without an argument that callers often leave out, and its name; None without one."""
         return None
 
+    def fuller(self) -> tuple[Subject, str] | None:
+        """The same subject given, with a cache, an argument that callers often leave out, and its name; or None."""
+        return None
+
     def backends(self) -> tuple[str, ...]:
         """Names of the ways to compute attention that can be chosen between."""
         return ()

@@ -70,6 +70,8 @@ def padding_cause(seen: bool, side: str, takes_positions: bool, finite: bool = T
     """Why padding changes what real tokens give; `seen`: whether the padding's own content matters."""
     if not finite:
         return "rows of padding become NaN and spread (0 x NaN): softmax over nothing must give zeros"
+    if pooled and side == "left":
+        return "padding is averaged in, or the answer is read at the first place, which is padding: pad on the right"
     if seen and pooled:
         return "padding is looked at, or its vectors are averaged in: weigh the average by the padding mask"
     if seen:

@@ -85,8 +85,11 @@ def check(
         if tokenizer is not None:
             findings.append(_judge("tokenizer round trip", lambda p: sanity.tokenizer(p, tokenizer), probe))
         matrix, allowed, tolerance = _matrices(probe)
+    assumed = subject.assumed
+    if subject.exact.casts:
+        assumed = (*assumed, "its casts to narrower numbers inside are judged in float64")
     seconds = time.perf_counter() - started
-    return Report(name, tuple(findings), subject.assumed, matrix, allowed, tolerance, seconds)
+    return Report(name, tuple(findings), assumed, matrix, allowed, tolerance, probe.precision, seconds)
 
 
 @contextmanager

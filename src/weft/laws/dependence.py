@@ -192,7 +192,7 @@ def graph_reach(probe: Probe) -> Finding:
 
 
 def batch_independence(probe: Probe) -> Finding:
-    """A row's outputs do not depend on the rows beside it (equal shapes, so exactly equal), nor on how many there are."""
+    """A row's outputs do not depend on the rows beside it (equal shapes, so exactly equal), nor on their number."""
     law, leaks = "batch independence", []
     for mode in MODES:
         leak = probe.row_leak(mode)

@@ -68,7 +68,12 @@ def amplified(module: nn.Module, before: Tensor, after: Tensor, factor: float) -
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if done or given is None or given.shape != after.shape or not torch.equal(given, after):
             return None
-        if not isinstance(out, Tensor) or not out.is_floating_point() or out.dim() != 3 or out.shape[:2] != places.shape:
+        if (
+            not isinstance(out, Tensor)
+            or not out.is_floating_point()
+            or out.dim() != 3
+            or out.shape[:2] != places.shape
+        ):
             return None
         done.append(given)
         return torch.where(places[..., None], factor * out, out)

@@ -32,6 +32,7 @@ class Probe:
     def __init__(self, subject: Subject, seed: int = 0) -> None:
         self.subject, self.seed = subject, seed
         self.random = generator(seed, "laws")
+        self.precision = "float64"
         self._matrices: dict[Mode, Tensor] = {}
         self._row_leaks: dict[Mode, Leak] = {}
 
@@ -72,6 +73,8 @@ class Probe:
         subject = subject or self.subject
         with subject_code():
             out = subject.run(call)
+        if isinstance(out, Tensor) and out.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            self.precision = str(out.dtype).removeprefix("torch.")  # something inside narrows, whatever it is asked for
         return self._rows(out, call.content)
 
     def _rows(self, out: Any, content: Tensor) -> Tensor:
@@ -108,10 +111,10 @@ class Probe:
         with subject_code():
             return self.subject.make_cache(batch)
 
-    def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
+    def run_cached(self, call: SubjectCall, cache: Any, subject: Subject | None = None) -> tuple[Tensor, Any]:
         """The subject's outputs for the next tokens, given the cache; and the cache after them."""
         with subject_code():
-            out, cache = self.subject.run_cached(call, cache)
+            out, cache = (subject or self.subject).run_cached(call, cache)
         return out.double(), cache
 
     def set_backend(self, name: str) -> None:
