@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -412,7 +413,8 @@ def test_the_page_draws_both_matrices_and_refers_to_nothing_outside(tmp_path):
 
 
 def weft_command(*arguments, cwd=None):
-    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, cwd=cwd)
+    wide = {**os.environ, "COLUMNS": "160"}
+    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, cwd=cwd, env=wide)
 
 
 def test_the_command(tmp_path):
@@ -439,10 +441,10 @@ def test_the_command(tmp_path):
     assert "named a decoder" in tree["assumed"][0] and (tmp_path / "a.html").exists()
     assert tree["precision"] == "float64" and tree["cautions"] == 0
     assert {row["verdict"] for row in tree["laws"]} <= set(VERDICTS)
-    listed = weft_command("laws", str(tmp_path / "mine.py") + ":Decoder").stdout
+    listed = " ".join(weft_command("laws", str(tmp_path / "mine.py") + ":Decoder").stdout.split())
     assert "causality" in listed and "finite outputs" not in listed and "in float64" in listed
     assert listed.index("broken") < listed.index(" hold, ") and "--all lists them" in listed
-    everything = weft_command("laws", "mine:broken", "--all", cwd=tmp_path).stdout
+    everything = " ".join(weft_command("laws", "mine:broken", "--all", cwd=tmp_path).stdout.split())
     assert everything.index("causality") < everything.index("finite outputs") < everything.index("graph reach")
     good = weft_command("laws", "mixtral-8x7b")
     assert good.returncode == 0 and "checked at a smaller size" in good.stdout and ", 0 broken, " in good.stdout

@@ -121,7 +121,7 @@ class Seen:
         if self.recorder.names.own or is_own(self.module):
             return "none of its parts is an attention that can be watched"
         return (
-            "no part is called an attention, and none took a softmax: compute the weights by torch's softmax or "
+            "none of its parts is an attention that can be watched: compute the weights by torch's softmax or "
             f"scaled_dot_product_attention, and declare the part's class: {declared.format('Head')}"
         )
 
