@@ -1,12 +1,8 @@
-"""The checker on our own presets, its report, its page, its command and its pytest fixture."""
+"""The checker on our own presets, its report, its page and its pytest fixture."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
@@ -410,63 +406,6 @@ def test_the_page_draws_both_matrices_and_refers_to_nothing_outside(tmp_path):
     tree = report.to_tree()
     assert tree["broken"] == len(report.broken) and {row["law"] for row in tree["laws"]} == set(LAWS)
     assert "blame: blocks.1.attention" in str(report)
-
-
-def weft_command(*arguments, cwd=None):
-    wide = {**os.environ, "COLUMNS": "160"}
-    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, cwd=cwd, env=wide)
-
-
-def test_the_command(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "from torch import nn\n"
-        "class Decoder(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.embedding, self.mix, self.head = nn.Embedding(23, 8), nn.Linear(8, 8), nn.Linear(8, 23)\n"
-        "    def forward(self, tokens):\n"
-        "        x = self.embedding(tokens)\n"
-        "        return self.head(x + self.mix(x.mean(1, keepdim=True)))\n"
-        "broken = Decoder()\n"
-        "untested = nn.Linear(3, 3)\n"
-        "def fails():\n"
-        "    raise ValueError('no luck')\n"
-    )
-    out = weft_command("laws", "mine.py:broken", "--vocabulary", "23", "--json", "--html", "a.html", cwd=tmp_path)
-    assert out.returncode == 1, out.stderr
-    tree = json.loads(out.stdout)
-    causality = next(row for row in tree["laws"] if row["law"] == "causality")
-    assert causality["verdict"] == "broken" and tree["broken"] >= 1
-    assert "named a decoder" in tree["assumed"][0] and (tmp_path / "a.html").exists()
-    assert tree["precision"] == "float64" and tree["cautions"] == 0
-    assert {row["verdict"] for row in tree["laws"]} <= set(VERDICTS)
-    listed = " ".join(weft_command("laws", str(tmp_path / "mine.py") + ":Decoder").stdout.split())
-    assert "causality" in listed and "finite outputs" not in listed and "in float64" in listed
-    assert listed.index("broken") < listed.index(" hold, ") and "--all lists them" in listed
-    everything = " ".join(weft_command("laws", "mine:broken", "--all", cwd=tmp_path).stdout.split())
-    assert everything.index("causality") < everything.index("finite outputs") < everything.index("graph reach")
-    good = weft_command("laws", "mixtral-8x7b")
-    assert good.returncode == 0 and "checked at a smaller size" in good.stdout and ", 0 broken, " in good.stdout
-    assert "causality" not in good.stdout
-    untested = weft_command("laws", "mine:untested", cwd=tmp_path)
-    assert untested.returncode == 1 and "nothing could be tested" in " ".join(untested.stdout.split())
-    for arguments, word in (
-        ((), "give one model"),
-        (("gpt2", "--module", "mine:broken"), "give one model"),
-        (("mine.py",), "'mine.py' names no factory: write mine.py:factory"),
-        (("nowhere.py:x",), "there is no file nowhere.py"),
-        (("mine.py:nothing",), "has no 'nothing': choose one of Decoder, broken, fails"),
-        (("mine.py:torch",), "is a module: name a module or a function"),
-        (("nonsense",), "there is no preset 'nonsense'"),
-        (("--module", "mine"), "names no factory"),
-        (("--module", "mine:nothing"), "has no 'nothing'"),
-        (("--module", "nowhere:x"), "there is no module 'nowhere'"),
-        (("--module", "mine:fails"), "ValueError: no luck"),
-        (("--module", "mine:broken", "--example", "a,b"), "token ids"),
-    ):
-        bad = weft_command("laws", *arguments, cwd=tmp_path)
-        assert bad.returncode == 2 and word in bad.stderr and "Traceback" not in bad.stderr, bad.stderr
 
 
 def test_the_fixture(pytester):

@@ -27,7 +27,7 @@ def make_module(place: str) -> Any:
     if isinstance(found, torch.nn.Module):
         return found
     if not callable(found):
-        raise WeftError(f"{place!r} is a {type(found).__name__}: name a module or a function that makes one")
+        raise WeftError(f"{place!r} is of type {type(found).__name__}: name a module or a function that makes one")
     try:
         made = found()
     except Exception as error:
