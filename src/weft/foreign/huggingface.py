@@ -18,7 +18,7 @@ from weft.foreign.huggingface_config import (
     positions_of,
     window_of,
 )
-from weft.foreign.huggingface_copy import drop_nothing_in_experts, open_gates, refine_buffers
+from weft.foreign.huggingface_copy import open_gates, refine_buffers, stop_expert_dropout
 from weft.foreign.plain import counted, first_tensor, per_token
 from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
@@ -181,7 +181,7 @@ class HuggingFaceSubject(Subject):
             raise NotTestable(f"with use_cache=True its answer holds no {name}: it keeps its state to itself")
         return per_token(first_tensor(out), call.content.shape[1]), (encoded, past, count + call.content.shape[1])
 
-    def leaner(self) -> tuple[Subject, str] | None:
+    def without_positions(self) -> tuple[Subject, str] | None:
         """Without position_ids, which `generate` passes with padding and people who call the model often do not."""
         side = "decoder" if self.declares.seq2seq else ""
         name = "decoder_position_ids" if side else "position_ids"
@@ -191,7 +191,7 @@ class HuggingFaceSubject(Subject):
         other.give_positions = False
         return other, name
 
-    def fuller(self) -> tuple[Subject, str] | None:
+    def with_step_positions(self) -> tuple[Subject, str] | None:
         """With position_ids that go on counting from the cache, which `generate` passes too."""
         if self.declares.seq2seq or self.number_steps or "position_ids" not in self.names:
             return None
@@ -257,7 +257,7 @@ class HuggingFaceSubject(Subject):
         open_gates(other.module)
         if self.declares.experts and hasattr(other.module, "set_experts_implementation"):
             other.module.set_experts_implementation("eager")  # type: ignore[operator]
-            other.assumed = (*other.assumed, *drop_nothing_in_experts(other.module))
+            other.assumed = (*other.assumed, *stop_expert_dropout(other.module))
         for word, why in self._aside().items():
             parameters = [p for name, p in other.module.named_parameters() if word in name and p.requires_grad]
             for parameter in parameters:

@@ -10,7 +10,7 @@ from torch import nn
 from weft.foreign.exact import Exact
 
 
-def drop_nothing_in_experts(module: nn.Module) -> list[str]:
+def stop_expert_dropout(module: nn.Module) -> list[str]:
     """Dropout inside an expert draws as many numbers as it has tokens, so other tokens' draws would move."""
     found = [
         part

@@ -63,7 +63,7 @@ class ImageTextSubject(HuggingFaceSubject):
             out = self.module(**given, past_key_values=cache[1], use_cache=True)
         return first_tensor(out)[:, 0 if begun else self._prefix :], (None, out.past_key_values, 0)
 
-    def fuller(self) -> tuple[Subject, str] | None:
+    def with_step_positions(self) -> tuple[Subject, str] | None:
         """Its steps count from the image on; they are not numbered from outside."""
         return None
 

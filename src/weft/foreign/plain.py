@@ -77,10 +77,10 @@ class PlainSubject(Subject):
             if call.real is not None and real:
                 extra[real] = self._mark(call, real, extra)
                 if position and call.positions is None and self.give_positions:
-                    extra |= self._numbered(call, position)
+                    extra |= self._numbered(call, position, real)
             return self._answer(call.content, extra)
 
-    def leaner(self) -> tuple[Subject, str] | None:
+    def without_positions(self) -> tuple[Subject, str] | None:
         """Without positions, which padding on the left needs and people often leave out."""
         position = self._argument(POSITION_NAMES)
         if position is None or not self.give_positions:
@@ -97,7 +97,7 @@ class PlainSubject(Subject):
         length, random = min(SEEN, self.declares.length or SEEN), torch.Generator().manual_seed(0)
         masks = ObservedMasks()
         try:
-            with torch.no_grad(), self.exact, masks:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), self.exact, masks:
                 other._answer(other.content(1, length, random), {})  # type: ignore[attr-defined]
         except Exception:  # what cannot be called, each law says
             return other
@@ -108,13 +108,15 @@ class PlainSubject(Subject):
             other.assumed = (f"{said}{'' if meant else 'not '}taken to declare causality", *other.assumed[1:])
         return other
 
-    def _numbered(self, call: SubjectCall, name: str) -> dict[str, Tensor]:
+    def _numbered(self, call: SubjectCall, name: str, real: str) -> dict[str, Tensor]:
         """Positions of real tokens, if the argument is one for positions: counting an unpadded text changes nothing."""
         assert call.real is not None
         if "positions" not in self.tried:
-            places = counted(torch.ones_like(call.real))
+            whole = replace(call, real=torch.ones_like(call.real))
+            marked = {real: self._mark(whole, real, {})}
             try:
-                numbered, plain = self._answer(call.content, {name: places}), self._answer(call.content, {})
+                plain = self._answer(call.content, marked)
+                numbered = self._answer(call.content, {**marked, name: counted(torch.ones_like(call.real))})
                 self.tried["positions"] = int(torch.allclose(numbered, plain, rtol=0, atol=1e-9))
             except Exception:  # it wants something else
                 self.tried["positions"] = 0

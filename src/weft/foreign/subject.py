@@ -126,12 +126,12 @@ class Subject:
         """Outputs for the next tokens, given the cache; and the cache after them."""
         raise NotTestable("this kind of module is called without a cache")
 
-    def leaner(self) -> tuple[Subject, str] | None:
-        """The same subject called without an argument that callers often leave out, and its name; None without one."""
+    def without_positions(self) -> tuple[Subject, str] | None:
+        """The same subject, not told positions with padding, as callers often leave them out; and their name."""
         return None
 
-    def fuller(self) -> tuple[Subject, str] | None:
-        """The same subject given, with a cache, an argument that callers often leave out, and its name; or None."""
+    def with_step_positions(self) -> tuple[Subject, str] | None:
+        """The same subject, told positions with each step of a cache, as callers often do not; and their name."""
         return None
 
     def backends(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from weft.foreign.subject import CallRefused, NotTestable, SubjectCall, subject_
 from weft.laws.causes import causality_cause
 from weft.laws.finding import Finding
 from weft.laws.leak import Leak, amplified
-from weft.laws.probe import ROWS, Mode, Probe
+from weft.laws.probe import ONE_ANSWER, ROWS, Mode, Probe
 from weft.laws.trace import (
     Differs,
     TraceStep,
@@ -126,7 +126,7 @@ def _undeclared(probe: Probe) -> str:
                 said = f"it looks ahead: output {i} depends on token {j}{_in_mode(mode)}"
                 return f"{said}; pass causal=True (--causal) if it must not"
     except NotTestable as why:  # why it cannot be called, the laws that are declared say
-        return str(why) if "per text" in str(why) else unknown
+        return str(why) if str(why) == ONE_ANSWER else unknown
     return "it does not look ahead" + ("" if float(probe.matrix.tril(-1).max()) > 0 else ", nor back")
 
 

@@ -62,21 +62,15 @@ def amplified(module: nn.Module, before: Tensor, after: Tensor, factor: float) -
         yield after if factor == 1 else before + factor * (after - before)
         return
     places = (before != after).flatten(2).any(2) if before.dim() > 2 else before != after
-    done: list[Tensor] = []
+    done = False
 
     def embed(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Tensor | None:
+        nonlocal done
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if done or given is None or given.shape != after.shape or not torch.equal(given, after):
             return None
-        if (
-            not isinstance(out, Tensor)
-            or not out.is_floating_point()
-            or out.dim() != 3
-            or out.shape[:2] != places.shape
-        ):
-            return None
-        done.append(given)
-        return torch.where(places[..., None], factor * out, out)
+        done = isinstance(out, Tensor) and out.dim() == 3 and out.is_floating_point() and out.shape[:2] == places.shape
+        return torch.where(places[..., None], factor * out, out) if done else None
 
     hooks = [part.register_forward_hook(embed, with_kwargs=True) for part in module.modules()]
     try:

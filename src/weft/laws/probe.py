@@ -23,6 +23,7 @@ from weft.laws.leak import Leak, amplified, judge_leak
 Mode = Literal["eval", "training"]
 LENGTH = 13
 ROWS = 3
+ONE_ANSWER = "it gives one answer per text, not one per token"
 SOURCE_LENGTH = 11
 
 
@@ -105,7 +106,7 @@ class Probe:
     def expect_tokens(self) -> None:
         """Refuse a question about single tokens where there is one answer per text."""
         if self.pooled:
-            raise NotTestable("it gives one answer per text, not one per token")
+            raise NotTestable(ONE_ANSWER)
 
     def make_cache(self, batch: int) -> Any:
         with subject_code():

@@ -63,7 +63,7 @@ def _padding(probe: Probe, side: Side) -> Finding:
             "the padding of one row is applied to another",
         )
         return Finding(law, "broken", said, None, cause, full)
-    left_out = probe.subject.leaner() if side == "left" else None
+    left_out = probe.subject.without_positions() if side == "left" else None
     if left_out is not None:
         lean, argument = left_out
         bare = _beside_padding(probe, row, side, lean)
@@ -206,7 +206,7 @@ def _ways(probe: Probe) -> tuple[tuple[str, list[int]], ...]:
 
 def _cure_of_cache(probe: Probe) -> str | None:
     """The argument with which the cache gives what the full forward gives, where callers often leave it out."""
-    found = probe.subject.fuller()
+    found = probe.subject.with_step_positions()
     if found is None:
         return None
     subject, argument = found

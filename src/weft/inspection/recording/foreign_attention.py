@@ -26,7 +26,7 @@ MULTIHEAD = (
     *("query", "key", "value", "key_padding_mask", "need_weights"),
     *("attn_mask", "average_attn_weights", "is_causal"),
 )
-UNCLAIMED = 8  # classes of parts that are noted because they took a softmax
+UNCLAIMED = 64  # softmaxes outside of attentions whose callers are looked up
 LAYER = ("src", "src_mask", "src_key_padding_mask", "is_causal")
 
 
@@ -67,6 +67,7 @@ class _Wrappers:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.names, self.here = recorder, recorder.names, recorder.log.here
+        self.noted = 0
 
     def add(self, kind: Kind, path: str, record: AttentionRecord) -> None:
         """Add a record to its layer."""
@@ -152,7 +153,8 @@ class _Wrappers:
             if heads is not None:
                 record = GivenAttentionRecord(out.detach()[heads], scores.detach()[heads])
                 self.add(inside.kind, inside.path, record)
-        elif here.passes and len(self.recorder.unclaimed) < UNCLAIMED:
+        elif here.passes and self.noted < UNCLAIMED:
+            self.noted += 1
             self._note_caller()
         return out
 
