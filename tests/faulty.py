@@ -265,7 +265,7 @@ class CentersOverTime(nn.Module):
 
 STATISTICS = {
     "mean": lambda x: x.mean(0),
-    "std": lambda x: x.std(0, correction=0),
+    "std": lambda x: x.std(0),  # over a batch of one row it is not a number
     "variance": lambda x: x.var(0, correction=0),
     "median": lambda x: x.median(0).values,
     "maximum": lambda x: x.amax(0),

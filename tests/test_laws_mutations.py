@@ -113,6 +113,7 @@ STATISTICS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:std.* degrees of freedom:UserWarning")
 @pytest.mark.parametrize(("taken", "over", "strength", "training_only"), STATISTICS)
 def test_statistics_over_batch_and_time_are_caught_and_told_apart(taken, over, strength, training_only):
     """A fault used to raise its own tolerance, and one between rows to be reported as one in time."""

@@ -172,10 +172,10 @@ class Probe:
         before = self.run(call, mode)
         with amplified(self.subject.module, call.content, changed, factor) as content:
             after = self.run(replace(call, content=content), mode)
-        # An overflow that the factor itself causes says nothing; one without it is a change.
+        # What is not finite in both runs is no change, nor is an overflow that the factor itself causes.
         unknown = float("inf") if factor == 1 else 0.0
         difference = torch.nan_to_num((after - before).abs(), nan=unknown, posinf=unknown)
-        return difference.amax(-1)
+        return difference.masked_fill(~(after.isfinite() | before.isfinite()), 0.0).amax(-1)
 
     def leak(self, change: Callable[[float], float]) -> Leak:
         """Whether outputs that must not change do; `change(factor)` is by how much. No fault raises its own limit."""
@@ -192,6 +192,8 @@ class Probe:
         place, so that what leaks between rows is not taken for a leak in time.
         """
         self.expect_tokens()
+        if not self.outputs.isfinite().any():
+            raise NotTestable("none of its outputs is a finite number")
         T = call.content.shape[1]
         if self.row_leak(mode).value > 0:
             rows = [self.change(call, self.one_changed(call.content, j), mode)[0] for j in range(T)]
