@@ -125,10 +125,11 @@ def test_statistics_over_batch_and_time_are_caught_and_told_apart(taken, over, s
         assert ("in training" in finding.evidence) == training_only, finding
 
 
+@pytest.mark.parametrize("place", ["norm1", "mlp"])
 @pytest.mark.parametrize("leak", [0.0, 1e-9])
-def test_a_fourier_transform_rounds_and_a_leak_beside_it_grows(leak):
-    """It mixes all places, so that later ones change the last bits of earlier ones."""
-    report = check(f.TextbookSubject.of(build({"mlp": lambda: f.FourierConvolution(leak)})), laws=("causality",))
+def test_a_fourier_transform_rounds_and_a_leak_beside_it_grows(leak, place):
+    """It mixes all places, so that later ones change the last bits of earlier ones; before a norm, by their size."""
+    report = check(f.TextbookSubject.of(build({place: lambda: f.FourierConvolution(leak)})), laws=("causality",))
     finding = report["causality"]
     assert finding.verdict == ("broken" if leak else "holds"), finding
     assert leak or (0 < finding.violation < 1e-14 and "rounding" in finding.evidence)
