@@ -111,6 +111,8 @@ def test_what_is_declared_can_be_said_and_what_is_unknown_is_refused():
         check(weft.build("nano-gpt"), laws=("casuality",))
     with pytest.raises(weft.WeftError, match="cannot be checked"):
         check(3)
+    with pytest.raises(weft.WeftError, match=r"an example is a tensor of tokens \[B, T\].*, not a str"):
+        check(nn.Identity(), "some text")
     with pytest.raises(weft.WeftError, match="choose one of finite"):
         check(weft.build(shrink(weft.preset("gpt2"))), laws=("finite outputs",))["nonsense"]
 

@@ -40,6 +40,8 @@ class _Function(nn.Module):
 
 def subject_of(module: Any, example: Tensor | None = None, **declared: Any) -> Subject:
     """The subject for a module of any library; `declared` overrides what it is taken to declare (causal=True, ...)."""
+    if example is not None and not isinstance(example, Tensor):
+        raise WeftError(f"an example is a tensor of tokens [B, T] or vectors [B, T, C], not a {type(example).__name__}")
     subject = module if isinstance(module, Subject) else _recognize(module, example)
     unknown = set(declared) - set(DECLARABLE)
     if unknown:
