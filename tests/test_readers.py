@@ -334,8 +334,8 @@ def test_real_data_have_the_counts_their_sources_state():
     assert len(motions.values) == 40 and motions.values[0].shape == (100, 6) and len(motions.classes) == 4
     skeletons = read_sequences([SHARED / "msr_action3d" / "msr_action3d_skeleton.tar.xz"])
     assert len(skeletons.values) == 567 and skeletons.channels == 60 and len(skeletons.classes) == 20
-    assert len(read_labeled([SHARED / "sst2" / "train.tsv"])) == 6920
+    assert len(read_labeled([SHARED / "sst2" / "train.tsv"]).rows) == 6920
     tagged = read_tagged([SHARED / "ud_ewt" / "en_ewt-ud-dev.conllu.gz"])
     assert len(tagged) == 2001 and sum(len(words) for words, _ in tagged) == 25_147
-    pairs = read_pairs([SHARED / "multi30k" / f"train.{language}.gz" for language in ("en", "de")])
+    pairs = read_pairs([SHARED / "multi30k" / f"train.{language}.gz" for language in ("en", "de")]).rows
     assert len(pairs) == 29_000 and pairs[0][0].startswith("Two young, White males")

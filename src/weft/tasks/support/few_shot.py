@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.data.readers.files import DataError
+from weft.data.readers.tables import TableOptions
 from weft.data.readers.texts import read_labeled
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import LengthError, WeftError
@@ -58,9 +59,10 @@ class FewShot(ABC):
 
     def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
         """Accuracy and more of the labels that the model gives, see `evaluate_few_shot`."""
-        columns = options.columns.split(",") if isinstance(options.columns, str) else list(options.columns) or None
-        rows = read_labeled(data, columns, learn=False)
-        source = rows if options.examples is None else read_labeled([options.examples], columns, learn=False)
+        columns = options.columns.split(",") if isinstance(options.columns, str) else options.columns
+        table = TableOptions(tuple(columns))
+        rows = read_labeled(data, table, learn=False).rows
+        source = rows if options.examples is None else read_labeled([options.examples], table, learn=False).rows
         drawn = draw_examples(source, options.shots, options.seed)
         words = name_labels([*source, *rows], options.labels)
         question = Question(tuple(source[place] for place in drawn), words, options.prompt or PATTERN)
