@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -197,9 +198,25 @@ def test_tar_of_images(tmp_path):
     found = read_images([pack("a.tar.xz", *members)])
     assert found.pixels.shape == (4, 3, 5, 3) and found.classes == ("a", "b")
     refuses("t/a/0.png is 5x3 and t/a/1.png 9x9: pass size=", read_images, [pack("b.tar.xz", *members, size=(9, 9))])
+    scaled = read_images([tmp_path / "b.tar.xz"], size="auto")
+    assert scaled.scaled and scaled.pixels.shape[1] == scaled.pixels.shape[2] and len(scaled.pixels) == 4
     refuses("c.tar.xz holds no image", read_images, [pack("c.tar.xz", "a.txt")])
     torn = write(tmp_path / "d.tar.xz", (tmp_path / "a.tar.xz").read_bytes()[:100])
     refuses("d.tar.xz is not a complete archive", read_images, [torn])
+
+
+def test_zip_of_images(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number, name in enumerate(
+            ("b/0.png", "a/0.png", "a/1.png", "b/1.png", "__MACOSX/a/._1.png", "a/notes.txt")
+        ):
+            body = io.BytesIO()
+            Image.new("L", (7, 7), 40 * number).save(body, "PNG")
+            archive.writestr(name, body.getvalue())
+    found = read_images([tmp_path / "a.zip"])
+    assert found.pixels[:, 0, 0, 0].tolist() == [0, 40, 80, 120] and found.labels.tolist() == [1, 0, 0, 1]
+    torn = write(tmp_path / "b.zip", (tmp_path / "a.zip").read_bytes()[:100])
+    refuses("b.zip is not a complete archive", read_images, [torn])
 
 
 # --- captions ---

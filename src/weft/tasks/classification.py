@@ -54,11 +54,9 @@ Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with 
 
 
 class ClassificationOptions(TableDataSpec):
-    """Data: a table of text and label (.csv, .tsv, .jsonl), a text file per class with one text per line (pos.txt
-    neg.txt), a folder of text files per class, or graphs (.json).
+    """`columns`: text and label, by name or number from 1, such as review,stars; without it they are recognized.
 
-    `columns`: text and label, by name or number from 1, such as review,stars; without it they are recognized. `header`:
-    whether the first line of a table names its columns: yes, no, or auto (by how it differs from the rest).
+    `header`: whether the first line of a table names its columns: yes, no, or auto (by how it differs from the rest).
 
     `tokenizer`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
     words and bpe. In training a token seen n times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r =
@@ -83,6 +81,10 @@ class ClassificationTask(Task):
     auto = (
         "an encoder that reads words by their characters, with convolution and attention in turn (hybrid); "
         "for graphs, attention alone"
+    )
+    formats = (
+        "a table of text and label (.csv, .tsv, .jsonl), a text file per class with a text per line (pos.txt neg.txt),\n"
+        "a folder of text files per class with one text each, or graphs whose nodes have labels (.json, .jsonl)"
     )
     compatible_tasks = ("embedding",)
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}

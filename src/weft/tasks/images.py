@@ -19,14 +19,7 @@ from torch import nn
 
 from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError, find_files
-from weft.data.readers.images import (
-    IMAGE_SUFFIXES,
-    LabeledImages,
-    PixelFiles,
-    ResizeCrop,
-    read_image,
-    read_images,
-)
+from weft.data.readers.images import IMAGE_SUFFIXES, LabeledImages, PixelFiles, ResizeCrop, read_image, read_images
 from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -152,6 +145,10 @@ class ImagesTask(Task):
 
     name = "images"
     families = ("vision",)
+    formats = (
+        "a folder per class of images, or an archive of such folders (.tar, .tar.gz, .tar.xz, .zip);\n"
+        ".npz with images [N, H, W] or [N, H, W, 3] and labels [N]; or IDX files of images and labels (plain or .gz)"
+    )
     metric = "accuracy"
     picture = "images"
     example = "picture.png"

@@ -65,6 +65,19 @@ LEAST_BATCH = 512
 LOOKED_AT = 8  # places in time that the nearest neighbor compares
 
 
+FORMATS = """\
+.npz with x [N, T, C] and y [N], and lengths [N] if the sequences are padded; .ts as the UEA archive has it;
+a folder of .wav files per class; a folder or archive of skeletons; or a table (.csv, .tsv), where a row is one step:
+
+  id,time,x,y,label
+  walk-1,0,0.12,-0.50,walking
+  walk-1,1,0.18,-0.41,walking
+  jump-1,0,0.02,-0.93,jumping
+
+Rows with one id are one sequence, in the order of time; all columns but id, time and label are its values. With a
+header, columns may be in any order, and time may be left out; without one, they are in the order above."""
+
+
 class SequencesOptions(DataSpec):
     """`length`: longer sequences are strided (means over so many steps) to have about so many at most.
 
@@ -93,6 +106,7 @@ class SequencesTask(Task):
     example = "sequence.npz"
     Options = SequencesOptions
     auto = "an encoder with convolution and attention in turn, rotary positions and mean pool (hybrid)"
+    formats = FORMATS
 
     def __init__(
         self, options: SequencesOptions, classes: Sequence[str], raw: int, length: int, preparation: Preparation

@@ -79,6 +79,7 @@ class TaggingTask(Task):
     picture = "tagging"
     example = '"a sentence"'
     Options = TaggingOptions
+    formats = "CoNLL-U, or lines of word and tag with blank lines between sentences (.conll, .txt, .tsv, .bio)"
     auto = "an encoder that reads words by their characters, with convolution and attention in turn (hybrid)"
     compatible_tasks = ("embedding",)
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}

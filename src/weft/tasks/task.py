@@ -248,6 +248,7 @@ class Task(ABC):
     fine_tuning_options: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
     plain_options: ClassVar[Tree] = {}  # options of data that suit a plain preset
     auto: ClassVar[str] = ""  # what `default_model` is, in words for --help
+    formats: ClassVar[str] = ""  # what DATA may be, in lines for --help, with an example where a format is our own
 
     # Capabilities
     trainable: ClassVar[bool] = True  # else its runs are imported

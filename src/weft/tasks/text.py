@@ -153,6 +153,9 @@ class TextTask(FewShot, Task):
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    formats = (
+        "text files (.txt, .md), .jsonl with a field text or messages, .parquet with a column text, or folders of them"
+    )
     auto = "a decoder of attention alone, with rotary positions and squared ReLU"
     generates = continues_input = True
 

@@ -86,6 +86,10 @@ class TranslationTask(Task):
     example = '"a sentence"'
     Options = TranslationOptions
     auto = "an encoder-decoder of attention alone, with rotary positions and squared ReLU"
+    formats = (
+        "any pairs of texts: a table of source and target (.csv, .tsv, .jsonl),\n"
+        "or two text files, line by line (plain or .gz)"
+    )
     generates = True
 
     tokenizer: Tokenizer
