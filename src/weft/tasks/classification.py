@@ -83,7 +83,7 @@ class ClassificationTask(Task):
         "for graphs, attention alone"
     )
     formats = (
-        "a table of text and label (.csv, .tsv, .jsonl), a text file per class with a text per line (pos.txt neg.txt),\n"
+        "a table of text and label (.csv, .tsv, .jsonl), a text file per class, a text per line (pos.txt neg.txt),\n"
         "a folder of text files per class with one text each, or graphs whose nodes have labels (.json, .jsonl)"
     )
     compatible_tasks = ("embedding",)
