@@ -87,7 +87,7 @@ def test_more_columns_ask_which_two(put):
         read_labeled([path])
     assert str(caught.value) == (
         "a.csv has 4 columns (id, review, stars, day), but text and label are two: "
-        "choose them, such as --set data.columns=review,stars"
+        "choose, such as --set data.columns=review,stars"
     )
     assert read_labeled([path], TableOptions(("review", "stars"))).rows == REVIEWS
     assert read_labeled([path], TableOptions(("2", "3"))).rows == REVIEWS

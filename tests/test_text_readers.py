@@ -193,7 +193,7 @@ def test_pairs_that_are_none(put):
     refuses("x.en has 2 lines and x.de 1: parallel files need a line in one for each", read_pairs, [one, two])
     refuses("1 text files: parallel texts are two files", read_pairs, [one])
     refuses(
-        "a.tsv has 3 columns (1, 2, 3), but source and target are two: choose them, such as --set data.columns=1,2",
+        "a.tsv has 3 columns (1, 2, 3), but source and target are two: choose, such as --set data.columns=1,2",
         read_pairs,
         [put("a.tsv", "a\tb\tc")],
     )
@@ -226,9 +226,7 @@ def test_labels_with_and_without_names(put):
 
 def test_labels_that_cannot_be_learned(put):
     three = put("a.csv", "a,b,c\n")
-    refuses(
-        "a.csv has 3 columns (1, 2, 3), but text and label are two: choose them, such as --set", read_labeled, [three]
-    )
+    refuses("a.csv has 3 columns (1, 2, 3), but text and label are two: choose, such as --set", read_labeled, [three])
     refuses("there is only one label ('x')", read_labeled, [put("b.csv", "a,x\nb,x\n")])
     refuses("label 'y' has one example: give it more, or leave it out", read_labeled, [put("c.csv", "a,x\nb,x\nc,y\n")])
     refuses("d.csv, line 2: the label is empty", read_labeled, [put("d.csv", "a,x\nb, \n")])

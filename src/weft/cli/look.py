@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.app import AsJson, Device, app
+from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from weft.figures.picture import Picture
     from weft.inspection.pictures.look_options import LookOptions
     from weft.inspection.pictures.observation import Observation
+    from weft.runs.run import Run
 
 
 @app.command()
@@ -24,7 +26,8 @@ def look(
     given: Annotated[
         str | None,
         typer.Argument(
-            help="Text, path of an image, table or sequence, or sample:NAME/N for a validation example.",
+            help="Text, path of an image, table or sequence, FILE#N for row or example N of a file, or sample:NAME/N "
+            "for a validation example; N counts from 0.",
             metavar="INPUT",
         ),
     ] = None,
@@ -53,10 +56,10 @@ def look(
       weft look runs/ende "A dog runs." --out alignment.png
       weft look runs/opinions "the film was not terrible" --pair not,terrible
       weft look runs/digits seven.png --kind rollout --out rollout.svg
+      weft look runs/digits data.npz#3         the fourth image; rows of a table in the same way: table.csv#17
       weft look runs/book "Once upon" --explain --layer 2 --head 1 --row upon
       weft look gpt2 --kind scale --out scale.png
     """
-    from weft.foundation.errors import WeftError
     from weft.inspection.pictures.kinds.registry import SPEC_PICTURE_KINDS
     from weft.inspection.pictures.look_options import LookOptions, parse_pair
     from weft.models.presets import presets
@@ -91,17 +94,37 @@ def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str
     """Draw, and say where the picture is."""
     from weft.cli.terminal import print_json
     from weft.foundation.atomic_files import expect_other_file
+    from weft.inspection.pictures.inputs import file_and_number
     from weft.inspection.pictures.look import observe, picture_of
     from weft.runs.run import load
 
-    expect_other_file(out, [given])
-    observation = observe(load(run, device), given)
+    numbered = file_and_number(given)
+    expect_other_file(out, [given if numbered is None else numbered[0]])
+    opened = load(run, device)
+    observation = observe(opened, given if numbered is not None else _one_input(opened, given))
     picture = picture_of(observation, options)
     written = picture.write(out)
     if as_json:
         print_json(_tree(observation, picture, written))
     else:
         _print(observation, picture, written)
+
+
+def _one_input(run: Run, given: str) -> str:
+    """The input itself; of a text file the text in it. A table has many."""
+    import sys
+
+    from weft.data.readers.tables import TableOptions
+    from weft.tasks.support.input_rows import open_inputs, takes_texts
+
+    if not takes_texts(run.task):
+        return given
+    found, notes = open_inputs(run.task, [given], TableOptions())
+    if len(found) != 1:
+        raise WeftError(f"{given} has {len(found):,} rows: look at one of them, such as {given}#0")
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    return found[0]
 
 
 def _tree(observation: Observation, picture: Picture, written: Path) -> dict[str, object]:

@@ -31,6 +31,7 @@ from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import BagOfBigrams
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
 from weft.tasks.support.input_encoders import InputEncoder, TokenEncoder, WordEncoder, learn_encoder, pooled_answer
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, macro_f1
 from weft.tasks.support.node_encoder import NodeEncoder
@@ -69,7 +70,7 @@ class ClassificationOptions(TableDataSpec):
     rarity: NonNegativeFloat = 2.0
 
 
-class ClassificationTask(Task):
+class ClassificationTask(TextInputs, Task):
     """An encoder learns the labels of texts, or of the nodes of graphs."""
 
     name = "classification"
@@ -150,6 +151,10 @@ class ClassificationTask(Task):
                 f"this run was trained on {learned_on}, but {found} are given: train on data of the same kind"
             )
         return cls(options, encoder, classes_after(classes, known.answers or ()))
+
+    @property
+    def takes_texts(self) -> bool:
+        return not isinstance(self.encoder, NodeEncoder)
 
     @property
     def answers(self) -> tuple[str, ...]:

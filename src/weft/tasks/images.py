@@ -41,6 +41,7 @@ from weft.tasks.support.class_labels import (
     mixed,
     nearest_neighbor,
 )
+from weft.tasks.support.image_inputs import ImageInputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.task import (
     Answer,
@@ -140,7 +141,7 @@ class ImagesSplit(Split):
         return thumbs(self.pixels[self.rows[chosen]]), self.labels[chosen]
 
 
-class ImagesTask(Task):
+class ImagesTask(ImageInputs, Task):
     """A vision transformer learns to tell classes of pictures."""
 
     name = "images"

@@ -41,6 +41,7 @@ from weft.tasks.support.class_labels import (
     mixed,
     nearest_neighbor,
 )
+from weft.tasks.support.input_rows import FileExample, FileExamples
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
 from weft.tasks.task import (
@@ -96,7 +97,7 @@ class SequencesOptions(DataSpec):
     augmentation: Names = ("auto",)
 
 
-class SequencesTask(Task):
+class SequencesTask(FileExamples, Task):
     """An encoder learns to tell classes of sequences of vectors."""
 
     name = "sequences"
@@ -246,6 +247,16 @@ class SequencesTask(Task):
             given = {name: x.to(device) for name, x in padded([rows[number] for number in some]).items()}
             found[some] = class_probabilities(module, given).float().cpu()
         return class_answers(data.names, found, self.classes)
+
+    def open_example(self, path: Path, number: int, folder: Path) -> FileExample:
+        """A sequence and its class, written as a file of its own; labels may be missing."""
+        data = read_sequences([path], labeled=False)
+        if number >= len(data.values):
+            most = len(data.values)
+            raise DataError(f"{path.name} has {most:,} sequences, from 0 to {most - 1:,}, but no sequence {number:,}")
+        values, file = data.values[number], folder / f"{number}.npz"
+        np.savez(file, x=values[None], lengths=np.array([len(values)]))
+        return FileExample(str(file), f"{path.name} {number}", data.classes[data.labels[number]] or None)
 
     def _unlabeled(self, values: Sequence[Values]) -> VectorSequencesSplit:
         if values[0].shape[1] != self.raw:

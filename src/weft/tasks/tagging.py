@@ -30,6 +30,7 @@ from weft.models.teacher_forcing import IGNORED
 from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
 from weft.tasks.support.prompt_format import Frame
@@ -70,7 +71,7 @@ class TaggingOptions(DataSpec):
     rarity: NonNegativeFloat = 1.0
 
 
-class TaggingTask(Task):
+class TaggingTask(TextInputs, Task):
     """An encoder learns the tags of words."""
 
     name = "tagging"

@@ -38,6 +38,7 @@ from weft.parts.masks import Documents
 from weft.tasks.support.conversation import Conversation
 from weft.tasks.support.few_shot import FewShot
 from weft.tasks.support.generation import TEMPERATURE, generate_texts, name_probabilities
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
@@ -144,7 +145,7 @@ class TextSplit(Split):
         return Batch(inputs, torch.from_numpy(labels), count, tokens.size)
 
 
-class TextTask(FewShot, Task):
+class TextTask(FewShot, TextInputs, Task):
     """A decoder learns to continue texts."""
 
     name = "text"

@@ -33,6 +33,7 @@ from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
 from weft.tasks.support.cross_alignment import EXAMPLES, AlignmentLayer, choose_layer, read_alignments
 from weft.tasks.support.generation import generate_texts, name_probabilities
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.support.table_data import TableDataSpec
@@ -76,7 +77,7 @@ class TranslationOptions(TableDataSpec):
     penalty: NonNegativeFloat = 1.0
 
 
-class TranslationTask(Task):
+class TranslationTask(TextInputs, Task):
     """An encoder-decoder, or a recurrent one with or without attention, learns to say a text as another."""
 
     name = "translation"

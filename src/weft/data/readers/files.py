@@ -39,6 +39,15 @@ def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Pat
     return found
 
 
+def existing_path(given: object) -> Path | None:
+    """The path that an input names, if there is one; None for a text, however long or odd."""
+    try:
+        path = Path(str(given))
+        return path if str(given).strip() and path.exists() else None
+    except (OSError, ValueError):  # longer than a file name may be, or with a null byte
+        return None
+
+
 def name_suffix(path: Path) -> str:
     """The suffix that names the format: .tsv for `a.tsv` and `a.tsv.gz`."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()

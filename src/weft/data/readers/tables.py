@@ -5,13 +5,15 @@ Rows are read one by one, whatever the size of the file; its first rows are look
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
-from weft.data.readers.files import DataError, name_suffix, read_fields, read_jsonl, read_table
+from weft.data.readers.files import DataError, name_suffix, read_fields, read_jsonl, read_lines, read_table
 from weft.data.readers.headers import JUDGED_ROWS, Header, HeaderJudgment, judge_header
 
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl")
@@ -63,6 +65,16 @@ class Table:
         for number, cells in islice(rows, 1 if self.names else 0, None):
             yield number, [cells[place] for place in places]
 
+    def read_all(self) -> Iterator[list[str]]:
+        """All cells of each row of data, as texts; a field that a line of .jsonl lacks is empty."""
+        if name_suffix(self.path) == ".jsonl":
+            for _, row in read_jsonl(self.path):
+                yield [_as_text(row.get(name)) for name in self.names]
+        elif name_suffix(self.path) in TABLE_SUFFIXES:
+            yield from (cells for _, cells in self.read(range(self.width)))
+        else:
+            yield from ([line] for _, line in read_lines(self.path) if line.strip())
+
     def cells(self, place: int) -> list[str]:
         """The first values of a column."""
         return [row[place].strip() for row in self.first_rows]
@@ -76,14 +88,14 @@ class Table:
         return sum(map(len, self.cells(place))) / max(1, len(self.first_rows))
 
     def ask_for_columns(self, wanted: str, suggested: Sequence[int]) -> DataError:
-        """The error of a table with other columns than two: it names them, and the option to type."""
+        """The error of a table with other columns than the wanted ones: it names them, and the option to type."""
         names = self.column_names
         if any("," in name for name in names):
             names = tuple(str(place + 1) for place in range(self.width))
         option = quote(f"data.columns={','.join(names[place] for place in suggested)}")
         has = f"{self.width} columns ({', '.join(self.column_names)[:200]})" if self.width > 1 else "one column"
-        remedy = f"choose them, such as --set {option}" if self.width > 1 else "give a table that has both"
-        return DataError(f"{self.path.name} has {has}, but {wanted} are two: {remedy}")
+        remedy = f"choose, such as --set {option}" if self.width > 1 else "give a table that has both"
+        return DataError(f"{self.path.name} has {has}, but {wanted}: {remedy}")
 
 
 def open_table(path: Path, options: TableOptions = TableOptions()) -> Table:
@@ -104,6 +116,17 @@ def open_table(path: Path, options: TableOptions = TableOptions()) -> Table:
     if judgment.is_header:
         return Table(path, names, first[1:], len(names), notes)
     return Table(path, (), first, len(names), notes)
+
+
+def open_lines(path: Path) -> Table:
+    """A text file as a table of one column, a line per row; blank lines are skipped."""
+    return Table(path, ("text",), tuple((line,) for _, line in islice(read_lines(path), JUDGED_ROWS)), 1)
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _decided(path: Path, names: Sequence[str], options: TableOptions) -> HeaderJudgment | None:

@@ -13,7 +13,7 @@ TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 TEXT_FIELDS = ("text", "content", "document")
 SENTENCE_FIELDS = (*TEXT_FIELDS, "sentence")
 LABEL_FIELDS = ("label", "class", "sentiment")
-PAIR, LABELED = "source and target", "text and label"
+PAIR, LABELED = "source and target are two", "text and label are two"
 CHAT_ROLES = ("system", "user", "assistant")
 CHAT_TOKENS = ("<System:>", "<User:>", "<Assistant:>")  # special tokens that open a turn, in the order of ROLES
 
@@ -158,7 +158,7 @@ def _read_tables(
         table = open_table(path, options)
         places = choose_columns(table, options, choose)
         if len(places) != 2:
-            raise DataError(f"{len(places)} columns are chosen, but {wanted} are two: --set data.columns=FIRST,SECOND")
+            raise DataError(f"{len(places)} columns are chosen, but {wanted}: --set data.columns=FIRST,SECOND")
         for number, (first, second) in table.read(places):
             if wanted == LABELED and not second.strip():
                 raise DataError(f"{path.name}, line {number}: the label is empty: give one, or remove the line")

@@ -27,6 +27,7 @@ from weft.models.encoder import EncoderSpec
 from weft.parts.masks import Real
 from weft.parts.outputs import Pool, pool_tokens
 from weft.parts.token_positions import TokenPositions
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.prompt_format import Frame
 from weft.tasks.support.table_data import TableDataSpec
 from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, PreparedData, Size, Split, Task
@@ -69,7 +70,7 @@ class SimilaritySplit(Split):
         return Batch(inputs, scores, len(scores), padded.tokens.numel())
 
 
-class EmbeddingTask(Task):
+class EmbeddingTask(TextInputs, Task):
     """An encoder gives each text a vector."""
 
     name = "embedding"
