@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,6 +40,9 @@ def look(
     row: Annotated[str | None, typer.Option(help="Token whose attention is shown: its text or its number.")] = None,
     pair: Annotated[str | None, typer.Option(help="Two words whose query and key are compared.", metavar="A,B")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain one attention output number by number.")] = False,
+    question: Annotated[
+        str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps of each curve of --kind scale; 0 for none.")] = 200,
     device: Device = None,
     as_json: AsJson = False,
@@ -72,7 +75,7 @@ def look(
     if given is None or (str(run) in presets() and not run.exists()):
         run_look_at_spec(str(run), out, options, as_json)
     else:
-        run_look(run, given, out, options, device, as_json)
+        run_look(run, given, out, options, device, as_json, {} if question is None else {"question": question})
 
 
 def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool) -> None:
@@ -90,8 +93,16 @@ def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool
     _print_panels(console(), picture, written)
 
 
-def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str | None, as_json: bool) -> None:
-    """Draw, and say where the picture is."""
+def run_look(
+    run: Path,
+    given: str,
+    out: Path,
+    options: LookOptions,
+    device: str | None,
+    as_json: bool,
+    how: dict[str, Any] | None = None,
+) -> None:
+    """Draw, and say where the picture is; `how` goes to the run's `answer`."""
     from weft.cli.terminal import print_json
     from weft.foundation.atomic_files import expect_other_file
     from weft.inspection.pictures.inputs import file_and_number
@@ -101,7 +112,7 @@ def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str
     numbered = file_and_number(given)
     expect_other_file(out, [given if numbered is None else numbered[0]])
     opened = load(run, device)
-    observation = observe(opened, given if numbered is not None else _one_input(opened, given))
+    observation = observe(opened, given if numbered is not None else _one_input(opened, given), **(how or {}))
     picture = picture_of(observation, options)
     written = picture.write(out)
     if as_json:

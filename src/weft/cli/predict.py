@@ -59,6 +59,9 @@ def predict(
     steps: Annotated[
         bool, typer.Option("--steps", help="Show for each new token the distribution that it was chosen from.")
     ] = False,
+    question: Annotated[
+        str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
@@ -94,13 +97,14 @@ def predict(
       weft predict runs/book "Once upon a" --top 10 --max-tokens 1
       weft predict runs/ende "a small house" --steps --top 3
       weft predict runs/reviews new.csv --out answers.csv
+      weft predict runs/vqa photo.png --question "what color is the circle?"
     """
     if top is not None and top < 1:
         raise WeftError(f"--top {top} shows no token: use 1 or more, or leave it out")
     how = given_options(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, beam=beam, max_tokens=max_tokens, seed=seed,
         samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
-        overflow=overflow,
+        overflow=overflow, question=question,
     )  # fmt: skip
     from weft.data.readers.tables import TableOptions
 

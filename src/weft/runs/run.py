@@ -79,6 +79,8 @@ class Run:
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
+        if generation.question is not None and not self.task.takes_questions:
+            raise WeftError("this run was trained without questions about images: leave the question out")
         return self.task.predict(self.module, list(inputs), generation)
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:

@@ -1,13 +1,13 @@
 """Task captions: a text about an image, p(y | image) = prod_t p(y_t | image, y_1 .. y_(t-1)).
 
-The image's patches are the first tokens, seen by all that follows; the text after them is causal.
+The image's patches are the first tokens, seen by all that follows; the text after them is causal. Where the data have
+questions, the text is the answer to one: question, start token, answer, and only the answer is learned.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from weft.data.batching import shuffled_order
-from weft.data.readers.captions import read_captions
 from weft.data.readers.files import DataError
 from weft.data.readers.images import read_image
 from weft.data.samples import SampleCaptions
@@ -32,8 +31,9 @@ from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 from weft.tasks.support.augmentation import image_changes
-from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
+from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, read_gallery
 from weft.tasks.support.generation import generate_texts, name_probabilities
+from weft.tasks.support.image_questions import AskedImage, QuestionInputs, commonest_answers
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, exact_match
 from weft.tasks.support.text_pairs import Ends, evenly
@@ -84,8 +84,8 @@ class CaptionsOptions(DataSpec):
     penalty: NonNegativeFloat = 1.0
 
 
-class CaptionsTask(Task):
-    """An image+text decoder learns to say what is on an image."""
+class CaptionsTask(QuestionInputs, Task):
+    """An image+text decoder learns to say what is on an image, or to answer questions about it."""
 
     name = "captions"
     families = ("image-text",)
@@ -94,12 +94,21 @@ class CaptionsTask(Task):
     example = "picture.png"
     Options = CaptionsOptions
     auto = "an image-text decoder with a stem of convolutions before the patches (hybrid)"
+    formats = (
+        '.jsonl with lines such as {"image": "a.png", "text": "a red circle"}, or a table of image and caption;\n'
+        'to answer questions: {"image": "a.png", "question": "what color is it?", "answer": "red"}, or such a table'
+    )
     generates = takes_images = True
 
     tokenizer: Tokenizer
 
-    def __init__(self, options: CaptionsOptions, tokenizer: Tokenizer, side: int, longest: int) -> None:
-        self.options, self.tokenizer, self.side, self.longest = options, tokenizer, side, longest
+    def __init__(
+        self, options: CaptionsOptions, tokenizer: Tokenizer, side: int, longest: int, question: int = 0
+    ) -> None:
+        """`longest` caption and `question` in tokens; without questions, the latter is 0."""
+        self.options, self.tokenizer, self.side = options, tokenizer, side
+        self.longest, self.question = longest, question
+        self.metric = "exact_match" if question else "bleu"
         self.ends = Ends.of(tokenizer)
         self.changes = image_changes(options.augment)
 
@@ -113,36 +122,56 @@ class CaptionsTask(Task):
             train, held = _of_sample(found.train), _of_sample(found.validation)
         else:
             side = (options.size or SIDE) if known is None else known.side
-            train = open_gallery(read_captions(paths, options.images), side)
+            train = read_gallery(paths, options.images, side)
             if options.validation:
-                held = open_gallery(read_captions(options.validation, options.images), side)
+                held = read_gallery(options.validation, options.images, side)
             else:
                 train, held = hold_images_out(train, options.held_out, seed)
         side = int(train.pixels.shape[1])
+        asked = bool(train.questions)
         if known is None:
-            task = cls(options, _tokenizer(options, [_spelled(text, options) for _, text in train.captions]), side, 1)
+            texts = [*(text for _, text in train.captions), *train.questions]
+            task = cls(options, _tokenizer(options, [_spelled(text, options) for text in texts]), side, 1, int(asked))
+        elif asked != known.takes_questions:
+            kinds = ("captions", "questions")
+            raise DataError(f"the base run learned from {kinds[not asked]}, but these data are {kinds[asked]}")
         elif side != known.side:
             raise DataError(f"images of {side} pixels per side, but the base run learned from {known.side}")
         else:
-            task = cls(options, known.tokenizer, side, known.longest)
+            task = cls(options, known.tokenizer, side, known.longest, known.question)
         split = task._split(train)
         task.longest = max(task.longest, max(map(len, split.texts)) + 1)
+        task.question = max(task.question, *map(len, split.questions), 0)
         return PreparedData(task, split, task._split(held), None if found is None else found.best)
 
     def _split(self, gallery: Gallery) -> CaptionsSplit:
+        if bool(gallery.questions) != self.takes_questions:
+            raise DataError(
+                "this run answers questions, but the data are captions: give image, question and answer"
+                if self.takes_questions
+                else "this run describes images, but the data are questions: give image and text"
+            )
         texts = self.tokenizer.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
+        questions = [self._ask(question) for question in gallery.questions]
         patches = 0 if self.options.blind else self.default_model(Size()).prefix
-        return CaptionsSplit(gallery, texts, self.ends, self.changes, patches)
+        return CaptionsSplit(gallery, texts, self.ends, self.changes, patches, questions=questions)
+
+    def _ask(self, question: str) -> list[int]:
+        return self.tokenizer.encode(_spelled(question, self.options))
+
+    def question_pieces(self, question: str) -> list[str]:
+        """The tokens of a question as texts."""
+        return self.tokenizer.pieces(self._ask(question))
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> CaptionsTask:
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
-        return cls(options, tokenizer, int(facts["side"]), int(facts["longest"]))
+        return cls(options, tokenizer, int(facts["side"]), int(facts["longest"]), int(facts.get("question", 0)))
 
     def facts(self) -> Tree:
-        """The images' side in pixels and the longest caption in tokens."""
-        return {"side": self.side, "longest": self.longest}
+        """The images' side in pixels, the longest caption in tokens, and the longest question if there are any."""
+        return {"side": self.side, "longest": self.longest, **({"question": self.question} if self.question else {})}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
         found = find_sample(self.name, paths, 0)
@@ -154,16 +183,16 @@ class CaptionsTask(Task):
                     f"the sample's images have {size} pixels per side, but the run learned from {self.side}"
                 )
             return self._split(gallery)
-        return self._split(open_gallery(read_captions(paths, self.options.images), self.side))
+        return self._split(read_gallery(paths, self.options.images, self.side))
 
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Describing takes long: as many images of the split as fit into the time."""
         assert isinstance(split, CaptionsSplit)
-        trial = evenly(len(split.gallery.pixels), TRIAL)
+        trial = evenly(len(split.gallery.asked), TRIAL)
         began = time.perf_counter()
         self._describe(module, split, trial)
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
-        return split if fitting >= len(split.gallery.pixels) else replace(split, described=max(len(trial), fitting))
+        return split if fitting >= len(split.gallery.asked) else replace(split, described=max(len(trial), fitting))
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +218,7 @@ class CaptionsTask(Task):
     def fit(self, spec: AnySpec) -> ImageTextSpec:
         """The vocabulary, the images' side and the length of this data; patches that divide the image."""
         assert isinstance(spec, ImageTextSpec)
-        length = min(LONGEST, max(16, round(ROOM * self.longest)))
+        length = min(LONGEST, max(16, round(ROOM * (self.question + self.longest))))
         after = self.side if not spec.stem else -(-self.side // 2 ** len(spec.stem))
         patch = spec.patch if after % spec.patch == 0 else suitable_patch(self.side, len(spec.stem))
         return spec.replace(
@@ -221,12 +250,16 @@ class CaptionsTask(Task):
     # --- evaluation and answers ---------------------------------------------------------------------------------------
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-        """Loss over all captions; BLEU of one caption per image against all that it has."""
+        """Loss over all captions; BLEU of one caption per image against all that it has.
+
+        Of questions the share of answers that are, word for word, one of those given.
+        """
         assert isinstance(split, CaptionsSplit)
         loss = mean_loss(self, module, split, size)
-        chosen = evenly(len(split.gallery.pixels), split.described)
-        texts = self._describe(module, split, chosen)
-        references = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in chosen]
+        chosen = evenly(len(split.gallery.asked), split.described)
+        texts, references = self._describe(module, split, chosen), self._references(split, chosen)
+        if self.takes_questions:
+            return {"exact_match": exact_match(texts, references), "loss": loss, "questions": len(chosen)}
         return {
             "loss": loss,
             "bleu": bleu(texts, references),
@@ -234,34 +267,59 @@ class CaptionsTask(Task):
             "images": len(chosen),
         }
 
+    def _references(self, split: CaptionsSplit, chosen: Sequence[int]) -> list[list[str]]:
+        gallery = split.gallery
+        answers = [gallery.answers_to(gallery.asked[number]) for number in chosen]
+        return [[_spelled(text, self.options) for text in texts] for texts in answers]
+
     def _describe(self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
-        """A caption for each image by beam search."""
+        """A caption for each image, or the answer to each question, by beam search."""
         generation = GenerationOptions(beam=self.options.beam, top=0)
         found: list[str] = []
         for first in range(0, len(chosen), generation.batch):
-            images = as_images(split.gallery.pixels[np.array(chosen[first : first + generation.batch])])
-            found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, generation)]
+            asked = [split.gallery.asked[number] for number in chosen[first : first + generation.batch]]
+            images = as_images(split.gallery.pixels[np.array([image for image, _ in asked])])
+            questions = [self._ask(question) for _, question in asked]
+            written = self._write(module, images, questions, generation)
+            found += [self.tokenizer.decode(row[0].tokens) for row in written]
         return found
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
+        """A caption of each image; of a run that answers questions, the answer to the one that comes with it."""
         answers = []
-        for first in range(0, len(inputs), generation.batch):
-            paths = inputs[first : first + generation.batch]
-            images = as_images(np.stack([read_image(path, self.side) for path in paths]))
-            for path, found in zip(paths, self._write(module, images, generation, first), strict=True):
-                for one in found:
-                    more = {"tokens": self.tokenizer.pieces(one.tokens), **name_probabilities(one, self.tokenizer)}
-                    answers.append(Answer(str(path), self.tokenizer.decode(one.tokens), more))
+        asked = [self.asked_image(given, generation.question) for given in inputs]
+        for first in range(0, len(asked), generation.batch):
+            some = asked[first : first + generation.batch]
+            images = as_images(np.stack([read_image(one.image, self.side) for one in some]))
+            questions = [self._ask(one.question) for one in some]
+            for one, found in zip(some, self._write(module, images, questions, generation, first), strict=True):
+                answers += [self._answer(one, text) for text in found]
         return answers
 
+    def _answer(self, asked: AskedImage, text: GeneratedText) -> Answer:
+        question = {"question": asked.question} if asked.question else {}
+        more = {"tokens": self.tokenizer.pieces(text.tokens), **name_probabilities(text, self.tokenizer)}
+        return Answer(asked.image, self.tokenizer.decode(text.tokens), {**question, **more})
+
     def _write(
-        self, module: nn.Module, images: Tensor, generation: GenerationOptions, first: int = 0
+        self,
+        module: nn.Module,
+        images: Tensor,
+        questions: Sequence[Sequence[int]],
+        generation: GenerationOptions,
+        first: int = 0,
     ) -> list[list[GeneratedText]]:
+        """Texts that follow each image, its question if there is one, and the start token."""
         spec: Any = module.spec
+        room = spec.length - max(map(len, questions))
+        if room < 1:
+            raise WeftError(
+                f"a question of {spec.length - room} tokens, but the model reads {spec.length}: ask shorter"
+            )
         request = GenerationRequest(
-            [[self.ends.start]] * len(images),
+            [[*question, self.ends.start] for question in questions],
             generation.sampling(0.0),
-            max_tokens=generation.max_tokens or min(spec.length, self.longest + 1),
+            max_tokens=generation.max_tokens or min(room, self.longest + 1),
             stop=(self.ends.stop,),
             seeds=[generation.seed + first + place for place in range(len(images))],
             samples=generation.samples,
@@ -270,18 +328,22 @@ class CaptionsTask(Task):
         return generate_texts(module, request, generation, penalty=self.options.penalty)
 
     def preview(self, module: nn.Module, split: Split) -> str:
-        """The caption of one held-out image."""
+        """The caption of one held-out image, or the answer to a question about it."""
         assert isinstance(split, CaptionsSplit)
-        found = self._write(module, as_images(split.gallery.pixels[np.array([0])]), GenerationOptions(top=0))[0][0]
-        return f"{self.tokenizer.decode(found.tokens)!r} ({split.gallery.texts_of(0)[0]!r})"
+        image, question = split.gallery.asked[0]
+        pixels = as_images(split.gallery.pixels[np.array([image])])
+        found = self._write(module, pixels, [self._ask(question)], GenerationOptions(top=0))[0][0]
+        before = f"{question} " if question else ""
+        return f"{before}{self.tokenizer.decode(found.tokens)!r} ({split.gallery.answers_to((image, question))[0]!r})"
 
     def references(self, train: Split, split: Split) -> dict[str, float]:
-        """BLEU of the commonest caption, said of every image."""
+        """BLEU of the commonest caption, said of every image; of questions, what each is answered with most often."""
         assert isinstance(train, CaptionsSplit) and isinstance(split, CaptionsSplit)
-        commonest = Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]
-        images = range(len(split.gallery.pixels))
-        texts = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in images]
-        return {"bleu of the commonest caption": bleu([_spelled(commonest, self.options)] * len(images), texts)}
+        texts = self._references(split, range(len(split.gallery.asked)))
+        said = [_spelled(text, self.options) for text in commonest_answers(train.gallery, split.gallery)]
+        if self.takes_questions:
+            return {"exact match of the commonest answer to each question": exact_match(said, texts)}
+        return {"bleu of the commonest caption": bleu(said, texts)}
 
 
 def suitable_stem(side: int) -> tuple[int, ...]:
@@ -316,7 +378,7 @@ def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery,
 
 
 def _of_sample(split: SampleCaptions) -> Gallery:
-    return Gallery(split.pixels, tuple(enumerate(split.texts)))
+    return Gallery(split.pixels, tuple(enumerate(split.texts)), split.questions)
 
 
 def _spelled(text: str, options: CaptionsOptions) -> str:

@@ -169,7 +169,8 @@ class GenerationOptions:
 
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
-    probabilities, 8 or all there are if not given; `steps`: those of every further step too.
+    probabilities, 8 or all there are if not given; `steps`: those of every further step too. `question`: what is asked
+    about an image, of a run that answers questions.
     """
 
     temperature: float | None = None
@@ -188,6 +189,7 @@ class GenerationOptions:
     batch: int = 64
     top: int | None = None
     steps: bool = False
+    question: str | None = None
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -240,7 +242,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     families: ClassVar[tuple[str, ...]]
-    metric: ClassVar[str] = "loss"
+    metric: str = "loss"
     picture: ClassVar[str | None] = None
     example: ClassVar[str] = "INPUT"  # what may follow `weft predict RUN`
     Options: ClassVar[type[DataSpec]] = DataSpec
@@ -303,6 +305,11 @@ class Task(ABC):
     def sample_seed(self) -> int:
         """The seed of the built-in sample that the run is evaluated on."""
         return 0
+
+    @property
+    def takes_questions(self) -> bool:
+        """Whether each input, an image, comes with a question about it."""
+        return False
 
     @property
     def answers(self) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Captions: scenes of one or two colored shapes, and the sentence that describes each."""
+"""Captions: scenes of one or two colored shapes, and the sentence that describes each, or questions with answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ ALONE = 0.2
 
 @dataclass(frozen=True)
 class SampleCaptions:
-    """Pictures [N, 48, 48, 3] from 0 to 255, and one sentence per picture."""
+    """Pictures [N, 48, 48, 3] from 0 to 255, and one sentence per picture; with `questions`, its answer."""
 
     pixels: Pixels
     texts: tuple[str, ...]
+    questions: tuple[str, ...] = ()
 
 
 def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
@@ -39,6 +40,37 @@ def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
     shortcut = ReferenceScore("exact_match", ALONE / kinds, why)
     train, validation = SampleCaptions(pixels[:size], texts[:size]), SampleCaptions(pixels[size:], texts[size:])
     return Sample("scenes", "captions", train, validation, best, shortcut)
+
+
+def questions(seed: int, size: int) -> Sample[SampleCaptions]:
+    """Scenes of two shapes, each with a question such as "what color is the circle?" or "which shape is red?"."""
+    random = numpy_generator(seed, "questions")
+    drawn = [_question(random) for _ in range(size + validation_size(size))]
+    pixels = np.stack([picture for picture, _, _ in drawn])
+    asked, said = tuple(question for _, question, _ in drawn), tuple(answer for _, _, answer in drawn)
+    best = ReferenceScore(
+        "exact_match", 1.0, "by construction: one shape of each scene has the form or color asked for"
+    )
+    share = (1 / len(PALETTE) + 1 / len(FORMS)) / 2
+    why = f"without the picture: one of {len(PALETTE)} colors, or one of {len(FORMS)} shapes, all as likely"
+    train = SampleCaptions(pixels[:size], said[:size], asked[:size])
+    validation = SampleCaptions(pixels[size:], said[size:], asked[size:])
+    return Sample("questions", "captions", train, validation, best, ReferenceScore("exact_match", share, why))
+
+
+def _question(random: np.random.Generator) -> tuple[Pixels, str, str]:
+    """(picture, question, answer): two shapes that differ in form and color, side by side or one above the other."""
+    colors, forms = (list(random.permutation(list(names))[:2]) for names in (PALETTE, FORMS))
+    canvas, middle = background(SIZE, random), (SIZE - 1) / 2
+    step = 11 * np.array([(1, 0), (0, 1)][random.integers(2)]) * (1 if random.random() < 0.5 else -1)
+    for sign, color, form in zip((-1, 1), colors, forms, strict=True):
+        x, y = middle + sign * step + random.uniform(-3, 3, 2)
+        canvas = _paint(canvas, (str(color), str(form)), x, y, random.uniform(6, 9))
+    one = random.integers(2)
+    color, form = str(colors[one]), str(forms[one])
+    if random.random() < 0.5:
+        return _finish(canvas), f"what color is the {form}?", color
+    return _finish(canvas), f"which shape is {color}?", form
 
 
 def _scene(random: np.random.Generator) -> tuple[Pixels, str]:

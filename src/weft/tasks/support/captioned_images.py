@@ -1,4 +1,4 @@
-"""Images with captions as data: each image is decoded once, however many captions it has."""
+"""Images with captions, or with questions and answers, as data: each image is decoded once, however many it has."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.data.readers.captions import has_questions, read_captions, read_questions
 from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
 from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
@@ -22,21 +23,32 @@ from weft.tasks.task import Batch, Split
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pixels [N, H, W, 3] in memory or in their files, and captions: (image, text) each."""
+    """Pixels [N, H, W, 3] in memory or in their files, and captions: (image, text) each.
+
+    `questions`: one per caption, which then is its answer; none where captions describe the image.
+    """
 
     pixels: Pixels | PixelFiles
     captions: Sequence[tuple[int, str]]
+    questions: Sequence[str] = ()
 
     @cached_property
-    def _texts(self) -> list[list[str]]:
-        found: list[list[str]] = [[] for _ in range(len(self.pixels))]
-        for image, text in self.captions:
-            found[image].append(text)
+    def asked(self) -> list[tuple[int, str]]:
+        """What can be asked: each (image, question) once, or (image, "") where there are no questions."""
+        questions = self.questions or [""] * len(self.captions)
+        found = {(image, question) for (image, _), question in zip(self.captions, questions, strict=True)}
+        return sorted(found)
+
+    @cached_property
+    def _answers(self) -> dict[tuple[int, str], list[str]]:
+        found: dict[tuple[int, str], list[str]] = {}
+        for (image, text), question in zip(self.captions, self.questions or [""] * len(self.captions), strict=True):
+            found.setdefault((image, question), []).append(text)
         return found
 
-    def texts_of(self, image: int) -> list[str]:
-        """All captions of one image."""
-        return self._texts[image]
+    def answers_to(self, asked: tuple[int, str]) -> list[str]:
+        """All captions of an image, or all answers to a question about it."""
+        return self._answers[asked]
 
     def only(self, images: Sequence[int]) -> Gallery:
         """The same with some of the images, numbered anew, and their captions."""
@@ -45,15 +57,25 @@ class Gallery:
             kept: Pixels | PixelFiles = replace(self.pixels, paths=tuple(self.pixels.paths[image] for image in images))
         else:
             kept = self.pixels[np.array(images)]
-        return Gallery(kept, tuple((place[image], text) for image, text in self.captions if image in place))
+        rows = [row for row, (image, _) in enumerate(self.captions) if image in place]
+        captions = tuple((place[self.captions[row][0]], self.captions[row][1]) for row in rows)
+        return Gallery(kept, captions, tuple(self.questions[row] for row in rows) if self.questions else ())
 
 
-def open_gallery(captions: Sequence[tuple[Path, str]], side: int) -> Gallery:
+def open_gallery(captions: Sequence[tuple[Path, str]], side: int, questions: Sequence[str] = ()) -> Gallery:
     """Images of `side` x `side` pixels, decoded now where they fit into memory, else batch by batch."""
     numbers: dict[Path, int] = {}
     rows = tuple((numbers.setdefault(path, len(numbers)), text) for path, text in captions)
     files = PixelFiles(tuple(numbers), (side, side), 3)
-    return Gallery(files if math.prod(files.shape) > IN_MEMORY_BYTES else files[:], rows)
+    return Gallery(files if math.prod(files.shape) > IN_MEMORY_BYTES else files[:], rows, tuple(questions))
+
+
+def read_gallery(paths: Sequence[str | Path], folder: str | None, side: int) -> Gallery:
+    """Images with captions, or with questions and answers where the files have them."""
+    if not has_questions(paths):
+        return open_gallery(read_captions(paths, folder), side)
+    rows = read_questions(paths, folder)
+    return open_gallery([(image, answer) for image, _, answer in rows], side, [question for _, question, _ in rows])
 
 
 def as_images(pixels: Pixels) -> Tensor:
@@ -65,8 +87,9 @@ def as_images(pixels: Pixels) -> Tensor:
 class CaptionsSplit(Split):
     """An example is one caption with its image, which costs `patches` tokens; 0 patches: the image is not shown.
 
-    Captions longer than `length` are cut and have no stop token to learn. `described` bounds how many images are
-    described when the split is evaluated.
+    A question stands before the start token, and the answer after it is what is learned. Captions longer than `length`,
+    their question included, are cut and have no stop token to learn. `described` bounds how many images are described,
+    or questions answered, when the split is evaluated.
     """
 
     gallery: Gallery
@@ -76,6 +99,7 @@ class CaptionsSplit(Split):
     patches: int = 0
     length: int | None = None
     described: int | None = None
+    questions: Sequence[Sequence[int]] = ()
     _images: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +110,9 @@ class CaptionsSplit(Split):
 
     def _sizes(self) -> np.ndarray:
         most = self.length or 1 << 60
-        return np.array([[self.patches + min(len(text) + 1, most)] for text in self.texts])
+        asked = [len(question) for question in self.questions] or [0] * len(self.texts)
+        sizes = [len(text) + 1 + before for text, before in zip(self.texts, asked, strict=True)]
+        return np.array([[self.patches + min(size, most)] for size in sizes])
 
     @property
     def tokens(self) -> int:
@@ -102,12 +128,16 @@ class CaptionsSplit(Split):
         return like_length(self._sizes(), size, seed, epoch)
 
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
-        """Tokens [B, T] from the start token on, labels [B, T] up to the stop token, images [B, 3, H, W].
+        """Tokens [B, T]: question, start token, caption; labels [B, T] up to the stop token; images [B, 3, H, W].
 
-        Padding is on the right, where a causal decoder never looks. With a seed, images are changed a little.
+        A question has no labels. Padding is on the right, where a causal decoder never looks. With a seed, images are
+        changed a little.
         """
         forced = teacher_forcing([self.texts[n] for n in examples], self.ends.start, self.ends.stop, self.ends.pad)
-        tokens, labels = forced.inputs[:, : self.length], forced.labels[:, : self.length]
+        tokens, labels = forced.inputs, forced.labels
+        if self.questions:
+            tokens, labels = after_questions([self.questions[n] for n in examples], tokens, labels, self.ends.pad)
+        tokens, labels = tokens[:, : self.length], labels[:, : self.length]
         inputs: dict[str, object] = {"tokens": tokens}
         if self.patches:
             inputs["images"] = as_images(self._seen(np.array(examples, dtype=np.int64), seed, epoch))
@@ -120,3 +150,18 @@ class CaptionsSplit(Split):
             return pixels
         changed, erased = change_images(pixels, examples, len(self), self.changes, seed, epoch)
         return np.where(erased[..., None], np.uint8(127), changed)
+
+
+def after_questions(
+    questions: Sequence[Sequence[int]], tokens: Tensor, labels: Tensor, pad: int
+) -> tuple[Tensor, Tensor]:
+    """(tokens, labels) with a question, which has no labels, before each row; padding stays on the right."""
+    longest = max(map(len, questions))
+    before, width = tokens.shape[1], longest + tokens.shape[1]
+    wide, answers = torch.full((len(tokens), width), pad), torch.full((len(tokens), width), IGNORED)
+    for row, question in enumerate(questions):
+        asked = len(question)
+        wide[row, :asked] = torch.as_tensor(list(question), dtype=torch.long)
+        wide[row, asked : asked + before], answers[row, asked : asked + before] = tokens[row], labels[row]
+    kept = max(1, int((answers != IGNORED).any(0).nonzero().max()) + 1)
+    return wide[:, :kept], answers[:, :kept]

@@ -19,9 +19,10 @@ from weft.inspection.pictures.tasks.images import saved_image
 
 
 def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observation:
-    """The image's patches, then the words as they are written."""
+    """The image's patches, the question if there is one, then the words as they are written."""
     seen, answer = watched(run, given, how)
     task, spec = run.task, run.module.spec
+    asked = task.asked_image(given.value, how.get("question"))
     side = round(spec.prefix**0.5)
     words = tuple(answer.more["tokens"])
     cells = () if task.options.blind else tuple(f"{row},{column}" for row in range(side) for column in range(side))
@@ -29,12 +30,12 @@ def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observat
     return ImageObservation(
         seen,
         run.task.picture,
-        given.name,
-        (*cells, start, *words),
+        f"{given.name}: {asked.question}" if asked.question else given.name,
+        (*cells, *task.question_pieces(asked.question), start, *words),
         written=(*words, stop),
         said=str(answer.output),
         truth=given.truth,
-        pixels=read_image(given.value, task.side),
+        pixels=read_image(asked.image, task.side),
         grid=(side, side),
     )
 
@@ -48,26 +49,28 @@ def caption_picture(observation: Observation, options: LookOptions) -> Panels:
     _, _, T, _ = observation.sizes(-1, "self")
     if cells >= T:
         raise WeftError("this model was trained blind, without images: there is nowhere to look")
-    words = observation.written[: T - cells]
+    first_row = len(observation.tokens) - len(observation.written)  # that of the start token, after the question
+    words = observation.written[: T - first_row]
     maps = []
     for number in layers:
-        each = to_array(observation.attention(number, "self", slice(cells, cells + len(words))))[..., :cells]
+        each = to_array(observation.attention(number, "self", slice(first_row, first_row + len(words))))[..., :cells]
         both = [each.mean(0, keepdims=True), each] if heads.options[0] == "mean" else [each]
         maps.append(np.concatenate(both) if len(heads.options) > 1 else both[0])
     values = np.stack(maps).transpose(2, 0, 1, 3)
     values = values.reshape(*values.shape[:3], *observation.grid)
     first = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
     title = f"Where it looks for each word of: {observation.said}"
-    note = f"Its caption: {observation.truth}" if isinstance(observation.truth, str) else ""
+    note = f"What is right: {observation.truth}" if isinstance(observation.truth, str) else ""
     return Panels(
         [OverlayPanel(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], []
     )
 
 
 def caption_example(run: Any, chosen: SampleExample) -> LookInput:
-    """An image and its caption."""
-    path = saved_image(chosen)
-    return LookInput(path, chosen.title, chosen.sample.validation.texts[chosen.number])
+    """An image and its caption, or a question about it and the answer."""
+    path, held = saved_image(chosen), chosen.sample.validation
+    value = {"image": path, "question": held.questions[chosen.number]} if held.questions else path
+    return LookInput(value, chosen.title, held.texts[chosen.number])
 
 
 PICTURE = TaskPicture("words", observe_caption, caption_picture, caption_example)

@@ -1,0 +1,73 @@
+"""Questions about images as inputs: how users give them, tables of them, and the simplest answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from weft.data.readers.captions import question_places
+from weft.data.readers.tables import TableOptions, open_table
+from weft.foundation.errors import WeftError
+from weft.tasks.support.captioned_images import Gallery
+from weft.tasks.support.image_inputs import ImageInputs
+from weft.tasks.support.input_rows import InputRows, expect_table
+
+
+@dataclass(frozen=True)
+class AskedImage:
+    """The path of an image, and what is asked about it; "" where a caption is wanted."""
+
+    image: str
+    question: str = ""
+
+
+class QuestionInputs(ImageInputs):
+    """What a task inherits whose inputs are images, with a question each where it learned from such."""
+
+    question: int  # tokens of the longest one; 0 if there are none
+
+    @property
+    def takes_questions(self) -> bool:
+        return self.question > 0
+
+    def asked_image(self, given: Any, question: str | None) -> AskedImage:
+        """An input of `predict`: a path, with a `question` for all; or {"image": path, "question": text}."""
+        if isinstance(given, Mapping):
+            if "image" not in given:
+                raise WeftError(
+                    f"an input with {', '.join(map(str, given))[:80]} has no image: give image and question"
+                )
+            given, question = given["image"], given.get("question", question)
+        if self.takes_questions and not (question or "").strip():
+            raise WeftError(
+                f"this run answers questions about images, and none is asked about {given}: "
+                'add one, such as --question "what color is it?"'
+            )
+        return AskedImage(str(given), question or "" if self.takes_questions else "")
+
+    def open_rows(self, path: Path, options: TableOptions) -> InputRows:
+        """A table of images, with a column of questions where the run answers such."""
+        if not self.takes_questions:
+            return super().open_rows(path, options)
+        expect_table(path)
+        table = open_table(path, options if options.columns else replace(options, header="yes"))
+        image, question = table.places(options.columns[:2]) if options.columns else question_places(table, False)
+        return InputRows(
+            table,
+            (image, question),
+            lambda cells: {"image": str(path.parent / cells[0].strip()), "question": cells[1]},
+            next((place for place, name in enumerate(table.names) if name.lower() == "answer"), None),
+        )
+
+
+def commonest_answers(train: Gallery, asked: Gallery) -> list[str]:
+    """For each question what it is answered with most often in training; new ones get the commonest answer of all."""
+    overall: Counter[str] = Counter(text for _, text in train.captions)
+    each: dict[str, Counter[str]] = {}
+    for (_, text), question in zip(train.captions, train.questions, strict=False):
+        each.setdefault(question.lower(), Counter())[text] += 1
+    found = [each.get(question.lower(), overall) for _, question in asked.asked]
+    return [counts.most_common(1)[0][0] for counts in found]
