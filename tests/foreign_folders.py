@@ -36,7 +36,7 @@ def letters(folder: Path, before: str | None = None, after: str | None = None) -
     """tokenizer.json over bytes; every text is framed by these tokens."""
     from tokenizers import processors
 
-    tokenizer = train_tokenizer("bytes", [])
+    tokenizer = train_tokenizer("bytes", [], special_tokens=["<mask>"])
     single = " ".join(part for part in (before, "$A", after) if part)
     named = [(name, tokenizer.id_of(name)) for name in (before, after) if name]
     if named:
@@ -176,7 +176,9 @@ FOLDERS = {
     "bert, classes": lambda f: bert(f, "ForSequenceClassification", id2label=LABELS, num_labels=3),
     "bert, tags": lambda f: bert(f, "ForTokenClassification", id2label=LABELS, num_labels=3),
     "bert, masked": lambda f: bert(f, "ForMaskedLM"),
+    "bert, pretraining": lambda f: bert(f, "ForPreTraining", hidden_act="relu"),
     "roberta": roberta,
+    "roberta, masked": lambda f: roberta(f, "ForMaskedLM", hidden_act="relu"),
     "roberta, classes": lambda f: roberta(f, "ForSequenceClassification", id2label=LABELS),
     "roberta, tags": lambda f: roberta(f, "ForTokenClassification", id2label=LABELS),
     "vit": vision,

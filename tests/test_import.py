@@ -68,10 +68,10 @@ def answers(theirs, module, inputs):
         expected = theirs(input_ids=inputs["tokens"], decoder_input_ids=inputs["target"]).logits
         return expected, module(inputs["tokens"], inputs["target"]).logits
     tokens = inputs["tokens"]
-    body = getattr(theirs, "bert", theirs) if type(theirs).__name__ == "BertForMaskedLM" else theirs
-    expected, ours = body(tokens), module(tokens)
-    if hasattr(expected, "logits"):
-        return expected.logits, ours.logits
+    expected, ours = theirs(tokens), module(tokens)
+    logits = getattr(expected, "prediction_logits", getattr(expected, "logits", None))
+    if logits is not None:
+        return logits, ours.logits
     if expected.pooler_output is not None:
         return torch.cat((expected.last_hidden_state, expected.pooler_output[:, None]), 1), torch.cat(
             (ours.hidden, ours.logits[:, None]), 1

@@ -13,12 +13,13 @@ from weft.checkpoints.formats.vocabulary import Vocabulary
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec
+from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PerTokenSpec, PooledSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.vision import VisionSpec
 
 LONGEST_ANSWER = 512
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+MASK_TOKENS = ("[MASK]", "<mask>")
 POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 
 
@@ -67,6 +68,18 @@ def label_facts(output: PooledSpec | PerTokenSpec, config: Config, vocabulary: V
     names = class_names(config, output.classes or 0)
     own: Tree = {"tags": names} if isinstance(output, PerTokenSpec) else {"classes": names, "reading": "tokens"}
     return {**own, "before": list(vocabulary.before), "after": list(vocabulary.after)}
+
+
+def fill_mask_facts(vocabulary: Vocabulary) -> Tree:
+    """The id of the mask token, and the ids around each text."""
+    named = vocabulary.id_of("mask_token")
+    mask = next((i for i in (named, *map(vocabulary.tokenizer.id_of, MASK_TOKENS)) if i is not None), None)
+    if mask is None:
+        raise DataError(
+            f"the vocabulary has no mask token ({' or '.join(MASK_TOKENS)}), which a masked language model fills in: "
+            "fetch tokenizer_config.json too"
+        )
+    return {"mask": mask, "before": list(vocabulary.before), "after": list(vocabulary.after)}
 
 
 def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> Tree:
@@ -180,7 +193,9 @@ def detect_task(
     if isinstance(spec, EncoderDecoderSpec):
         return "translation", translation_facts(spec, config, vocabulary)
     if isinstance(spec, EncoderSpec):
-        if spec.output.classes is None:
+        if isinstance(spec.output, MaskedLanguageSpec) and not read_modules(folder):
+            return "fill-mask", fill_mask_facts(vocabulary)
+        if isinstance(spec.output, MaskedLanguageSpec) or spec.output.classes is None:
             return "embedding", embedding_facts(folder, spec, vocabulary)
         task = "tagging" if isinstance(spec.output, PerTokenSpec) else "classification"
         return task, label_facts(spec.output, config, vocabulary)

@@ -20,7 +20,15 @@ from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbeddin
 from weft.parts.experts import Experts
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.linear_attention import LinearAttention
-from weft.parts.outputs import DistilledHead, ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
+from weft.parts.outputs import (
+    DistilledHead,
+    ForecastHead,
+    LanguageHead,
+    MaskedLanguageHead,
+    PooledHead,
+    TiedHead,
+    TokenHead,
+)
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition
 from weft.parts.word_embedding import WordEmbedding
@@ -196,6 +204,11 @@ def _distilled(part: DistilledHead, view: ProductView) -> Products:
 @products.register
 def _per_token(part: TokenHead, view: ProductView) -> Products:
     return (_linear("classes", "X W_C", part.linear, view.queries),)
+
+
+@products.register
+def _masked_language(part: MaskedLanguageHead, view: ProductView) -> Products:
+    return (_linear("transform", "X W_P", part.transform, view.queries), *products(part.tied, view))
 
 
 @products.register

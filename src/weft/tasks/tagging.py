@@ -27,7 +27,7 @@ from weft.models.encoder import EncoderSpec, PerTokenSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.imported.embedding import EmbeddingTask
+from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
 from weft.tasks.support.losses import class_loss
@@ -76,7 +76,7 @@ class TaggingTask(Task):
     picture = "tagging"
     example = '"a sentence"'
     Options = TaggingOptions
-    compatible_tasks = ("embedding",)
+    compatible_tasks = ("embedding", "fill-mask")
 
     def __init__(self, options: TaggingOptions, encoder: TagEncoder, tags: tuple[str, ...]) -> None:
         self.options, self.encoder, self.tags = options, encoder, tags
@@ -89,7 +89,7 @@ class TaggingTask(Task):
         options: TaggingOptions,
         seed: int,
         cache: Path,
-        known: TaggingTask | EmbeddingTask | None = None,
+        known: TaggingTask | ImportedTextTask | None = None,
     ) -> PreparedData:
         """Read tagged sentences, learn words, characters and tags from what is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -110,7 +110,7 @@ class TaggingTask(Task):
             task = cls(options, WordTagEncoder(Lexicon.learn((words for words, _ in train), options.vocabulary)), tags)
         else:
             encoder = (
-                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
+                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, ImportedTextTask) else known.encoder
             )
             task = cls(options, encoder, classes_after(tags, known.answers or ()))
         best = None if found is None else found.best

@@ -209,7 +209,7 @@ def match_tensors(
             "fetch the folder again, or check that config.json belongs to it"
         )
     over = sorted(set(known) - set(wanted))
-    left = [known[name] for name in over if any(name.startswith(start) for start in unused)]
+    left = [known[name] for name in over if name not in copies and any(name.startswith(start) for start in unused)]
     for name in over:
         if known[name] not in left:
             _expect_copy(tensors, known, name, copies)
