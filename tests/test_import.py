@@ -90,7 +90,8 @@ def test_logits_are_those_of_the_other_library(made, name):
     theirs.float(), run.module.float()
     torch.testing.assert_close(ours, expected, atol=1e-8 if wide else 1e-4, rtol=0)
     certificate = json.loads((run.folder / "import.json").read_text())["certificate"]
-    assert certificate["outputs"] >= 6 and certificate["difference"] <= 1e-5 * max(1, certificate["largest"])
+    assert certificate["outputs"] >= (2 if "score" in name else 6)
+    assert certificate["difference"] <= 1e-5 * max(1, certificate["largest"])
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -419,12 +420,6 @@ def test_a_pooler_that_nothing_uses_is_left_out(tmp_path, make):
     more = {f"{body}.pooler.dense.weight": torch.randn(42, 42), f"{body}.pooler.dense.bias": torch.randn(42)}
     save_file(load_file(file) | more, file, {"format": "pt"})
     assert set(convert_checkpoint(tmp_path / "folder", tmp_path / "run").left_out) == set(more)
-
-
-def test_a_score_is_no_class(tmp_path):
-    bert(tmp_path / "folder", "ForSequenceClassification", num_labels=1)
-    with pytest.raises(weft.WeftError, match="one label"):
-        convert_checkpoint(tmp_path / "folder", tmp_path / "run")
 
 
 def test_older_folders_of_sentence_transformers_are_certified_too(tmp_path):

@@ -110,9 +110,7 @@ class PooledHead(nn.Module):
         self.activation = activation(activation_name)
         self.linear = nn.Linear(hidden or width, classes) if classes is not None else None
 
-    def forward(
-        self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None) -> Tensor:
         """[B, T, D] -> [B, C], or [B, D or hidden] without classes; the embedding is not needed."""
         x = pool_tokens(hidden, token_positions, self.pool)
         if self.hidden is not None:
@@ -140,9 +138,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, classes)
 
-    def forward(
-        self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None) -> Tensor:
         """[B, T, D] -> [B, T, C]; the embedding is not needed."""
         return self.linear(hidden)
 

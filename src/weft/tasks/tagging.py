@@ -27,9 +27,9 @@ from weft.models.encoder import EncoderSpec, PerTokenSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
+from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
 from weft.tasks.support.prompt_format import Frame
@@ -76,7 +76,7 @@ class TaggingTask(Task):
     picture = "tagging"
     example = '"a sentence"'
     Options = TaggingOptions
-    compatible_tasks = ("embedding", "fill-mask")
+    compatible_tasks = ("embedding", "fill-mask", "regression")
 
     def __init__(self, options: TaggingOptions, encoder: TagEncoder, tags: tuple[str, ...]) -> None:
         self.options, self.encoder, self.tags = options, encoder, tags

@@ -1,4 +1,4 @@
-"""BERT, MiniLM and RoBERTa: post-norm encoders with learned positions; with a pooler, classes or a masked language head.
+"""BERT, MiniLM and RoBERTa: post-norm encoders with learned positions; bare, with classes or a masked language head.
 
 RoBERTa's positions begin at 2, its classifier has a hidden layer of its own in place of the pooler, and its masked
 language head is always GELU's.
@@ -57,18 +57,19 @@ def _output(
         config.expect("tie_word_embeddings", True)
         return MaskedLanguageSpec(activation="gelu" if roberta else config.activation("hidden_act", "gelu"))
     if name.endswith(TAGS):
-        return PerTokenSpec(classes=_classes(config))
+        return PerTokenSpec(classes=_classes(config, 2))
     classes = _classes(config) if name.endswith(LABELS) else None
     pools = classes is not None or known.has("pooler.dense.weight")
     return PooledSpec(hidden=width if pools else None, classes=classes)
 
 
-def _classes(config: Config) -> int:
-    config.expect("problem_type", "single_label_classification")
+def _classes(config: Config, least: int = 1) -> int:
+    """How many labels there are; one label is a score."""
     labels = config.get("id2label")
     count = len(labels) if isinstance(labels, dict) and labels else config.whole("num_labels", 2)
-    if count == 1:
-        raise DataError(f"{config.name} has one label, a score and no class: Weft has no task for scores of texts yet")
+    config.expect("problem_type", "regression" if count == 1 else "single_label_classification")
+    if count < least:
+        raise DataError(f"{config.name} has one label for each token: Weft has two tags or more, no scores of tokens")
     return count
 
 

@@ -113,6 +113,19 @@ def text_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (), ()
 
 
+def pair_frame(
+    tokenizer: Tokenizer, before: tuple[int, ...], after: tuple[int, ...]
+) -> tuple[tuple[int, ...], int] | None:
+    """(ids between two texts, segment of the second) by the tokenizer's own post-processor; None if it has no pairs."""
+    word = "a" if tokenizer.encode("a") else "1"
+    plain, framed = tokenizer.encode(word), tokenizer.engine.encode(word, word, add_special_tokens=True)
+    ids, first = list(framed.ids), len(before) + len(plain)
+    last = len(ids) - len(after) - len(plain)
+    if last <= first or ids[:first] != [*before, *plain] or ids[last:] != [*plain, *after]:
+        return None
+    return tuple(ids[first:last]), int(framed.type_ids[last])
+
+
 def _with_ends(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:
     """tokenizer_config.json may say whether texts begin with the start token and end with the stop token."""
     start, stop = found.id_of("bos_token"), found.id_of("eos_token")

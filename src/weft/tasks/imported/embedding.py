@@ -80,8 +80,8 @@ class EmbeddingTask(ImportedTextTask):
     def __init__(
         self, options: EmbeddingOptions, tokenizer: Tokenizer, frame: Frame, pool: Pool, normalize: bool, length: int
     ) -> None:
-        super().__init__(options, tokenizer, frame)
-        self.pool, self.normalize, self.length = pool, normalize, length
+        super().__init__(options, tokenizer, frame, length)
+        self.pool, self.normalize = pool, normalize
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> EmbeddingTask:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,17 +78,18 @@ class FillMaskTask(ImportedTextTask):
     example = f'"a text with a {MASK} in it"'
     Options = FillMaskOptions
 
-    def __init__(self, options: FillMaskOptions, tokenizer: Tokenizer, frame: Frame, mask: int) -> None:
-        super().__init__(options, tokenizer, frame)
+    def __init__(self, options: FillMaskOptions, tokenizer: Tokenizer, frame: Frame, length: int, mask: int) -> None:
+        super().__init__(options, tokenizer, frame, length)
         self.mask = mask
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> FillMaskTask:
-        return cls(options, expect_tokenizer(tokenizer), Frame.of(facts), int(facts["mask"]))
+        frame, length = Frame.of(facts), int(facts["length"])
+        return cls(options, expect_tokenizer(tokenizer), frame, length, int(facts["mask"]))
 
     def facts(self) -> Tree:
-        """The id of the mask, and the ids around each text."""
-        return {"mask": self.mask, **self.frame.to_tree()}
+        """The id of the mask, the ids around each text, and how many tokens are read."""
+        return {"mask": self.mask, "length": self.length, **self.frame.to_tree()}
 
     @property
     def mask_token(self) -> str:
@@ -96,12 +97,22 @@ class FillMaskTask(ImportedTextTask):
         return str(self.tokenizer.engine.id_to_token(self.mask))
 
     def read(self, paths: Sequence[str], cache: Path) -> MaskedSplit:
-        """A text, to be cut into windows by `cut`."""
+        """Texts in windows that the model reads at once, and which of their tokens are masked."""
         texts = [document for document in read_documents(paths) if not isinstance(document, Chat)]
         rows = [ids for ids in self.tokenizer.encode_many(texts) if ids]
         if not rows:
             raise DataError(f"{', '.join(map(str, paths))}: no text to mask; give a file with text")
-        return _Documents(tuple(rows), (), self.mask, self.tokenizer.pad, self.frame, self.options.masked)
+        parts = [ids[first : first + self._room] for ids in rows for first in range(0, len(ids), self._room)]
+        start = len(self.frame.before)
+        places = [(number, start + place) for number, ids in enumerate(parts) for place in range(len(ids))]
+        spread = np.linspace(0, len(places) - 1, min(len(places), self.options.masked)).round().astype(int)
+        windows = tuple(self.frame.put(ids) for ids in parts)
+        return MaskedSplit(windows, tuple(places[n] for n in np.unique(spread)), self.mask, self.tokenizer.pad)
+
+    @property
+    def _room(self) -> int:
+        """How many tokens of a text are read at once."""
+        return max(1, self.length - len(self.frame.before) - len(self.frame.after))
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- sum log p of the tokens that were masked."""
@@ -130,7 +141,7 @@ class FillMaskTask(ImportedTextTask):
         device, answers = next(module.parameters()).device, []
         for given in inputs:
             text = self._with_own_mask(str(given))
-            row = self._row(text, cast(Any, module.spec).length)
+            row = self._row(text)
             places = [place for place, index in enumerate(row) if index == self.mask]
             batch = {name: x.to(device) for name, x in padded_inputs([row], self.tokenizer.pad).items()}
             with torch.inference_mode():
@@ -147,15 +158,14 @@ class FillMaskTask(ImportedTextTask):
             raise WeftError(f"there is nothing to fill in in {text!r:.60}: write {MASK} where a word is missing")
         return text
 
-    def _row(self, text: str, length: int) -> list[int]:
+    def _row(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text)
-        room = length - len(self.frame.before) - len(self.frame.after)
-        if self.mask in ids[room:]:
+        if self.mask in ids[self._room :]:
             raise WeftError(
-                f"a mask is at token {ids.index(self.mask, max(room, 0)) + 1} of the text, but this model reads "
-                f"{room}: give a shorter text"
+                f"a mask is at token {ids.index(self.mask, self._room) + 1} of the text, but this model reads "
+                f"{self._room}: give a shorter text"
             )
-        return self.frame.put(ids, length)
+        return self.frame.put(ids, self.length)
 
     def _answer(self, given: str, text: str, shares: Tensor, top: int) -> Answer:
         """`shares` [masks, C] -> the filled text; one table of probabilities per mask, alone where there is one."""
@@ -167,25 +177,6 @@ class FillMaskTask(ImportedTextTask):
         filled = fill(text.split(self.mask_token), [next(iter(table)) for table in found])
         more: Tree = {"probabilities": found[0] if len(found) == 1 else found} if top else {}
         return Answer(given, filled, more)
-
-
-@dataclass(frozen=True)
-class _Documents(MaskedSplit):
-    """Whole documents, which `cut` makes windows of what the model reads at once."""
-
-    frame: Frame
-    most: int
-
-    def cut(self, length: int) -> MaskedSplit:
-        room = length - len(self.frame.before) - len(self.frame.after)
-        if room < 2:
-            raise WeftError(f"a model of {length} tokens has no room for a text: evaluate one that reads more")
-        parts = [ids[first : first + room] for ids in self.windows for first in range(0, len(ids), room)]
-        start = len(self.frame.before)
-        places = [(number, start + place) for number, ids in enumerate(parts) for place in range(len(ids))]
-        chosen = np.unique(np.linspace(0, len(places) - 1, min(len(places), self.most)).round().astype(int))
-        windows = tuple(self.frame.put(ids) for ids in parts)
-        return MaskedSplit(windows, tuple(places[n] for n in chosen), self.mask, self.pad)
 
 
 def _masked_logits(module: nn.Module, inputs: dict[str, Any]) -> Tensor:

@@ -6,6 +6,7 @@ A run of such a task may be trained on as one of another, with its tokenizer and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ from weft.tasks.task import PreparedData, Size, Task
 
 
 class ImportedTextTask(Task):
-    """A task whose runs are imported; `tokenizer` and `frame` say how a text becomes tokens."""
+    """A task whose runs are imported: `tokenizer` and `frame` make a text at most `length` tokens."""
 
     families = ("encoder",)
     trainable = False
 
     tokenizer: Tokenizer
 
-    def __init__(self, options: Any, tokenizer: Tokenizer, frame: Frame) -> None:
-        self.options, self.tokenizer, self.frame = options, tokenizer, frame
+    def __init__(self, options: Any, tokenizer: Tokenizer, frame: Frame, length: int) -> None:
+        self.options, self.tokenizer, self.frame, self.length = options, tokenizer, frame, length
 
     @classmethod
     def _untrained(cls) -> WeftError:
@@ -63,3 +64,32 @@ def padded_inputs(
     real = torch.arange(padded.tokens.shape[1]) < padded.lengths[:, None]
     found = {"tokens": padded.tokens, "mask": real}
     return found if segments is None else found | {"segments": pad_rows(segments, 0).tokens}
+
+
+@dataclass(frozen=True)
+class PairFrame:
+    """How two texts are read as one: ids between them, and the segment of the second (BERT's sentence B)."""
+
+    between: tuple[int, ...]
+    segment: int
+
+    @classmethod
+    def of(cls, facts: Tree) -> PairFrame | None:
+        """As facts of a run name it; None of a model that reads one text."""
+        return cls(tuple(facts["between"]), int(facts["segment"])) if "between" in facts else None
+
+    def to_tree(self) -> Tree:
+        return {"between": list(self.between), "segment": self.segment}
+
+    def put(self, frame: Frame, first: Sequence[int], second: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+        """(ids, segments) of a pair; if it is longer than `most`, the longer text loses its end, token by token."""
+        room = max(0, most - len(frame.before) - len(self.between) - len(frame.after))
+        short = min(len(first), len(second))
+        if len(first) + len(second) > room:
+            kept = min(short, room // 2)
+            # Of two long texts the longer one keeps the odd token, as in the library tokenizers (longest_first).
+            one, other = (kept, room - kept) if len(first) <= len(second) else (room - kept, kept)
+            first, second = first[:one], second[:other]
+        ids = [*frame.before, *first, *self.between, *second, *frame.after]
+        start = len(frame.before) + len(first) + len(self.between)
+        return ids, [0] * start + [self.segment] * (len(ids) - start)
