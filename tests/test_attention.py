@@ -140,12 +140,13 @@ def test_dropout_drops_in_training_only_and_blocks_repeat_it_in_backward():
     q, k, v = (torch.randn(1, 2, 300, 4, requires_grad=True) for _ in range(3))
     context = AttentionContext(TokenPositions.run(0, 300, CPU), mask=Causal() & Window(40))
     torch.manual_seed(3)
-    y = blocked(q, k, v, context, 0.5, dropout=0.5)
-    assert not torch.allclose(y, blocked(q, k, v, context, 0.5))
+    score = ScaledDot(scale=0.5)
+    y = blocked(q, k, v, context, score, dropout=0.5)
+    assert not torch.allclose(y, blocked(q, k, v, context, score))
     (gradient,) = torch.autograd.grad(y.sum(), v)
     direction = torch.randn_like(v)
     torch.manual_seed(3)
-    moved = blocked(q, k, (v + 1e-3 * direction).detach(), context, 0.5, dropout=0.5)
+    moved = blocked(q, k, (v + 1e-3 * direction).detach(), context, score, dropout=0.5)
     assert torch.allclose((gradient * direction).sum(), (moved - y.detach()).sum() / 1e-3)
     attention = SelfAttention(12, 3, dropout=0.5)
     x = torch.randn(1, 5, 12)
@@ -161,9 +162,11 @@ def test_which_kernel_runs_and_why():
     assert attention.note(AttentionContext.of(x, Causal() & Window(64))).startswith("blocked: 2048 x 2048")
     assert attention.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("blocked")
     assert attention.note(AttentionContext.of(x, Padding(torch.tensor([7])))).startswith("fused: a dense mask")
-    assert SelfAttention(12, 3, score=Additive(4, 4, 3)).note(AttentionContext.of(x)).startswith("explicit: the score")
+    added = SelfAttention(12, 3, score=Additive(4, 4, 3))
+    assert added.note(AttentionContext.of(x)).startswith("blocked: the score is not a dot product")
+    assert added.note(AttentionContext.of(x[:, :9])).startswith("explicit: the score is not a dot product")
     mapped = SelfAttention(12, 3, score=Bilinear(4, 4, 3))
-    assert mapped.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("explicit: a bias reads")
+    assert mapped.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("blocked: 2048 x 2048")
     assert mapped.note(AttentionContext.of(x)).startswith("fused")
     with pytest.raises(weft.WeftError, match="not a dot product"):
         Additive(4, 4).as_dot_product(x)
@@ -184,7 +187,9 @@ def test_a_causal_flag_builds_no_pairs(monkeypatch):
 def test_is_causal_with_one_query_sees_all_keys():
     q, k, v = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 7, 4), torch.randn(1, 1, 7, 4)
     context = AttentionContext(TokenPositions.run(6, 1, CPU), TokenPositions.run(0, 7, CPU), Causal())
-    assert torch.allclose(fused(q, k, v, context, 0.5), F.scaled_dot_product_attention(q, k, v, scale=0.5))
+    assert torch.allclose(
+        fused(q, k, v, context, ScaledDot(scale=0.5)), F.scaled_dot_product_attention(q, k, v, scale=0.5)
+    )
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,8 @@ def test_a_model_that_maps_to_nothing_says_which_field_stands_in_the_way():
     refused("nano-rnn", "mixer is 'recurrence', there only 'attention'")
     refused("nano-series", "family is 'series'")
     refused("gpt2", r"feedforward\.bias is False", **{"feedforward.bias": False})
+    refused("gpt2", r"mixer\.score_scale is 0\.3", **{"mixer.score_scale": 0.3})
+    refused("gpt2", r"mixer\.score is 'capped-dot'", **{"mixer.score": "capped-dot"})
 
 
 def test_nothing_is_left_half_written_and_nothing_overwritten(tmp_path, monkeypatch):

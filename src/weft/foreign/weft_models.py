@@ -98,10 +98,12 @@ class WeftSubject(Subject):
         return module(call.content, call.positions, mask, state).logits
 
     def backends(self) -> tuple[str, ...]:
-        """The three kernels, where every score allows them."""
+        """The three kernels; the fused one only where every score is a dot product."""
         attentions = [m for m in self.module.modules() if isinstance(m, SelfAttention)]
-        fusable = attentions and all(part.score.fusable != "never" for part in attentions)
-        return ("explicit", "fused", "blocked") if fusable else ()
+        if not attentions:
+            return ()
+        fusable = all(part.score.fusable != "never" for part in attentions)
+        return ("explicit", "fused", "blocked") if fusable else ("explicit", "blocked")
 
     def set_backend(self, name: str) -> None:
         set_backend(self.module, name)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 from weft.foundation.spec import Spec
@@ -18,7 +18,7 @@ from weft.parts.masks import Mask, Window
 from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm
 from weft.parts.outputs import LanguageHead, TiedHead
 from weft.parts.recurrence import Recurrence
-from weft.parts.scores import SCORES, build_score
+from weft.parts.scores import SCORES, build_score, setting_remedy
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 ActivationName = Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"]
@@ -128,7 +128,11 @@ FeedForwardSpec = Annotated[ClassicSpec | GatedSpec | ExpertsSpec | NoFeedForwar
 
 
 class AttentionSpec(Spec):
-    """Attention in `heads` heads, see `weft.parts.attention`; `score` is one of `weft.parts.scores`."""
+    """Attention in `heads` heads, see `weft.parts.attention`; `score` is one of `weft.parts.scores`.
+
+    `score_scale` stands in place of 1/sqrt(D_K), `score_cap` is the bound of a capped score; each score says which it
+    has.
+    """
 
     kind: Literal["attention"] = "attention"
     heads: PositiveInt = 4
@@ -136,6 +140,8 @@ class AttentionSpec(Spec):
     head_width: PositiveInt | None = None
     value_width: PositiveInt | None = None
     score: ScoreName = "scaled-dot"
+    score_scale: PositiveFloat | None = None
+    score_cap: PositiveFloat | None = None
     window: PositiveInt | None = None
     bias: bool = True
     output_bias: bool | None = None
@@ -152,7 +158,7 @@ class AttentionSpec(Spec):
     def _parts(self, width: int) -> tuple[Any, ...]:
         """What self- and cross-attention are built with alike, in the order of their arguments."""
         size = self.size(width)
-        score = build_score(self.score, size, size, self.heads)
+        score = build_score(self.score, size, size, self.heads, self.score_scale, self.score_cap)
         norms = [None if self.query_key_norm is None else self.query_key_norm.build(size) for _ in "qk"]
         return (self.key_heads, size, self.value_width, score, self.bias, self.output_bias, *norms, self.dropout)
 
@@ -170,6 +176,9 @@ class AttentionSpec(Spec):
             return f"width {width} does not divide into mixer.heads {self.heads}: change one, or give mixer.head_width"
         if self.key_heads is not None and self.heads % self.key_heads:
             return f"mixer.key_heads {self.key_heads} does not divide mixer.heads {self.heads}: choose one that does"
+        for name, value in (("scale", self.score_scale), ("cap", self.score_cap)):
+            if value is not None and name not in getattr(SCORES[self.score], "settings", ()):
+                return f"mixer.score_{name} is given, but the score {self.score} has none: {setting_remedy(name)}"
         return None
 
 

@@ -73,9 +73,8 @@ class _Attention(nn.Module):
         kernel, _ = choose_kernel(context, self.score, self.backend)
         if kernel == "explicit":
             return explicit(query, key, value, context, self.score, dropout)[0]
-        mapped, scale = self.score.as_dot_product(query)
         run = blocked if kernel == "blocked" else fused
-        return run(mapped, key, value, context, scale, dropout)
+        return run(query, key, value, context, self.score, dropout)
 
     def weights(self, query: Tensor, key: Tensor, context: AttentionContext) -> Tensor:
         """A [B, H, T, S] from the same queries and keys, for looking at."""

@@ -2,8 +2,8 @@
 
 - explicit: E = e(Q, K), A = softmax(E + M), Y = A V with A in memory: any score, the weights can be seen;
 - fused: torch's scaled_dot_product_attention, which never stores A (FlashAttention, Dao et al. 2022);
-- blocked: the fused kernel on blocks of queries and only the keys that they may see, forward and backward, so that a
-  window of w keys costs O(N w) and a bias never exists as a whole T x S tensor.
+- blocked: a block of queries at a time against only the keys that they may see, forward and backward (each block is
+  computed again), so that a window of w keys costs O(N w), and weights, masks and biases exist for a block only.
 """
 
 from __future__ import annotations
@@ -37,47 +37,58 @@ def attention_weights(
     bias = context.bias(query, extent)
     if bias is not None:
         scores = scores + bias
-    if context.form == "everything":
-        return score.weigh(scores)
-    return score.weigh(scores, context.visible if extent is None else context.visible_block(*extent))
+    return score.weigh(scores, _visible(context, extent))
 
 
 def explicit(
-    query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, score: Score, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: AttentionContext,
+    score: Score,
+    dropout: float = 0.0,
+    extent: Extent | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(Y, A): Y = A V with A = softmax(e(Q, K) + M), both kept; q [B, H, T, K], k [B, G, S, K], v [B, G, S, V]."""
-    weights = attention_weights(query, key, context, score)
+    weights = attention_weights(query, key, context, score, extent)
     kept = (F.dropout(weights, dropout) if dropout else weights).to(value.dtype)
     return kept @ repeat_heads(value, query.shape[1]), weights
 
 
 def fused(
-    query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, scale: float, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    context: AttentionContext,
+    score: Score,
+    dropout: float = 0.0,
+    extent: Extent | None = None,
 ) -> Tensor:
-    """Y alone, by scaled_dot_product_attention, with the mask in its cheapest form."""
-    grouped = key.shape[1] != query.shape[1]
-    bias = context.bias(query)
-    if bias is None and context.form != "dense":
-        causal = context.form == "causal" and query.shape[2] > 1
-        return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=grouped
-        )
-    mask = None if context.form == "everything" else context.visible
-    return _masked(query, key, value, mask, bias, scale, dropout)
-
-
-def _masked(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float, dropout: float
-) -> Tensor:
+    """Y alone, by scaled_dot_product_attention, with the mask in its cheapest form; e = s q'^T k for some q' and s."""
+    bias = context.bias(query, extent)
+    query, scale = score.as_dot_product(query)
+    flag = extent is None and bias is None and context.form == "causal"
+    mask = None if flag else _visible(context, extent)
     if bias is not None:
         bias = bias.to(query.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    if mask is not None:
-        mask = mask.expand(*query.shape[:3], key.shape[2])
-    grouped = key.shape[1] != query.shape[1]
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=flag and query.shape[2] > 1,
+        scale=scale,
+        enable_gqa=key.shape[1] != query.shape[1],
     )
+
+
+def _visible(context: AttentionContext, extent: Extent | None) -> Tensor | None:
+    """What is seen, broadcastable to [B, H, T, S]; None where that is everything."""
+    if context.form == "everything":
+        return None
+    return context.visible if extent is None else context.visible_block(*extent)
 
 
 def blocked(
@@ -85,15 +96,15 @@ def blocked(
     key: Tensor,
     value: Tensor,
     context: AttentionContext,
-    scale: float,
+    score: Score,
     dropout: float = 0.0,
     block: int = BLOCK,
 ) -> Tensor:
     """Y alone, a block of queries at a time against the keys that it may see: memory O(block x S), never T x S."""
-    position = context.position
-    parameters = () if position is None else tuple(p for p in position.parameters() if p.requires_grad)
+    parts = [part for part in (context.position, score) if part is not None]
+    parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
     return _Blocked.apply(  # type: ignore[no-untyped-call]
-        query, key, value, context, scale, dropout, context.extents(block), *parameters
+        query, key, value, context, score, dropout, context.extents(block), *parameters
     )
 
 
@@ -107,27 +118,27 @@ class _Blocked(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         context: AttentionContext,
-        scale: float,
+        score: Score,
         dropout: float,
         extents: list[Extent],
         *parameters: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, *parameters)
-        ctx.call = (context, scale, dropout, extents)
+        ctx.call = (context, score, dropout, extents)
         ctx.random = _random_state(query.device) if dropout else None
         out = query.new_zeros(*query.shape[:3], value.shape[3])
         for extent in extents:
             q0, q1, k0, k1 = extent
             if k1 > k0:
                 q, k, v = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
-                out[:, :, q0:q1] = _block(q, k, v, context, extent, scale, dropout)
+                out[:, :, q0:q1] = _block(q, k, v, context, score, dropout, extent)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *parameters = ctx.saved_tensors
-        context, scale, dropout, extents = ctx.call
+        context, score, dropout, extents = ctx.call
         grads = [torch.zeros_like(t) for t in (query, key, value, *parameters)]
         if ctx.random is not None:
             after = _random_state(query.device)
@@ -140,7 +151,7 @@ class _Blocked(torch.autograd.Function):
                 q, k, v = (
                     t.detach().requires_grad_() for t in (query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1])
                 )
-                y = _block(q, k, v, context, extent, scale, dropout)
+                y = _block(q, k, v, context, score, dropout, extent)
             found = torch.autograd.grad(y, (q, k, v, *parameters), gradient[:, :, q0:q1], allow_unused=True)
             spans = [(q0, q1), (k0, k1), (k0, k1)]
             for total, part, (first, last) in zip(grads, found, spans, strict=False):
@@ -155,10 +166,11 @@ class _Blocked(torch.autograd.Function):
 
 
 def _block(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, extent: Extent, scale: float, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, score: Score, dropout: float, extent: Extent
 ) -> Tensor:
-    mask = None if context.form == "everything" else context.visible_block(*extent)
-    return _masked(q, k, v, mask, context.bias(q, extent), scale, dropout)
+    if score.fusable == "never":
+        return explicit(q, k, v, context, score, dropout, extent)[0]
+    return fused(q, k, v, context, score, dropout, extent)
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -175,22 +187,20 @@ def _set_random_state(device: torch.device, state: Tensor) -> None:
 def choose_kernel(context: AttentionContext, score: Score, backend: Backend = "auto") -> tuple[Backend, str]:
     """Which of the three runs, and why, in words."""
     T, S = context.queries.length, context.keys.length
-    if backend == "explicit":
-        return "explicit", "asked for"
-    if score.fusable == "never":
-        if backend != "auto":
-            raise WeftError(
-                f"this score is not a dot product with a softmax, so the {backend} kernel cannot run it: "
-                "use auto or explicit"
-            )
-        return "explicit", "the score is not a dot product of a mapped query and a key, followed by a softmax"
-    if score.fusable == "mapped" and context.has_bias:
-        return "explicit", "a bias reads the query itself, the kernel would see the mapped one"
+    large = T > BLOCK and T * S > DENSE_LIMIT
+    if backend == "fused" and score.fusable == "never":
+        raise WeftError(
+            "this score is not a dot product with a softmax, so the fused kernel cannot run it: "
+            "use auto, explicit or blocked"
+        )
     if backend != "auto":
         return backend, "asked for"
+    if score.fusable == "never":
+        reason = "the score is not a dot product of a mapped query and a key, followed by a softmax"
+        return ("blocked", f"{reason}, and {T} x {S} pairs are many") if large else ("explicit", reason)
     if context.form != "dense" and not context.has_bias:
         return "fused", f"the mask is {'a flag' if context.form == 'causal' else 'not needed'}"
-    if T > BLOCK and T * S > DENSE_LIMIT and _needs_pairs(context):
+    if large and _needs_pairs(context):
         return "blocked", f"{T} x {S} pairs are too many for a dense mask or bias"
     return "fused", f"a dense mask or bias of {T} x {S} pairs is small"
 

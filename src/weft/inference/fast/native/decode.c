@@ -2,7 +2,7 @@
  *
  *   pre-norm   z' = MSA(LN(z)) + z,   z = MLP(LN(z')) + z'
  *   post-norm  z' = LN(MSA(z) + z),   z = LN(MLP(z') + z')
- *   attention  a = softmax(q K^T s) over the slots that the row sees,  y = a V
+ *   attention  a = softmax(q K^T s) over the slots that the row sees,  y = a V;  capped: c tanh(q K^T s / c)
  *
  * Decoding reads every weight once per step, so the work is to read memory at full rate. Products take four rows of W at
  * a time and go over all rows of x while those are in the cache. The order of additions in a product of one row of x
@@ -58,7 +58,7 @@ typedef struct {
     int64_t layers, width, heads, key_heads, head_width, value_width, hidden;
     int64_t cross_heads, cross_key_heads, cross_width, cross_value_width;
     int64_t activation, gated, post, rotary; /* rotary: how many coordinates turn */
-    double scale, cross_scale;
+    double scale, cross_scale, cap, cross_cap; /* cap 0: none */
     Norm last;
 } StackShape;
 
@@ -269,13 +269,15 @@ static void turn(float *x, const float *cosine, const float *sine, int64_t R) {
 
 typedef struct { int64_t from, to, capacity; const uint8_t *real; } Seen;
 
-/* y = softmax(s q K^T) V over slots (j mod capacity), j in [from, to), where real; zeros if it sees none. */
+/* y = softmax(e) V, e = s q K^T or c tanh(s q K^T / c), over slots (j mod capacity), j in [from, to), where real; zeros
+ * if it sees none. */
 static void attend(const float *q, const float *keys, int64_t key_slot, const float *values, int64_t value_slot,
-                   Seen seen, float scale, int64_t K, int64_t V, float *weights, float *y) {
+                   Seen seen, float scale, float cap, int64_t K, int64_t V, float *weights, float *y) {
     int64_t n = seen.to - seen.from, last = seen.from % seen.capacity;
     float most = -INFINITY;
     for (int64_t j = 0, slot = last; j < n; j++, slot = slot + 1 == seen.capacity ? 0 : slot + 1) {
         float e = seen.real && !seen.real[slot] ? -INFINITY : dot_f32_one(keys + slot * key_slot, K, q) * scale;
+        if (cap > 0 && e != -INFINITY) e = cap * tanhf(e / cap);
         weights[j] = e;
         most = e > most ? e : most;
     }
@@ -317,7 +319,8 @@ static void self_attend(const StackShape *s, const Layer *l, const StepCall *c, 
         float *query = heads + h * K;
         if (l->query_norm.kind != NO_NORM) normalize(&l->query_norm, query, query, K);
         if (s->rotary) turn(query, cosine, sine, s->rotary);
-        attend(query, keys, l->keys.slot, values, l->values.slot, seen, (float)s->scale, K, V, weights, mixed + h * V);
+        attend(query, keys, l->keys.slot, values, l->values.slot, seen, (float)s->scale, (float)s->cap, K, V, weights,
+               mixed + h * V);
     }
 }
 
@@ -329,8 +332,8 @@ static void cross_attend(const StackShape *s, const Layer *l, const StepCall *c,
     const float *keys = l->memory_keys.data + b * l->memory_keys.row + g * l->memory_keys.head;
     const float *values = l->memory_values.data + b * l->memory_values.row + g * l->memory_values.head;
     Seen seen = {0, c->source, c->source, c->source_real ? c->source_real + b * c->source : 0};
-    attend(query, keys, l->memory_keys.slot, values, l->memory_values.slot, seen, (float)s->cross_scale, K, V,
-           weights, mixed + h * V);
+    attend(query, keys, l->memory_keys.slot, values, l->memory_values.slot, seen, (float)s->cross_scale,
+           (float)s->cross_cap, K, V, weights, mixed + h * V);
 }
 
 /* ---- the step ---- */

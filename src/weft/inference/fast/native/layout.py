@@ -66,6 +66,8 @@ class StackShape(Structure):
         *((name, c_int64) for name in (*_SIZES, *_CROSS, *_WAYS)),
         ("scale", c_double),
         ("cross_scale", c_double),
+        ("cap", c_double),
+        ("cross_cap", c_double),
         ("last", NormTerms),
     ]
 

@@ -1,8 +1,8 @@
 """A stack that decodes by the native step: the same weights, masks and state, one call for all layers.
 
 It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or
-int8, with layer or RMS norms and rotary or no positions inside attention. For anything else and for many tokens at
-once the single-token stack runs.
+int8, with layer or RMS norms, rotary or no positions inside attention, and dot products, scaled or capped, as scores.
+For anything else and for many tokens at once the single-token stack runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.parts.masks import Causal, Mask, Prefix, Window
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.quantized import Int8Linear
 from weft.parts.relative import Rotary
-from weft.parts.scores import ScaledDot
+from weft.parts.scores import CappedDot, Dot, ScaledDot
 from weft.parts.stack import Stack
 from weft.parts.state import RING_SLACK, KeyValueState, State
 from weft.parts.token_positions import TokenPositions
@@ -235,7 +235,10 @@ class NativeStack(SingleTokenStack):
         shape.post = int(type(blocks[0]) is PostNorm)
         shape.rotary = self.position.width if isinstance(self.position, Rotary) else 0
         shape.last = self._norm(self.norm)
-        shape.scale, shape.cross_scale = (size**-0.5 if size else 0.0 for size in (shape.head_width, shape.cross_width))
+        scores = {(_scale_and_cap(block.mixer), _scale_and_cap(block.cross)) for block in blocks}
+        if len(scores) > 1:
+            raise Unsupported
+        (shape.scale, shape.cap), (shape.cross_scale, shape.cross_cap) = scores.pop()
         return shape
 
     def _layer(self, block: Any, mask: Mask) -> Layer:
@@ -290,8 +293,6 @@ def _sizes(block: Block) -> tuple[int, ...]:
             raise Unsupported
     if not isinstance(mixer, SelfAttention) or not isinstance(feedforward, (FeedForward, GatedFeedForward)):
         raise Unsupported
-    if type(mixer.score) is not ScaledDot or (cross is not None and type(cross.score) is not ScaledDot):
-        raise Unsupported
     if feedforward.activation_name not in ACTIVATIONS:
         raise Unsupported
     own = (mixer.width, mixer.heads, mixer.key_heads, mixer.head_width, mixer.value_width)
@@ -304,6 +305,18 @@ def _sizes(block: Block) -> tuple[int, ...]:
         ACTIVATIONS[feedforward.activation_name],
         int(isinstance(feedforward, GatedFeedForward)),
     )
+
+
+def _scale_and_cap(attention: SelfAttention | CrossAttention | None) -> tuple[float, float]:
+    """(s, c) of e = s q.k, c = 0, or of e = c tanh(s q.k / c)."""
+    if attention is None:
+        return 0.0, 0.0
+    score = attention.score
+    if type(score) is CappedDot:
+        return score.scale_of(attention.head_width), score.cap
+    if type(score) not in (Dot, ScaledDot):
+        raise Unsupported
+    return score.as_dot_product(torch.empty(attention.head_width))[1], 0.0
 
 
 def _float32(x: Tensor | None) -> Tensor | None:
