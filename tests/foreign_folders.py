@@ -86,6 +86,25 @@ def llama3(folder: Path) -> nn.Module:
     return decoder(folder, "Llama", rope_parameters={**rope, "original_max_position_embeddings": 131})
 
 
+def yarn(folder: Path, **more: Any) -> nn.Module:
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 3.0, "beta_fast": 5.0, "beta_slow": 0.5}
+    return decoder(folder, "Llama", rope_parameters={**rope, "original_max_position_embeddings": 31, **more})
+
+
+def neox(folder: Path, **more: Any) -> nn.Module:
+    letters(folder)
+    sizes = {key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads", "head_dim", "rms_norm_eps")}
+    config = transformers.GPTNeoXConfig(**(sizes | {"rotary_pct": 0.6, "layer_norm_eps": 1e-3} | more))
+    return save(transformers.GPTNeoXForCausalLM(config), folder)
+
+
+def opt(folder: Path, **more: Any) -> nn.Module:
+    letters(folder, before="<start>")
+    config = {"vocab_size": C, "hidden_size": D, "num_hidden_layers": L, "num_attention_heads": H, "ffn_dim": F}
+    ends = {"max_position_embeddings": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return save(transformers.OPTForCausalLM(transformers.OPTConfig(**(config | ends | more))), folder)
+
+
 BERT = {
     "vocab_size": len(WORDS),
     "hidden_size": D,
@@ -172,6 +191,18 @@ FOLDERS = {
         f, "Qwen3", use_sliding_window=True, sliding_window=5, layer_types=["full_attention", "sliding_attention"]
     ),
     "mixtral": lambda f: decoder(f, "Mixtral", num_local_experts=5, num_experts_per_tok=3),
+    "llama, yarn": yarn,
+    "llama, yarn with its own amplitude": lambda f: yarn(f, attention_factor=1.3, truncate=False),
+    "neox": neox,
+    "neox, one branch after the other, tied": lambda f: neox(
+        f, use_parallel_residual=False, tie_word_embeddings=True, attention_bias=False
+    ),
+    "opt": opt,
+    "opt, post-norm, no biases": lambda f: opt(f, do_layer_norm_before=False, enable_bias=False),
+    "phi3": lambda f: decoder(f, "Phi3", pad_token_id=0),
+    "phi3, window, partly turning": lambda f: decoder(
+        f, "Phi3", pad_token_id=0, sliding_window=5, tie_word_embeddings=True, partial_rotary_factor=0.6
+    ),
     "bert": bert,
     "bert, classes": lambda f: bert(f, "ForSequenceClassification", id2label=LABELS, num_labels=3),
     "bert, tags": lambda f: bert(f, "ForTokenClassification", id2label=LABELS, num_labels=3),

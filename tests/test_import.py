@@ -26,7 +26,10 @@ from weft.cli.main import app
 
 SHARED = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 # Llama's kin and T5 compute norms and angles in float32 whatever they are given, Marian its sinusoids.
-IN_FLOAT32 = ("llama", "mistral", "qwen", "mixtral", "t5", "marian")
+IN_FLOAT32 = ("llama", "mistral", "qwen", "mixtral", "t5", "marian", "neox", "phi3")
+# Their specs are those of another family too: RoBERTa's of BERT, OPT's of GPT-2, Phi-3's of Llama.
+DECODERS = ("gpt2", "llama", "mistral", "mixtral", "neox", "opt", "phi3")
+SHARED_SPECS = ("roberta", "opt", "phi3")
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +109,10 @@ def test_tables_read_both_ways(made, name):
     assert written and {found.family.canonical(key) for key in written} <= set(known)
     for key, tensor in written.items():
         expected = stored[known[found.family.canonical(key)]]
-        skipped = 2 if "position" in key and name.startswith(("roberta", "bart")) else 0
+        skipped = 2 if "position" in key and name.startswith(("roberta", "bart", "opt")) else 0
         assert torch.equal(tensor[skipped:], expected[skipped:]), key
-    # The spec alone tells the family, but for RoBERTa, which is a BERT with other names.
     family, config = find_family(found.spec)
-    assert family is found.family or name.startswith("roberta")
+    assert family is found.family or name.startswith(SHARED_SPECS)
     again = found.family.write(found.spec)
     assert again["model_type"] == json.loads((folder / "config.json").read_text())["model_type"]
     if family is found.family:
@@ -220,7 +222,7 @@ def test_older_configs_say_the_same(tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "mixtral"])
+@pytest.mark.parametrize("name", [name for name in FOLDERS if name.startswith(DECODERS)])
 def test_greedy_texts_are_those_of_the_other_library(made, name):
     theirs, folder, run = made(name)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
@@ -229,7 +231,8 @@ def test_greedy_texts_are_those_of_the_other_library(made, name):
     written = written[: written.index(2)] if 2 in written else written
     answer = run.answer(["she sells"], max_tokens=13, temperature=0.0)[0]
     assert answer.more["tokens"] == run.tokenizer.pieces(written)
-    assert run.task.prompt_format.stops == (2,) and run.task.prompt_format.before == ((1,) if name != "gpt2" else ())
+    bare = name.startswith(("gpt2", "neox"))
+    assert run.task.prompt_format.stops == (2,) and run.task.prompt_format.before == (() if bare else (1,))
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from weft.models.part_specs import (
     Share,
 )
 from weft.models.position_specs import AnyPositionSpec, RotarySpec
-from weft.parts.block import Block, PostNorm, PreNorm
+from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.masks import Causal, Everything, Mask, Real
 from weft.parts.norms import Norm
 from weft.parts.position_counter import PositionCounter
@@ -38,6 +38,15 @@ def _as_tuple(value: Any) -> Any:
 
 
 MixerPattern = Annotated[tuple[MixerSpec, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+
+ArrangementName = Literal["pre-norm", "post-norm", "sandwich-norm", "parallel"]
+ARRANGEMENTS: dict[ArrangementName, type[Block]] = {
+    "pre-norm": PreNorm,
+    "post-norm": PostNorm,
+    "sandwich-norm": SandwichNorm,
+    "parallel": Parallel,
+}
 
 
 class ModelSpec(VersionedSpec):
@@ -65,7 +74,7 @@ class StackSpec(ModelSpec):
     feedforward: FeedForwardSpec = ClassicSpec()
     positions: AnyPositionSpec = RotarySpec()
     norm: NormSpec = LayerNormSpec()
-    arrangement: Literal["pre-norm", "post-norm"] = "pre-norm"
+    arrangement: ArrangementName = "pre-norm"
     last_norm: bool | None = None
     dropout: Share = 0.0
     stochastic_depth: Share = 0.0
@@ -122,7 +131,7 @@ class StackSpec(ModelSpec):
     ) -> Stack:
         """The blocks, each seeing `seen` within its own window, the position inside attention and the last norm."""
         causal = self.CAUSAL if causal is None else causal
-        kind: type[Block] = PreNorm if self.arrangement == "pre-norm" else PostNorm
+        kind = ARRANGEMENTS[self.arrangement]
         count = self.layers if layers is None else layers
         blocks, masks = [], []
         for layer in range(count):
@@ -148,7 +157,7 @@ class StackSpec(ModelSpec):
         return self.positions.build_attention(attention.heads, attention.size(self.width), causal)
 
     def _build_last_norm(self) -> Norm | None:
-        wanted = self.arrangement == "pre-norm" if self.last_norm is None else self.last_norm
+        wanted = self.arrangement != "post-norm" if self.last_norm is None else self.last_norm
         return self.norm.build(self.width) if wanted else None
 
     def declare(self, family: str, layers: int | None = None, **more: Any) -> Declaration:

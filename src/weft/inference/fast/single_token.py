@@ -18,7 +18,7 @@ from weft.inference.fast.packed_weights import LinearFunction, linear_function
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.auxiliary import Auxiliary
-from weft.parts.block import Block, CrossAttentionSource, PostNorm, PreNorm
+from weft.parts.block import Block, CrossAttentionSource, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Mask
 from weft.parts.norms import LayerNorm, Norm, RMSNorm, unit_rows, unit_terms
@@ -64,10 +64,11 @@ class SingleTokenStack(Stack):
 
 def single_token_block(block: nn.Module) -> Branch:
     """The same block for one token per row, or the block itself where it has no such form."""
-    if type(block) not in (PreNorm, PostNorm) or not isinstance(block, Block) or block.training:
+    kind = SINGLE_TOKEN_BLOCKS.get(type(block))
+    if kind is None or not isinstance(block, Block) or block.training:
         return block
     attends = block.mixer is None or (type(block.mixer) is SelfAttention and _shares_width(block.mixer))
-    return SingleTokenBlock(block) if attends else block
+    return kind(block) if attends else block
 
 
 def _shares_width(attention: SelfAttention) -> bool:
@@ -80,11 +81,10 @@ def _shares_width(attention: SelfAttention) -> bool:
 
 
 class SingleTokenBlock:
-    """A block taken apart: its branches and their norms, in the order that it applies them."""
+    """A pre-norm block taken apart: its branches and their norms, in the order that it applies them."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
-        self.after = type(block) is PostNorm
         self.mixer = None if block.mixer is None else SingleTokenAttention(block.mixer)  # type: ignore[arg-type]
         self.cross = None if block.cross is None else SingleTokenCrossAttention(block.cross)
         self.feedforward = _feedforward_function(block.feedforward)
@@ -102,16 +102,53 @@ class SingleTokenBlock:
         """[B, 1, D] -> [B, 1, D]; longer inputs go through the block itself."""
         if x.shape[1] != 1:
             return self.block(x, context, state, source, auxiliary)
+        z = x
         if self.mixer is not None:
-            x = self._branch(x, self.mixer_norm, self.mixer, context, state)
+            x = self._branch(x, z, self.mixer_norm, self.mixer, context, state)
         if self.cross is not None and source is not None:
-            x = self._branch(x, self.cross_norm, self.cross, source)
+            x = self._branch(x, z, self.cross_norm, self.cross, source)
         if self.feedforward is not None:
-            x = self._branch(x, self.feedforward_norm, self.feedforward, auxiliary)
+            x = self._branch(x, z, self.feedforward_norm, self.feedforward, auxiliary)
         return x
 
-    def _branch(self, x: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
-        return norm(branch(x, *extra) + x) if self.after else x + branch(norm(x), *extra)
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        """`x` with a branch; `z` is what entered the block."""
+        return x + branch(norm(x), *extra)
+
+
+class SingleTokenPostNorm(SingleTokenBlock):
+    """A post-norm block."""
+
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        return norm(branch(x, *extra) + x)
+
+
+class SingleTokenParallel(SingleTokenBlock):
+    """A parallel block: every branch reads what entered the block."""
+
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        return x + branch(norm(z), *extra)
+
+
+class SingleTokenSandwichNorm(SingleTokenBlock):
+    """A sandwich-norm block: each branch is followed by its own norm."""
+
+    def __init__(self, block: SandwichNorm) -> None:
+        super().__init__(block)
+        pairs = ((self.mixer, block.mixer_output_norm), (self.cross, block.cross_output_norm))
+        pairs += ((self.feedforward, block.feedforward_output_norm),)
+        self.output_norms = {part: _norm_function(norm) for part, norm in pairs if part is not None}
+
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        return x + self.output_norms[branch](branch(norm(x), *extra))
+
+
+SINGLE_TOKEN_BLOCKS: dict[type, Callable[[Any], SingleTokenBlock]] = {
+    PreNorm: SingleTokenBlock,
+    PostNorm: SingleTokenPostNorm,
+    SandwichNorm: SingleTokenSandwichNorm,
+    Parallel: SingleTokenParallel,
+}
 
 
 class SingleTokenAttention:
