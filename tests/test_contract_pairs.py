@@ -32,16 +32,18 @@ FACTORS: dict[str, list[Any]] = {
         "bucketed",
         "rotary",
         "partial",
+        "yarn",
         "alibi",
     ],
     "norm": ["layer", "layer without bias", "rms", "none"],
-    "arrangement": ["pre-norm", "post-norm"],
+    "arrangement": ["pre-norm", "post-norm", "sandwich-norm", "parallel"],
     "head": ["tied", "linear"],
 }
 POSITIONS: dict[str, dict[str, Any]] = {
     "concatenated": {"kind": "learned", "join": "concatenate", "width": 7},
     "relative": {"kind": "relative", "reach": 3},
     "bucketed": {"kind": "bucketed", "buckets": 8, "farthest": 13},
+    "yarn": {"kind": "rotary", "scaling": {"kind": "yarn", "factor": 3.0, "original": 11, "fast": 2.0}},
     "partial": {"kind": "rotary", "fraction": 0.5, "scaling": {"kind": "ntk", "factor": 2.0}},
 }
 FEEDFORWARDS: dict[str, dict[str, Any]] = {
@@ -104,7 +106,7 @@ def test_the_combinations_cover_all_legal_pairs():
     for mixer in FACTORS["mixer"]:
         for positions in FACTORS["positions"]:
             pair = ("mixer", mixer, "positions", positions)
-            acts_inside = positions in ("relative", "bucketed", "rotary", "partial", "alibi")
+            acts_inside = positions in ("relative", "bucketed", "rotary", "partial", "yarn", "alibi")
             assert (pair in covered) == (mixer in ("attention", "hybrid") or not acts_inside)
     assert 50 < len(COMBINATIONS) < 150
 

@@ -29,7 +29,9 @@ TEXTS = ["the cat sat on the mat; it's 1984.", "a dog ran after the cat, twice  
 FAMILIES = (
     "gpt2", "llama, tied, with biases", "llama 3", "mistral", "qwen2", "qwen3, mixed windows", "mixtral", "bert",
     "bert, classes", "bert, tags", "roberta, classes", "roberta, tags", "vit", "vit, bare", "deit, teacher", "t5",
-    "t5, gated", "bart", "marian",
+    "t5, gated", "bart", "marian", "bert, masked", "roberta, masked", "bert, score", "opt, post-norm, no biases",
+    "llama, yarn with its own amplitude", "neox", "neox, one branch after the other, tied",
+    "phi3, window, partly turning",
 )  # fmt: skip
 
 

@@ -48,7 +48,9 @@ def read(config: Config, known: KnownTensors) -> DecoderSpec:
     config.expect("mlp_bias", False, *([True] if kind == "llama" else []))
     positions = read_rotary(config)
     if positions.fraction != 1.0:
-        raise DataError(f"{config.name} sets partial_rotary_factor to {positions.fraction:g}: models of {kind} have only 1")
+        raise DataError(
+            f"{config.name} sets partial_rotary_factor to {positions.fraction:g}: models of {kind} have only 1"
+        )
     return DecoderSpec(
         vocabulary=config.whole("vocab_size"),
         length=config.whole("max_position_embeddings", LENGTHS[kind]),

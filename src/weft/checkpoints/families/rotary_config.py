@@ -23,7 +23,9 @@ def read_rotary(config: Config, kinds: tuple[str, ...] = KINDS, fraction: float 
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in kinds:
         known = ", ".join(kinds)
-        raise DataError(f"{config.name} scales rotary positions by {kind!r:.40}, but Weft reads only {known} of this kind")
+        raise DataError(
+            f"{config.name} scales rotary positions by {kind!r:.40}, but Weft reads only {known} of this kind"
+        )
     base, share = rope.number("rope_theta", 10_000.0), rope.number("partial_rotary_factor", fraction)
     return RotarySpec(base=base, fraction=share, scaling=_scaling(rope, kind, config))
 

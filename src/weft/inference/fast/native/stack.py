@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from weft.inference.fast.native.layout import (
     ACTIVATIONS,
+    BRANCH_NORMS,
     LAYER,
     NO_NORM,
+    OUTPUT_NORMS,
     RMS,
     Layer,
     Matrix,
@@ -31,7 +33,7 @@ from weft.inference.fast.native.library import library
 from weft.inference.fast.single_token import SingleTokenStack
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.auxiliary import Auxiliary
-from weft.parts.block import Block, PostNorm, PreNorm
+from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Causal, Mask, Prefix, Window
 from weft.parts.norms import LayerNorm, RMSNorm
@@ -43,6 +45,7 @@ from weft.parts.state import RING_SLACK, KeyValueState, State
 from weft.parts.token_positions import TokenPositions
 
 FEW = 32  # rows of a product up to which reading weights is most of the work
+ARRANGEMENTS = (PreNorm, PostNorm, SandwichNorm, Parallel)  # in the order of decode.c
 KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
 ALONE = 1 << 20  # weights below which one thread is faster than two that wait for each other
 
@@ -70,7 +73,7 @@ class NativeStack(SingleTokenStack):
         self._step = found.weft_step
         self._held: list[Tensor] = []
         blocks = list(stack.blocks)
-        if not blocks or len({type(block) for block in blocks}) > 1:
+        if not blocks or len({type(block) for block in blocks}) > 1 or type(blocks[0]) not in ARRANGEMENTS:
             raise Unsupported
         kinds = [{type(term) for term in mask.terms()} for mask in self.masks]
         if any(kind not in KNOWN for kind in kinds):
@@ -219,7 +222,7 @@ class NativeStack(SingleTokenStack):
             s.cross_heads * max(s.cross_width, s.cross_value_width), s.hidden * (1 + s.gated),
         )  # fmt: skip
         longest = 1 << (longest + 16).bit_length()
-        size = 4 * rows * row + threads * (2 * rows * s.width + longest + 16)
+        size = 4 * rows * row + threads * (3 * rows * s.width + longest + 16)
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size)
         self._call.scratch, self._call.scratch_row, self._call.longest = self._scratch.data_ptr(), row, longest
@@ -232,7 +235,7 @@ class NativeStack(SingleTokenStack):
         if len(shapes) > 1:
             raise Unsupported
         shape = StackShape(len(blocks), *shapes.pop())
-        shape.post = int(type(blocks[0]) is PostNorm)
+        shape.arrangement = ARRANGEMENTS.index(type(blocks[0]))
         shape.rotary = self.position.width if isinstance(self.position, Rotary) else 0
         shape.last = self._norm(self.norm)
         scores = {(_scale_and_cap(block.mixer), _scale_and_cap(block.cross)) for block in blocks}
@@ -242,10 +245,8 @@ class NativeStack(SingleTokenStack):
         return shape
 
     def _layer(self, block: Any, mask: Mask) -> Layer:
-        if type(block) not in (PreNorm, PostNorm):
-            raise Unsupported
         layer = Layer()
-        for name in ("mixer_norm", "cross_norm", "feedforward_norm"):
+        for name in (*BRANCH_NORMS, *(OUTPUT_NORMS if isinstance(block, SandwichNorm) else ())):
             setattr(layer, name, self._norm(getattr(block, name)))
         mixer, cross, feedforward = block.mixer, block.cross, block.feedforward
         if mixer is not None:
