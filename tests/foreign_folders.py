@@ -77,7 +77,8 @@ SIZES = {
 
 def decoder(folder: Path, name: str, **more: Any) -> nn.Module:
     letters(folder, before="<start>")
-    config = getattr(transformers, f"{name}Config")(**(SIZES | more))
+    kind = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    config = getattr(transformers, kind)(**(SIZES | more))
     return save(getattr(transformers, f"{name}ForCausalLM")(config), folder)
 
 
@@ -103,6 +104,20 @@ def opt(folder: Path, **more: Any) -> nn.Module:
     config = {"vocab_size": C, "hidden_size": D, "num_hidden_layers": L, "num_attention_heads": H, "ffn_dim": F}
     ends = {"max_position_embeddings": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     return save(transformers.OPTForCausalLM(transformers.OPTConfig(**(config | ends | more))), folder)
+
+
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 777.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 55.0},
+}
+
+
+def gemma(folder: Path, name: str, **more: Any) -> nn.Module:
+    """Three layers: two with a window, one without; scores and logits large enough to meet their caps."""
+    caps = {"final_logit_softcapping": 1.5, "attn_logit_softcapping": 0.7} if name == "Gemma2" else {}
+    pattern = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes = {"num_hidden_layers": 3, "layer_types": pattern, "sliding_window": 5, "query_pre_attn_scalar": 7}
+    return decoder(folder, name, **(sizes | caps | {"pad_token_id": 0} | more))
 
 
 BERT = {
@@ -202,6 +217,14 @@ FOLDERS = {
     "phi3": lambda f: decoder(f, "Phi3", pad_token_id=0),
     "phi3, window, partly turning": lambda f: decoder(
         f, "Phi3", pad_token_id=0, sliding_window=5, tie_word_embeddings=True, partial_rotary_factor=0.6
+    ),
+    "gemma2": lambda f: gemma(f, "Gemma2"),
+    "gemma2, untied, with biases": lambda f: gemma(
+        f, "Gemma2", tie_word_embeddings=False, attention_bias=True, attn_logit_softcapping=None
+    ),
+    "gemma3": lambda f: gemma(f, "Gemma3"),
+    "gemma3, capped and scaled": lambda f: gemma(
+        f, "Gemma3", final_logit_softcapping=1.5, query_pre_attn_scalar=10, rope_parameters=GEMMA_ROPE
     ),
     "bert": bert,
     "bert, classes": lambda f: bert(f, "ForSequenceClassification", id2label=LABELS, num_labels=3),

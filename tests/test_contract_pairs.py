@@ -33,16 +33,18 @@ FACTORS: dict[str, list[Any]] = {
         "rotary",
         "partial",
         "yarn",
+        "two bases",
         "alibi",
     ],
-    "norm": ["layer", "layer without bias", "rms", "none"],
+    "norm": ["layer", "layer without bias", "rms", "zero-centered", "none"],
     "arrangement": ["pre-norm", "post-norm", "sandwich-norm", "parallel"],
-    "head": ["tied", "linear"],
+    "head": ["tied", "linear", "capped"],
 }
 POSITIONS: dict[str, dict[str, Any]] = {
     "concatenated": {"kind": "learned", "join": "concatenate", "width": 7},
     "relative": {"kind": "relative", "reach": 3},
     "bucketed": {"kind": "bucketed", "buckets": 8, "farthest": 13},
+    "two bases": {"kind": "rotary"},
     "yarn": {"kind": "rotary", "scaling": {"kind": "yarn", "factor": 3.0, "original": 11, "fast": 2.0}},
     "partial": {"kind": "rotary", "fraction": 0.5, "scaling": {"kind": "ntk", "factor": 2.0}},
 }
@@ -57,6 +59,7 @@ NORMS: dict[str, dict[str, Any]] = {
     "layer": {"kind": "layer"},
     "layer without bias": {"kind": "layer", "bias": False},
     "rms": {"kind": "rms"},
+    "zero-centered": {"kind": "zero-centered-rms"},
     "none": {"kind": "none"},
 }
 
@@ -65,6 +68,7 @@ def spec_of(c: dict[str, Any]) -> DecoderSpec:
     attention = {
         "kind": "attention", "heads": 4, "score": c["score"], "key_heads": c["key_heads"], "window": c["window"],
         "query_key_norm": c["norms"] and NORMS[c["norms"]], "head_width": c["sizes"][0], "value_width": c["sizes"][1],
+        "rotary": {"kind": "rotary", "base": 50.0, "fraction": 0.5} if c["positions"] == "two bases" else None,
     }  # fmt: skip
     others: dict[str, dict[str, Any]] = {
         "linear-attention": {
@@ -85,7 +89,7 @@ def spec_of(c: dict[str, Any]) -> DecoderSpec:
         vocabulary=47, length=29, width=32, layers=2, mixer=mixer,
         feedforward=FEEDFORWARDS[c["feedforward"]],
         positions=POSITIONS.get(c["positions"], {"kind": c["positions"]}),
-        norm=NORMS[c["norm"]], arrangement=c["arrangement"], head={"kind": c["head"]},
+        norm=NORMS[c["norm"]], arrangement=c["arrangement"], head={"kind": "linear", "cap": 3.0} if c["head"] == "capped" else {"kind": c["head"]},
         initialization={"scheme": "fan-in", "embedding": 1.0},
     )  # fmt: skip
 
@@ -106,7 +110,7 @@ def test_the_combinations_cover_all_legal_pairs():
     for mixer in FACTORS["mixer"]:
         for positions in FACTORS["positions"]:
             pair = ("mixer", mixer, "positions", positions)
-            acts_inside = positions in ("relative", "bucketed", "rotary", "partial", "yarn", "alibi")
+            acts_inside = positions in ("relative", "bucketed", "rotary", "partial", "yarn", "two bases", "alibi")
             assert (pair in covered) == (mixer in ("attention", "hybrid") or not acts_inside)
     assert 50 < len(COMBINATIONS) < 150
 

@@ -31,7 +31,7 @@ FAMILIES = (
     "bert, classes", "bert, tags", "roberta, classes", "roberta, tags", "vit", "vit, bare", "deit, teacher", "t5",
     "t5, gated", "bart", "marian", "bert, masked", "roberta, masked", "bert, score", "opt, post-norm, no biases",
     "llama, yarn with its own amplitude", "neox", "neox, one branch after the other, tied",
-    "phi3, window, partly turning",
+    "phi3, window, partly turning", "gemma2", "gemma2, untied, with biases", "gemma3", "gemma3, capped and scaled",
 )  # fmt: skip
 
 

@@ -26,9 +26,9 @@ from weft.cli.main import app
 
 SHARED = Path(os.environ.get("WEFT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 # Llama's kin and T5 compute norms and angles in float32 whatever they are given, Marian its sinusoids.
-IN_FLOAT32 = ("llama", "mistral", "qwen", "mixtral", "t5", "marian", "neox", "phi3")
+IN_FLOAT32 = ("llama", "mistral", "qwen", "mixtral", "t5", "marian", "neox", "phi3", "gemma")
 # Their specs are those of another family too: RoBERTa's of BERT, OPT's of GPT-2, Phi-3's of Llama.
-DECODERS = ("gpt2", "llama", "mistral", "mixtral", "neox", "opt", "phi3")
+DECODERS = ("gpt2", "llama", "mistral", "mixtral", "neox", "opt", "phi3", "gemma")
 SHARED_SPECS = ("roberta", "opt", "phi3")
 
 

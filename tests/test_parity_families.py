@@ -12,14 +12,20 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import weft
-from foreign_folders import FOLDERS, decoder, neox, opt, yarn
+from foreign_folders import FOLDERS, decoder, gemma, neox, opt, yarn
+from weft.checkpoints.families import FAMILIES
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.families.rotary_config import read_rotary, write_rotary
 from weft.foundation.errors import WeftError
-from weft.inference.fast.native import NativeStack
+from weft.inference.fast.native import NativeStack, library
 from weft.inference.fast.optimized import optimized
+from weft.inference.fast.single_token import SingleTokenStack
 from weft.models.decoder import DecoderSpec
+from weft.models.position_specs import RotarySpec
+from weft.parts.norms import RMSNorm, ZeroCenteredRMSNorm
+from weft.parts.outputs import LanguageHead
 from weft.parts.relative import YaRN, rotary_frequencies
+from weft.tasks.support import losses
 
 NEW = [name for name in FOLDERS if name.startswith(("llama, yarn", "neox", "opt", "phi3", "gemma"))]
 LONG = 83  # tokens; more than any window, and more than the first slots of a cache
@@ -77,17 +83,25 @@ def test_logits_in_float64(made, name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", NEW)
 def test_steps_with_a_cache_give_the_logits_of_the_whole(made, name):
-    """By the model's own parts, and by the fast paths: native or single-token."""
+    """In float64 by the model's own parts and by single-token blocks, in float32 by the native step."""
     theirs, run = made(name)
     tokens = draw(3, LONG)
-    expected = theirs(tokens).logits
-    with torch.inference_mode():
-        for model in (run.module, optimized(run.module)):
-            state = model.make_state(3)
+    exact = weft.build(run.module.spec, dtype=torch.float64).eval()
+    exact.load_state_dict(run.module.state_dict())
+    native = optimized(run.module)
+    assert isinstance(native.stack, NativeStack) or library() is None
+    assert type(optimized(exact).stack) is SingleTokenStack
+    whole, expected = exact(tokens).logits, theirs(tokens).logits
+    for model, logits, within in (
+        (exact, whole, 1e-10),
+        (optimized(exact), whole, 1e-10),
+        (native, expected, 1e-4 * float(expected.abs().max())),
+    ):
+        state = model.make_state(3)
+        with torch.inference_mode():
             steps = [model(tokens[:, :7], state=state).logits]
             steps += [model(tokens[:, t : t + 1], state=state).logits for t in range(7, LONG)]
-            torch.testing.assert_close(torch.cat(steps, 1), expected, atol=1e-5, rtol=1e-5)
-    assert isinstance(optimized(run.module).stack, NativeStack)
+        torch.testing.assert_close(torch.cat(steps, 1), logits, atol=within, rtol=0)
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -183,6 +197,82 @@ def test_settings_that_change_the_computation_are_refused(tmp_path):
     refused(tmp_path / "yarn", out, "YaRN counts turns by powers of the base", rope_parameters=rope)
     refused(tmp_path / "yarn", out, "factor is -2", rope_parameters={**rope, "factor": -2})
     refused(tmp_path / "yarn", out, "partial_rotary_factor to 0.5", partial_rotary_factor=0.5)
+
+
+def test_settings_of_gemma_that_change_the_computation_are_refused(tmp_path):
+    out, folder = tmp_path / "run", tmp_path / "gemma3"
+    gemma(folder, "Gemma3")
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    refused(folder, out, "use_bidirectional_attention", use_bidirectional_attention=True)
+    refused(folder, out, "attn_logit_softcapping to 50", attn_logit_softcapping=50.0)
+    refused(folder, out, "a table of full_attention and sliding_attention", rope_parameters=rope)
+    refused(folder, out, "'dynamic', but Weft", rope_parameters={"full_attention": {**rope, "rope_type": "dynamic"}})
+    refused(folder, out, "a list of 3 times", layer_types=["full_attention"])
+    refused(folder, out, "query_pre_attn_scalar is 0", query_pre_attn_scalar=0)
+    refused(folder, out, "final_logit_softcapping is -1", final_logit_softcapping=-1)
+    refused(folder, out, "hidden_activation is 'tanhshrink'", hidden_activation="tanhshrink")
+    refused(folder, out, "no adapter for model_type 'gemma3'", model_type="gemma3")
+
+
+def test_older_configs_of_gemma_say_the_same():
+    """rope_theta, rope_local_base_freq and sliding_window_pattern; missing caps are the family's, null is none."""
+    tree = {"model_type": "gemma3_text", "vocab_size": 31, "hidden_size": 12, "intermediate_size": 7, "head_dim": 4}
+    tree |= {"num_hidden_layers": 7, "num_attention_heads": 3, "num_key_value_heads": 1, "sliding_window": 5}
+    old = {"rope_theta": 777.0, "rope_local_base_freq": 55.0, "sliding_window_pattern": 3}
+    spec = FAMILIES["gemma3_text"].read(
+        Config(tree | old | {"rope_scaling": {"rope_type": "linear", "factor": 8}}), None
+    )
+    assert [spec.mixer_of(layer).window for layer in range(7)] == [5, 5, None, 5, 5, None, 5]
+    assert spec.positions.base == 777.0 and spec.positions.scaling.factor == 8
+    assert spec.mixer[0].rotary == RotarySpec(base=55.0) and spec.mixer[2].rotary is None and spec.head.cap is None
+    second = {**tree, "model_type": "gemma2"}
+    spec = FAMILIES["gemma2"].read(Config(second), None)
+    assert len(spec.mixer) == 2 and spec.mixer[0].score_cap == 50.0 and spec.head.cap == 30.0
+    nothing = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    spec = FAMILIES["gemma2"].read(Config(second | nothing), None)
+    assert spec.mixer[0].score == "scaled-dot" and spec.head.cap is None
+
+
+def test_a_zero_centered_norm_starts_at_one():
+    norm = ZeroCenteredRMSNorm(7)
+    x = torch.randn(3, 7)
+    assert torch.equal(norm.gamma, torch.zeros(7)) and torch.equal(norm(x), RMSNorm(7)(x))
+    torch.nn.init.normal_(norm.gamma)
+    plain = RMSNorm(7)
+    plain.gamma.data = 1 + norm.gamma.data
+    assert torch.equal(norm(x), plain(x))
+    spec = DecoderSpec(vocabulary=31, width=24, layers=1, norm={"kind": "zero-centered-rms"})
+    assert torch.equal(weft.build(spec).stack.norm.gamma, torch.zeros(24))
+
+
+def test_the_loss_of_capped_logits_in_parts_is_that_of_the_whole(monkeypatch):
+    """Where the logits are too many for memory they are made a few rows at a time; so are their gradients."""
+    spec = DecoderSpec(vocabulary=31, width=24, layers=1, head={"kind": "tied", "cap": 0.1})
+    model = weft.build(spec, dtype=torch.float64)
+    tokens = torch.randint(31, (2, 13))
+    found = []
+    for most in (losses.WHOLE, 100):
+        monkeypatch.setattr(losses, "WHOLE", most)
+        model.zero_grad()
+        loss = losses.language_loss(model, model(tokens[:, :-1]), tokens[:, 1:], 24)
+        loss.total.backward()
+        found.append((loss.total.detach(), model.embedding.weight.grad.clone()))
+    logits = model(tokens[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+    for total, grad in found:
+        torch.testing.assert_close(total, expected, atol=1e-10, rtol=0)
+        torch.testing.assert_close(grad, found[0][1], atol=1e-12, rtol=0)
+    assert logits.abs().max() <= 0.1
+
+
+def test_int8_weights_keep_the_cap(made):
+    _, run = made("gemma2")
+    rounded = weft.load(run.folder, quantize="int8")
+    tokens = draw(2, 13)
+    with torch.inference_mode():
+        ours, exact = rounded.module(tokens).logits, run.module(tokens).logits
+        assert isinstance(rounded.module.head.head, LanguageHead) and ours.abs().max() <= 1.5
+        assert 0 < (ours - exact).abs().max() < 0.1
 
 
 def test_a_gguf_file_of_another_family_or_with_yarn_is_refused(tmp_path):

@@ -203,7 +203,7 @@ class RotarySpec(PositionSpec):
             raise ValueError(f"positions.base {self.base:g}: YaRN counts turns by powers of the base; raise it above 1")
         return self
 
-    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> Rotary:
         return Rotary(head_width, self.base, self.fraction, None if self.scaling is None else self.scaling.build())
 
 

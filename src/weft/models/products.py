@@ -21,6 +21,7 @@ from weft.parts.experts import Experts
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.linear_attention import LinearAttention
 from weft.parts.outputs import (
+    CappedHead,
     DistilledHead,
     ForecastHead,
     LanguageHead,
@@ -188,6 +189,11 @@ def _patches(part: PatchEmbedding, view: ProductView) -> Products:
 @products.register(TiedHead)
 def _language(part: LanguageHead | TiedHead, view: ProductView) -> Products:
     return (MatrixProduct("logits", "X W_C", view.queries, part.width, part.vocabulary),)
+
+
+@products.register
+def _capped(part: CappedHead, view: ProductView) -> Products:
+    return products(part.head, view)
 
 
 @products.register

@@ -98,11 +98,14 @@ class StackSpec(ModelSpec):
 
     def _positions_fit(self) -> None:
         kind = self.positions.kind
+        attentions = [mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec)]
+        own = [mixer for mixer in attentions if mixer.rotary is not None]
+        if own and not isinstance(self.positions, RotarySpec):
+            raise ValueError(f"mixer.rotary is in place of rotary positions, but positions are {kind!r}: change one")
         if self.positions.own_width() >= self.width:
             raise ValueError(f"positions.width {self.positions.own_width()} leaves nothing of width {self.width}")
         if self.positions.nature() != "relative":
             return
-        attentions = [mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec)]
         if not attentions:
             raise ValueError(
                 f"positions {kind!r} act inside attention, but mixer has none: use learned, sinusoidal or no positions"
@@ -112,8 +115,10 @@ class StackSpec(ModelSpec):
             raise ValueError(
                 f"positions {kind!r} are shared by all layers, so all mixers need the same heads and sizes"
             )
-        if isinstance(self.positions, RotarySpec):
-            size = int(next(iter(sizes))[1] * self.positions.fraction)
+        if not isinstance(self.positions, RotarySpec):
+            return
+        for rotary in (self.positions, *(mixer.rotary for mixer in own if mixer.rotary is not None)):
+            size = int(next(iter(sizes))[1] * rotary.fraction)
             if size < 2 or size % 2:
                 raise ValueError(
                     f"rotary positions rotate pairs, but positions.fraction of mixer.head_width is {size}: make it even"

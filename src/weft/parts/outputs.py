@@ -66,10 +66,22 @@ class TiedHead(nn.Module):
         return F.linear(hidden, embedding.weight, self.bias)
 
 
+class CappedHead(nn.Module):
+    """Another head's logits within +-cap: cap * tanh(logits / cap) (Gemma 2)."""
+
+    def __init__(self, head: nn.Module, cap: float, vocabulary: int) -> None:
+        super().__init__()
+        self.head, self.cap, self.vocabulary = head, cap, vocabulary
+
+    def forward(self, hidden: Tensor, embedding: TokenEmbedding | None = None) -> Tensor:
+        """[..., D] -> [..., C]."""
+        return self.cap * (self.head(hidden, embedding=embedding) / self.cap).tanh()
+
+
 class MutedHead(nn.Module):
     """Another head's logits, with -inf for `tokens` that are never to be written."""
 
-    def __init__(self, head: LanguageHead | TiedHead, tokens: tuple[int, ...]) -> None:
+    def __init__(self, head: nn.Module, tokens: tuple[int, ...]) -> None:
         super().__init__()
         self.head, self.tokens = head, tokens
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weft.checkpoints.families import bart, bert, gpt2, gpt_neox, llama, opt, phi3, t5, vit
+from weft.checkpoints.families import bart, bert, gemma, gpt2, gpt_neox, llama, opt, phi3, t5, vit
 from weft.checkpoints.families.family import Config, Family
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
@@ -22,6 +22,7 @@ BUILT_IN: tuple[Family, ...] = (
     gpt_neox.FAMILY,
     opt.FAMILY,
     phi3.FAMILY,
+    gemma.FAMILY,
     bert.BERT,
     bert.ROBERTA,
     vit.VIT,

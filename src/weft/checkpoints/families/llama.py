@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors, shortest_pattern
 from weft.checkpoints.families.rotary_config import read_rotary, write_rotary
 from weft.checkpoints.families.weight_maps import (
     ConcatenatedRows,
@@ -77,9 +77,8 @@ def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
         output_bias=False if kind == "qwen2" else None,
         query_key_norm=RMSNormSpec(epsilon=epsilon) if kind == "qwen3" else None,
     )
-    windows = _windows(config, kind)
-    shortest = next(n for n in range(1, len(windows) + 1) if all(w == windows[i % n] for i, w in enumerate(windows)))
-    return tuple(whole if window is None else whole.replace(window=window) for window in windows[:shortest])
+    windows = shortest_pattern(_windows(config, kind))
+    return tuple(whole if window is None else whole.replace(window=window) for window in windows)
 
 
 def _windows(config: Config, kind: str) -> list[int | None]:

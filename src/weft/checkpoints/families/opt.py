@@ -21,8 +21,8 @@ def read(config: Config, known: KnownTensors) -> DecoderSpec:
     narrow = config.whole("word_embed_proj_dim", width)
     if narrow != width:
         raise DataError(
-            f"{config.name}: word_embed_proj_dim {narrow} differs from hidden_size {width}, but Weft's embeddings are as "
-            "wide as the blocks: fetch another size than opt-350m"
+            f"{config.name}: word_embed_proj_dim {narrow} differs from hidden_size {width}, but Weft's embeddings are "
+            "as wide as the blocks: fetch another size than opt-350m"
         )
     bias, first = config.flag("enable_bias", True), config.flag("do_layer_norm_before", True)
     return DecoderSpec(

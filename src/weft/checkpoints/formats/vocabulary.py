@@ -72,6 +72,8 @@ def _tokenizer(folder: Path, config: Config, settings: Mapping[str, Any]) -> Tok
         engine.post_processor = _template_processing("$A </s>", tokenizer, "</s>")
     elif kind in ("llama", "mistral", "mixtral") and tokenizer.id_of("<s>") is not None:
         engine.post_processor = _template_processing("<s> $A", tokenizer, "<s>")
+    elif kind in ("gemma2", "gemma3_text") and tokenizer.id_of("<bos>") is not None:
+        engine.post_processor = _template_processing("<bos> $A", tokenizer, "<bos>")
     _add_tokens(tokenizer, settings.get("added_tokens_decoder"))
     return tokenizer
 

@@ -55,6 +55,7 @@ typedef struct {
     Norm mixer_output_norm, cross_output_norm, feedforward_output_norm; /* sandwich-norm only */
     Matrix qkv, output, cross_query, cross_output, up, down;
     CacheStore keys, values, memory_keys, memory_values;
+    const float *cosines, *sines; /* [positions, rotary], the sine with its sign */
     int64_t window, capacity, slots; /* window 0: all; keys stand in slot (order mod capacity) */
 } Layer;
 
@@ -70,7 +71,6 @@ typedef struct {
     int64_t batch, tokens, source; /* tokens: new ones per row */
     const int64_t *orders;      /* [cache_slots, batch]: how many keys a row has before them */
     const int64_t *positions;   /* [batch, tokens]: where they stand */
-    const float *cosines, *sines; /* [positions, rotary], the sine with its sign */
     const uint8_t *source_real; /* [batch, source] or none */
     float *scratch;
     int64_t scratch_row, longest;
@@ -310,7 +310,7 @@ static void self_attend(const StackShape *s, const Layer *l, const StepCall *c, 
     int64_t order = c->orders[l->slots * c->batch + b] + t, slot = order % l->capacity;
     int64_t at = c->positions[b * c->tokens + t];
     float *key = heads + H * K + g * K, *value = heads + (H + G) * K + g * V;
-    const float *cosine = c->cosines + at * s->rotary, *sine = c->sines + at * s->rotary;
+    const float *cosine = l->cosines + at * s->rotary, *sine = l->sines + at * s->rotary;
     float *keys = l->keys.data + b * l->keys.row + g * l->keys.head;
     float *values = l->values.data + b * l->values.row + g * l->values.head;
     if (l->key_norm.kind != NO_NORM) normalize(&l->key_norm, key, key, K);

@@ -36,7 +36,7 @@ from weft.parts.auxiliary import Auxiliary
 from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Causal, Mask, Prefix, Window
-from weft.parts.norms import LayerNorm, RMSNorm
+from weft.parts.norms import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from weft.parts.quantized import Int8Linear
 from weft.parts.relative import Rotary
 from weft.parts.scores import CappedDot, Dot, ScaledDot
@@ -72,6 +72,7 @@ class NativeStack(SingleTokenStack):
         super().__init__(stack)
         self._step = found.weft_step
         self._held: list[Tensor] = []
+        self._tables: list[Any] = []
         blocks = list(stack.blocks)
         if not blocks or len({type(block) for block in blocks}) > 1 or type(blocks[0]) not in ARRANGEMENTS:
             raise Unsupported
@@ -125,9 +126,7 @@ class NativeStack(SingleTokenStack):
         call = self._call
         call.batch, call.tokens = B, T
         call.orders, call.positions = orders.data_ptr(), positions.data_ptr()
-        tables = self._angles(token_positions, positions)
-        if tables is not None:
-            call.cosines, call.sines = tables[0].data_ptr(), tables[1].data_ptr()
+        self._bind_angles(token_positions, positions)
         threads = 1 if self._alone else torch.get_num_threads()
         self._make_room(B * T, longest + T, threads)
         x, hidden = x.contiguous(), torch.empty_like(x)
@@ -204,16 +203,21 @@ class NativeStack(SingleTokenStack):
         self._call.source = memory[0].shape[1]
         self._call.source_real = None if self._real is None else self._real.data_ptr()
 
-    def _angles(self, token_positions: TokenPositions, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(cos, sin) of all positions so far, [positions, R]."""
-        if not isinstance(self.position, Rotary):
-            return None
+    def _bind_angles(self, token_positions: TokenPositions, positions: Tensor) -> None:
+        """Pointers to (cos, sin) of all positions so far, [positions, R], updated only when these have moved."""
+        if not self._shape.rotary:
+            return
         last = (
             int(positions.max())
             if token_positions.start is None
             else token_positions.start + token_positions.length - 1
         )
-        return self.position.table(last + 1, positions.device, torch.float32)
+        tables = [rotary.table(last + 1, positions.device, torch.float32) for rotary in self._rotaries]
+        if len(tables) == len(self._tables) and all(a is b for a, b in zip(tables, self._tables, strict=True)):
+            return
+        for layer, number in zip(self._layers, self._turned_by, strict=True):
+            layer.cosines, layer.sines = tables[number][0].data_ptr(), tables[number][1].data_ptr()
+        self._tables = tables
 
     def _make_room(self, rows: int, longest: int, threads: int) -> None:
         s = self._shape
@@ -229,14 +233,19 @@ class NativeStack(SingleTokenStack):
 
     def _describe(self, blocks: list[Any]) -> StackShape:
         """What all layers share, refused where they do not."""
-        if self.position is not None and type(self.position) is not Rotary:
+        positions = [getattr(block.mixer, "rotary", None) or self.position for block in blocks]
+        if any(position is not None and type(position) is not Rotary for position in positions):
             raise Unsupported
         shapes = {_sizes(block) for block in blocks}
         if len(shapes) > 1:
             raise Unsupported
         shape = StackShape(len(blocks), *shapes.pop())
         shape.arrangement = ARRANGEMENTS.index(type(blocks[0]))
-        shape.rotary = self.position.width if isinstance(self.position, Rotary) else 0
+        self._rotaries, self._turned_by = _distinct(positions)
+        widths = {0 if position is None else position.width for position in positions}
+        if len(widths) > 1:
+            raise Unsupported
+        shape.rotary = widths.pop()
         shape.last = self._norm(self.norm)
         scores = {(_scale_and_cap(block.mixer), _scale_and_cap(block.cross)) for block in blocks}
         if len(scores) > 1:
@@ -269,13 +278,25 @@ class NativeStack(SingleTokenStack):
     def _norm(self, norm: nn.Module | None) -> NormTerms:
         if norm is None:
             return NormTerms(None, None, 0.0, NO_NORM)
-        if not isinstance(norm, (LayerNorm, RMSNorm)) or type(norm) not in (LayerNorm, RMSNorm):
+        kinds = (LayerNorm, RMSNorm, ZeroCenteredRMSNorm)
+        if not isinstance(norm, kinds) or type(norm) not in kinds:
             raise Unsupported
-        gamma, beta = _float32(norm.gamma), _float32(getattr(norm, "beta", None))
+        gamma, beta = _float32(norm.scale()), _float32(getattr(norm, "beta", None))
         assert gamma is not None
         self._held += [t for t in (gamma, beta) if t is not None]
-        kind = RMS if type(norm) is RMSNorm else LAYER
+        kind = LAYER if isinstance(norm, LayerNorm) else RMS
         return NormTerms(gamma.data_ptr(), None if beta is None else beta.data_ptr(), norm.epsilon, kind)
+
+
+def _distinct(positions: list[Any]) -> tuple[list[Rotary], list[int]]:
+    """Rotary positions that differ, and which of them each layer has; layers may hold equal ones of their own."""
+    found: dict[Any, Rotary] = {}
+    keys = [None if one is None else (one.base, one.width, one.scaling) for one in positions]
+    for key, one in zip(keys, positions, strict=True):
+        if key is not None:
+            found.setdefault(key, one)
+    numbers = {key: number for number, key in enumerate(found)}
+    return list(found.values()), [numbers.get(key, 0) for key in keys]
 
 
 def _ready(own: KeyValueState) -> bool:
