@@ -63,6 +63,12 @@ NORMS: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
 }
 
+HEADS: dict[str, dict[str, Any]] = {
+    "tied": {"kind": "tied"},
+    "linear": {"kind": "linear"},
+    "capped": {"kind": "linear", "cap": 3.0},
+}
+
 
 def spec_of(c: dict[str, Any]) -> DecoderSpec:
     attention = {
@@ -89,7 +95,7 @@ def spec_of(c: dict[str, Any]) -> DecoderSpec:
         vocabulary=47, length=29, width=32, layers=2, mixer=mixer,
         feedforward=FEEDFORWARDS[c["feedforward"]],
         positions=POSITIONS.get(c["positions"], {"kind": c["positions"]}),
-        norm=NORMS[c["norm"]], arrangement=c["arrangement"], head={"kind": "linear", "cap": 3.0} if c["head"] == "capped" else {"kind": c["head"]},
+        norm=NORMS[c["norm"]], arrangement=c["arrangement"], head=HEADS[c["head"]],
         initialization={"scheme": "fan-in", "embedding": 1.0},
     )  # fmt: skip
 

@@ -272,7 +272,7 @@ def test_int8_weights_keep_the_cap(made):
     with torch.inference_mode():
         ours, exact = rounded.module(tokens).logits, run.module(tokens).logits
         assert isinstance(rounded.module.head.head, LanguageHead) and ours.abs().max() <= 1.5
-        assert 0 < (ours - exact).abs().max() < 0.1
+        assert 0 < (ours - exact).abs().mean() < 0.05
 
 
 def test_a_gguf_file_of_another_family_or_with_yarn_is_refused(tmp_path):
