@@ -90,7 +90,8 @@ def test_every_run_understands_the_same_mask(tmp_path):
     theirs = roberta(tmp_path / "folder", "ForMaskedLM")
     run = weft.import_checkpoint(tmp_path / "folder", tmp_path / "run")
     assert run.task.mask_token == "<mask>" and run.task.facts() == run.spec.facts
-    own, general = (run.answer([text])[0] for text in ("a <mask> b", "a [MASK] b"))
+    own, general = (run.answer([text], top=200)[0] for text in ("a <mask> b", "a [MASK] b"))
+    assert len(own.more["probabilities"]) == 200, "bytes that look alike are told apart"
     assert own.output == general.output and own.more == general.more
     ids = [*run.task.frame.before, *run.tokenizer.encode("a <mask> b"), *run.task.frame.after]
     with torch.no_grad():

@@ -143,6 +143,8 @@ class FillMaskTask(ImportedTextTask):
             text = self._with_own_mask(str(given))
             row = self._row(text)
             places = [place for place, index in enumerate(row) if index == self.mask]
+            if len(places) != text.count(self.mask_token):
+                raise WeftError(f"the tokenizer does not read {self.mask_token} as its mask: import the run again")
             batch = {name: x.to(device) for name, x in padded_inputs([row], self.tokenizer.pad).items()}
             with torch.inference_mode():
                 output = module(**batch)
@@ -172,11 +174,19 @@ class FillMaskTask(ImportedTextTask):
         found = []
         for row in shares:
             best = row.topk(min(max(top, 1), len(row)))
-            pieces = self.tokenizer.pieces(best.indices.tolist())
-            found.append({piece: round(float(p), 6) for piece, p in zip(pieces, best.values, strict=True)})
+            names = self._names(best.indices.tolist())
+            found.append({name: round(float(p), 6) for name, p in zip(names, best.values, strict=True)})
         filled = fill(text.split(self.mask_token), [next(iter(table)) for table in found])
         more: Tree = {"probabilities": found[0] if len(found) == 1 else found} if top else {}
         return Answer(given, filled, more)
+
+    def _names(self, ids: Sequence[int]) -> list[str]:
+        """What tokens are written as; those that look alike (parts of characters) go by their name or number."""
+        pieces, token = self.tokenizer.pieces(ids), self.tokenizer.engine.id_to_token
+        return [
+            piece if piece and pieces.count(piece) == 1 else token(index) or f"token {index}"
+            for index, piece in zip(ids, pieces, strict=True)
+        ]
 
 
 def _masked_logits(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
