@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from torch import nn
 
 from weft.foundation.spec import Spec
-from weft.models.position_specs import RotarySpec
+from weft.models.position_specs import HeadSizes, RotarySpec
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.experts import Experts
@@ -178,6 +178,11 @@ class AttentionSpec(Spec):
     def size(self, width: int) -> int:
         """D_K, the size of one head's queries and keys."""
         return self.head_width or width // self.heads
+
+    def head_sizes(self, width: int) -> HeadSizes:
+        """H, D_K and D_V."""
+        size = self.size(width)
+        return HeadSizes(self.heads, size, self.value_width or size)
 
     def mask(self, seen: Mask) -> Mask:
         """What this layer may see: what the model may, in its window."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
-from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
 from weft.parts.experts import Experts
@@ -71,6 +71,17 @@ def _cross_attention(part: CrossAttention, view: ProductView) -> Products:
         *(MatrixProduct(f"cross {p.name}", *_rest(p)) for p in part.score.matrix_products((K, K), view, H)),
         MatrixProduct("cross A V", "A V", view.queries, view.seen, V, H),
         _linear("cross output", "Z W_O", part.output, view.queries),
+    )
+
+
+@products.register
+def _plain_cross_attention(part: PlainCrossAttention, view: ProductView) -> Products:
+    K, V = part.head_width, part.value_width
+    return (
+        _linear("K", "X W_K", part.key, view.keys),
+        _linear("V", "X W_V", part.value, view.keys),
+        *part.score.matrix_products((K, K), view),
+        MatrixProduct("A V", "A V", view.queries, view.seen, V),
     )
 
 

@@ -110,15 +110,16 @@ class StackSpec(ModelSpec):
             raise ValueError(
                 f"positions {kind!r} act inside attention, but mixer has none: use learned, sinusoidal or no positions"
             )
-        sizes = {(m.heads, m.size(self.width)) for m in attentions}
-        if len(sizes) > 1:
+        sizes = {m.head_sizes(self.width) for m in attentions}
+        shared = sizes if self.positions.acts_on_values() else {(s.heads, s.key_width) for s in sizes}
+        if len(shared) > 1:
             raise ValueError(
                 f"positions {kind!r} are shared by all layers, so all mixers need the same heads and sizes"
             )
         if not isinstance(self.positions, RotarySpec):
             return
         for rotary in (self.positions, *(mixer.rotary for mixer in own if mixer.rotary is not None)):
-            size = int(next(iter(sizes))[1] * rotary.fraction)
+            size = int(next(iter(sizes)).key_width * rotary.fraction)
             if size < 2 or size % 2:
                 raise ValueError(
                     f"rotary positions rotate pairs, but positions.fraction of mixer.head_width is {size}: make it even"
@@ -158,8 +159,7 @@ class StackSpec(ModelSpec):
     def _build_position(self, causal: bool) -> AttentionPosition | None:
         if self.positions.nature() != "relative":
             return None
-        attention = self.attention()
-        return self.positions.build_attention(attention.heads, attention.size(self.width), causal)
+        return self.positions.build_inside(self.attention().head_sizes(self.width), causal)
 
     def _build_last_norm(self) -> Norm | None:
         wanted = self.arrangement != "post-norm" if self.last_norm is None else self.last_norm

@@ -1,7 +1,8 @@
 """Positions inside attention: they depend on distances i - j only, so shifting a sequence changes nothing.
 
-Two steps of attention may use them: `rotate` turns queries and keys (rotary), `bias` adds to the scores (ALiBi, T5,
-relative vectors). They come with the `AttentionContext`, so that angles and biases are computed once for all layers.
+Three steps of attention may use them: `rotate` turns queries and keys (rotary), `bias` adds to the scores (ALiBi, T5,
+relative vectors), `value_bias` adds to what is gathered (relative vectors on the side of values). They come with the
+`AttentionContext`, so that angles are computed once for all layers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,22 @@ RotaryAngles = tuple[Tensor, Tensor]
 
 
 class AttentionPosition(nn.Module):
-    """What a relative position does inside attention; either step may be left as it is."""
+    """What a relative position does inside attention; each step may be left as it is.
+
+    `scaled_by_score`: whether `bias` is given the query as the score compares it with keys, mapped and scaled.
+    """
+
+    scaled_by_score: bool = False
+
+    @property
+    def acts_on_scores(self) -> bool:
+        """Whether it has a `bias`."""
+        return type(self).bias is not AttentionPosition.bias
+
+    @property
+    def acts_on_values(self) -> bool:
+        """Whether it has a `value_bias`, which takes the weights."""
+        return type(self).value_bias is not AttentionPosition.value_bias
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles | None:
         """(cos, sin), each [B, 1, T, R], by which queries and keys at these positions turn."""
@@ -35,6 +52,10 @@ class AttentionPosition(nn.Module):
 
     def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor | None:
         """What is added to the scores, broadcastable to [B, H, T, S]."""
+        return None
+
+    def value_bias(self, weights: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor | None:
+        """What is added to Y, [B, H, T, V], for the weights A [B, H, T, S]."""
         return None
 
     def matrix_products(self, view: ProductView, heads: int) -> Products:
@@ -252,21 +273,54 @@ class BucketedBias(AttentionPosition):
         return self.table[bucket].permute(0, 3, 1, 2)
 
 
-class RelativeVectors(AttentionPosition):
-    """e_ij + q_i^T a_(j-i) / sqrt(D_K), a learned vector for each distance clipped to +-reach (Shaw et al. 2018)."""
+RelativeScale = Literal["score", "width"]
 
-    def __init__(self, head_width: int, reach: int = 16) -> None:
+
+class RelativeVectors(AttentionPosition):
+    """e_ij = s q_i^T (k_j + a_(j-i)), a learned vector for each distance clipped to +-reach (Shaw et al. 2018).
+
+    s is the score's own scale: 1/sqrt(D_K), or 1 for a plain dot product; `scale` "width" takes 1/sqrt(D_K) for a,
+    whatever the score.
+    """
+
+    def __init__(self, head_width: int, reach: int = 16, scale: RelativeScale = "score") -> None:
         super().__init__()
-        self.reach = reach
+        self.reach, self.scaled_by_score = reach, scale == "score"
         self.table = normal_parameter(2 * reach + 1, head_width, std=head_width**-0.5)
 
     def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """[B, H, T, S]; each query meets each of the 2 reach + 1 vectors once, then pairs look theirs up."""
-        met_BHTR = (query * query.shape[-1] ** -0.5) @ self.table.T
-        index = (-distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach
-        return met_BHTR.gather(-1, index[:, None].expand(*query.shape[:3], -1))
+        query = query if self.scaled_by_score else query * query.shape[-1] ** -0.5
+        met_BHTR = query @ self.table.T
+        return met_BHTR.gather(-1, self._index(queries, keys).expand(*query.shape[:3], -1))
+
+    def _index(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
+        """Which vector each pair has, [B or 1, 1, T, S]."""
+        return ((-distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach)[:, None]
 
     def matrix_products(self, view: ProductView, heads: int) -> Products:
         """Each query with each distance's vector."""
         count, K = self.table.shape
         return (MatrixProduct("distances", "Q a^T", view.queries, K, count, heads),)
+
+
+class RelativeKeysAndValues(RelativeVectors):
+    """Relative vectors on both sides: y_i = sum_j A_ij (v_j + b_(j-i)), too (Shaw et al. 2018, equation 3)."""
+
+    def __init__(
+        self, head_width: int, value_width: int | None = None, reach: int = 16, scale: RelativeScale = "score"
+    ) -> None:
+        super().__init__(head_width, reach, scale)
+        V = value_width or head_width
+        self.value_table = normal_parameter(2 * reach + 1, V, std=V**-0.5)
+
+    def value_bias(self, weights: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor:
+        """[B, H, T, V]; the weights of keys at one distance are added first, then meet its vector."""
+        sums_BHTR = weights.new_zeros(*weights.shape[:3], len(self.value_table))
+        index = self._index(queries, keys).expand_as(weights)
+        return sums_BHTR.scatter_add(-1, index, weights) @ self.value_table
+
+    def matrix_products(self, view: ProductView, heads: int) -> Products:
+        count, V = self.value_table.shape
+        values = MatrixProduct("distance values", "A b, by distance", view.queries, count, V, heads)
+        return (*super().matrix_products(view, heads), values)

@@ -64,6 +64,13 @@ class Score(nn.Module):
         """(q', s) with e = s q'^T k, for the fused kernel."""
         raise WeftError(f"{type(self).__name__} is not a dot product: compute it explicitly")
 
+    def scaled_query(self, query: Tensor) -> Tensor:
+        """s q' with e = s q'^T k, so that a position's vector meets the query as a key does; else q / sqrt(D_K)."""
+        if self.fusable == "never":
+            return query * query.shape[-1] ** -0.5
+        mapped, scale = self.as_dot_product(query)
+        return mapped if scale == 1.0 else mapped * scale
+
     def prepare(self, key: Tensor) -> Tensor:
         """What can be computed from the keys alone, once for all queries that come one by one."""
         return key

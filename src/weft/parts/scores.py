@@ -138,10 +138,13 @@ class ScaledDot(_DotProduct):
 
     def scale_of(self, width: int) -> float:
         """The number that q^T k is multiplied by, for queries and keys of this width."""
-        return 1.0 / math.sqrt(width) if self.scale is None else self.scale
+        return width**-0.5 if self.scale is None else self.scale
 
     def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
         return query, self.scale_of(query.shape[-1])
+
+    def scaled_query(self, query: Tensor) -> Tensor:
+        return query * self.scale_of(query.shape[-1])
 
     def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
         K = query.shape[-1]

@@ -76,8 +76,13 @@ class ClassificationTask(Task):
     picture = "classification"
     example = '"a text"'
     Options = ClassificationOptions
+    auto = (
+        "an encoder that reads words by their characters, with convolution and attention in turn (hybrid); "
+        "for graphs, attention alone"
+    )
     compatible_tasks = ("embedding", "fill-mask", "regression")
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
+    plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
     def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.encoder, self.classes = options, encoder, classes

@@ -19,7 +19,7 @@ from weft.inspection.recording.attention_records import Kind
 from weft.inspection.recording.calls import TextSide
 from weft.inspection.recording.foreign_attention import KERNEL
 from weft.inspection.recording.function_overrides import FunctionOverrides
-from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.block import Block
 from weft.parts.embeddings import PatchEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
@@ -139,7 +139,7 @@ def _at_head(module: nn.Module, point: Head, overrides: FunctionOverrides, chang
         _override_foreign_head(point, names, overrides, change)
         return None
     part = own[0]
-    if not isinstance(part, (SelfAttention, CrossAttention)):
+    if not isinstance(part, (SelfAttention, CrossAttention, PlainCrossAttention)):
         raise WeftError(
             f"layer {point.layer} is a {type(part).__name__} without heads to change: use Attention instead"
         )

@@ -30,6 +30,7 @@ from weft.tasks.support.prompt_format import Frame
 from weft.tasks.task import Answer, Batch, DataSpec, GenerationOptions, Loss, Split
 
 MASK = "[MASK]"  # a name for the mask that every run understands, whatever its own mask token is
+LIKELIEST = 8  # fillings that are told with their probabilities
 CONTINUES = "##"  # what WordPiece puts before pieces that continue a word
 
 
@@ -149,7 +150,8 @@ class FillMaskTask(ImportedTextTask):
             with torch.inference_mode():
                 output = module(**batch)
                 shares = widen(output.head(output.hidden[:, places])[0]).softmax(-1).cpu()
-            answers.append(self._answer(str(given), text, shares, generation.top))
+            top = LIKELIEST if generation.top is None else generation.top
+            answers.append(self._answer(str(given), text, shares, top))
         return answers
 
     def _with_own_mask(self, text: str) -> str:
