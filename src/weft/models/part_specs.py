@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from torch import nn
 
 from weft.foundation.spec import Spec
-from weft.models.position_specs import HeadSizes
+from weft.models.position_specs import HeadSizes, RotarySpec
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.experts import Experts
@@ -16,8 +16,8 @@ from weft.parts.feedforward import FeedForward, GatedFeedForward, gated_width
 from weft.parts.initialization import FanIn, Normal, Scheme, Xavier
 from weft.parts.linear_attention import FeatureName, LinearAttention
 from weft.parts.masks import Mask, Window
-from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm
-from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm, ZeroCenteredRMSNorm
+from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.recurrence import Recurrence
 from weft.parts.scores import SCORES, build_score, setting_remedy
 
@@ -60,6 +60,16 @@ class RMSNormSpec(Spec):
         return RMSNorm(width, self.epsilon)
 
 
+class ZeroCenteredRMSNormSpec(Spec):
+    """RMSNorm whose scale is 1 + gamma."""
+
+    kind: Literal["zero-centered-rms"] = "zero-centered-rms"
+    epsilon: float = 1e-6
+
+    def build(self, width: int) -> Norm:
+        return ZeroCenteredRMSNorm(width, self.epsilon)
+
+
 class NoNormSpec(Spec):
     """No norm: the size of what flows through the blocks is kept."""
 
@@ -69,7 +79,7 @@ class NoNormSpec(Spec):
         return NoNorm()
 
 
-NormSpec = Annotated[LayerNormSpec | RMSNormSpec | NoNormSpec, Field(discriminator="kind")]
+NormSpec = Annotated[LayerNormSpec | RMSNormSpec | ZeroCenteredRMSNormSpec | NoNormSpec, Field(discriminator="kind")]
 
 
 class ClassicSpec(Spec):
@@ -132,7 +142,7 @@ class AttentionSpec(Spec):
     """Attention in `heads` heads, see `weft.parts.attention`; `score` is one of `weft.parts.scores`.
 
     `score_scale` stands in place of 1/sqrt(D_K), `score_cap` is the bound of a capped score; each score says which it
-    has.
+    has. `rotary` positions stand in place of the model's own, in models of rotary positions.
     """
 
     kind: Literal["attention"] = "attention"
@@ -147,11 +157,13 @@ class AttentionSpec(Spec):
     bias: bool = True
     output_bias: bool | None = None
     query_key_norm: NormSpec | None = None
+    rotary: RotarySpec | None = None
     dropout: Share = 0.0
 
     def build(self, width: int, causal: bool) -> SelfAttention:
         """Self-attention; what it may see is its layer's mask."""
-        return SelfAttention(width, self.heads, *self._parts(width))
+        rotary = None if self.rotary is None else self.rotary.build_attention(self.heads, self.size(width), causal)
+        return SelfAttention(width, self.heads, *(*self._parts(width), rotary))
 
     def build_cross(self, width: int) -> CrossAttention:
         return CrossAttention(width, self.heads, None, *self._parts(width))
@@ -283,24 +295,28 @@ MixerSpec = Annotated[
 
 
 class LinearHeadSpec(Spec):
-    """Logits by a matrix of their own."""
+    """Logits by a matrix of their own; within +-`cap` where it is given."""
 
     kind: Literal["linear"] = "linear"
     bias: bool = False
+    cap: PositiveFloat | None = None
 
-    def build(self, width: int, vocabulary: int) -> LanguageHead:
-        return LanguageHead(width, vocabulary, self.bias)
+    def build(self, width: int, vocabulary: int) -> LanguageHead | CappedHead:
+        head = LanguageHead(width, vocabulary, self.bias)
+        return head if self.cap is None else CappedHead(head, self.cap, vocabulary)
 
 
 class TiedHeadSpec(Spec):
-    """Logits by the embedding's own matrix."""
+    """Logits by the embedding's own matrix; within +-`cap` where it is given."""
 
     kind: Literal["tied"] = "tied"
     scale: float = 1.0
     bias: bool = False
+    cap: PositiveFloat | None = None
 
-    def build(self, width: int, vocabulary: int) -> TiedHead:
-        return TiedHead(width, vocabulary, self.scale, self.bias)
+    def build(self, width: int, vocabulary: int) -> TiedHead | CappedHead:
+        head = TiedHead(width, vocabulary, self.scale, self.bias)
+        return head if self.cap is None else CappedHead(head, self.cap, vocabulary)
 
 
 HeadSpec = Annotated[LinearHeadSpec | TiedHeadSpec, Field(discriminator="kind")]
