@@ -21,6 +21,7 @@ from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import build, read_spec
 from weft.models.estimates import estimate
 from weft.tasks.registry import TASKS, task_named
+from weft.tasks.support.conversation import Conversation
 from weft.tasks.support.few_shot import FewShotOptions
 from weft.tasks.task import Answer, GenerationOptions, Task
 
@@ -73,11 +74,23 @@ class Run:
         """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
-        return self.task.predict(self.module, list(inputs), _generation_options(options))
+        generation = _generation_options(options)
+        if (generation.top or generation.steps) and not self.task.generates:
+            raise WeftError(
+                f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
+            )
+        return self.task.predict(self.module, list(inputs), generation)
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
         return self.task.stream(self.module, given, _generation_options(options))
+
+    def chat(self, system: str | None = None, template: str | None = None, **options: Any) -> Conversation:
+        """A conversation with a language model: `for piece in run.chat().say("hello"): ...`.
+
+        `template` is the name or file of a chat template, for models that have none of their own.
+        """
+        return self.task.chat(self.module, _generation_options(options), system, template)
 
     def evaluate(
         self,

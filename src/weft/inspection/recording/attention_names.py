@@ -10,12 +10,12 @@ from torch import nn
 
 from weft.foundation.errors import WeftError
 from weft.inspection.recording.attention_records import Kind
-from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.linear_attention import LinearAttention
 from weft.parts.stack import Stack
 
 Declared = type[nn.Module] | str | Sequence[type[nn.Module] | str]
-OWN = (SelfAttention, CrossAttention, LinearAttention)
+OWN = (SelfAttention, CrossAttention, PlainCrossAttention, LinearAttention)
 ATTENTION = re.compile("attention|attn|attend", re.IGNORECASE)
 CROSS = re.compile("cross|encoder_attn|encdec|multihead_attn|enc_dec", re.IGNORECASE)
 
@@ -53,14 +53,16 @@ def _is(one: type[nn.Module] | str, path: str, part: nn.Module) -> bool:
 class AttentionNames:
     """Kind, layer and path of every attention of a module.
 
-    `own`: of Weft's parts, by id; `stacks`: all of a stack, by the id of its blocks. Parts of other libraries get their
-    layers in the order in which they first run; one that runs several times per forward counts as several layers.
+    `own`: of Weft's parts, by id; `stacks`: all of a stack, by the id of its blocks; `others`: (layer, mixer) of blocks
+    whose mixer is no attention. Parts of other libraries get their layers in the order in which they first run; one
+    that runs several times per forward counts as several layers.
     """
 
     def __init__(self, module: nn.Module, declared: Declared = ()) -> None:
         self.paths = {id(part): path for path, part in module.named_modules()}
         self.own: dict[int, tuple[Kind, int, str]] = {}
         self.stacks: dict[int, list[tuple[Kind, int, str]]] = {}
+        self.others: dict[Kind, list[tuple[int, nn.Module]]] = {}
         also = declared_attentions(module, declared)
         self.foreign = {
             path: part for path, part in module.named_modules() if is_foreign_attention(part) or id(part) in also
@@ -75,7 +77,7 @@ class AttentionNames:
             self._name_stack(stack, own)
         for part in module.modules():
             if isinstance(part, OWN) and id(part) not in self.own:
-                kind: Kind = "cross" if isinstance(part, CrossAttention) else "self"
+                kind: Kind = "cross" if isinstance(part, (CrossAttention, PlainCrossAttention)) else "self"
                 self.own[id(part)] = (kind, self._counts[kind], self.paths[id(part)])
                 self._counts[kind] += 1
 
@@ -85,6 +87,8 @@ class AttentionNames:
         for layer, block in enumerate(stack.blocks):
             if isinstance(block.mixer, OWN):
                 self.own[id(block.mixer)] = (kind, first + layer, self.paths[id(block.mixer)])
+            elif isinstance(block.mixer, nn.Module):
+                self.others.setdefault(kind, []).append((first + layer, block.mixer))
             if isinstance(block.cross, CrossAttention):
                 self.own[id(block.cross)] = ("cross", across + layer, self.paths[id(block.cross)])
         parts = [part for block in stack.blocks for part in (block.mixer, block.cross)]

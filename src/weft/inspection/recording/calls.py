@@ -211,6 +211,14 @@ class RecordedCall:
                 whole[:, index[index >= 0]] = part[:, index >= 0]
         return queries, placed[0], placed[1]
 
+    def value_bias(self, layer: int, kind: Kind | None, head: int, row: int, batch: int) -> Tensor | None:
+        """What a position adds to one row of Y in one head, (V); None where it acts on scores alone."""
+        pieces = self._pieces(self.layer_record(layer, kind), batch)
+        piece = next(piece for piece in pieces if piece.first <= row < piece.end)
+        own = piece.rows[row - piece.first : row - piece.first + 1]
+        added = piece.record.value_bias(piece.b, torch.tensor([head], device=own.device), own)
+        return None if added is None else ordinary(added[0, 0])
+
     def record(self, layer: int, kind: Kind | None = None, batch: int = 0) -> AttentionRecord:
         """The first record of one text, which says how queries are compared with keys."""
         return self._pieces(self.layer_record(layer, kind), batch)[0].record
