@@ -392,6 +392,15 @@ def test_rounding_inside_is_measured_and_no_fault_raises_its_own_tolerance():
     assert weak["causality"].verdict == "broken"
 
 
+def test_an_infinite_output_hides_no_other_fault():
+    def mix(x):
+        y = x + x.mean(1, keepdim=True)
+        return torch.cat((y[:, :-1], y[:, -1:] / 0.0), 1)
+
+    report = check(Mixes(mix), torch.randint(0, 23, (1, 12)), causal=True, laws=("finite outputs", "causality"))
+    assert {finding.law for finding in report.broken} == {"finite outputs", "causality"}, str(report)
+
+
 def leaky() -> torch.nn.Module:
     torch.manual_seed(0)
     return f.TextbookGPT(attention=f.SeesNext)
