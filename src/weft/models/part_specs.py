@@ -10,7 +10,7 @@ from torch import nn
 from weft.foundation.spec import Spec
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
-from weft.parts.experts import Experts
+from weft.parts.experts import Experts, GateName
 from weft.parts.feedforward import FeedForward, GatedFeedForward, gated_width
 from weft.parts.initialization import FanIn, Normal, Scheme, Xavier
 from weft.parts.linear_attention import FeatureName, LinearAttention
@@ -98,7 +98,11 @@ class GatedSpec(Spec):
 
 
 class ExpertsSpec(Spec):
-    """E experts of which `active` run for a token; `shared` adds one that always runs, of the same hidden width."""
+    """E experts of which `active` run for a token; `shared` adds one that always runs, of the same hidden width.
+
+    `gates`: renormalized, or each expert's probability; if not given, the probability where one expert is active (its
+    renormalized gate would be 1 always, and its router would not learn from the output), else renormalized.
+    """
 
     kind: Literal["experts"] = "experts"
     experts: PositiveInt = 8
@@ -107,12 +111,13 @@ class ExpertsSpec(Spec):
     activation: ActivationName = "silu"
     gated: bool = True
     shared: bool = False
+    gates: GateName | None = None
 
     def build(self, width: int) -> nn.Module:
         hidden = self.hidden or (gated_width(width) if self.gated else 4 * width)
         kind: type[GatedFeedForward | FeedForward] = GatedFeedForward if self.gated else FeedForward
         shared = kind(width, hidden, self.activation, False) if self.shared else None
-        return Experts(width, hidden, self.experts, self.active, self.activation, self.gated, shared)
+        return Experts(width, hidden, self.experts, self.active, self.activation, self.gated, shared, self.gates)
 
 
 class NoFeedForwardSpec(Spec):

@@ -40,6 +40,18 @@ def _as_tuple(value: Any) -> Any:
 MixerPattern = Annotated[tuple[MixerSpec, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
+def _keep_gates(tree: Tree) -> Tree:
+    """Until version 2 the gate of a single active expert was renormalized, so always 1: what learned so stays so.
+
+    A tree without a version was written by hand, not by a run.
+    """
+    feedforward = tree.get("feedforward")
+    single = isinstance(feedforward, dict) and feedforward.get("kind") == "experts" and feedforward.get("active") == 1
+    if not single or "version" not in tree or feedforward.get("gates") is not None:
+        return tree
+    return tree | {"feedforward": feedforward | {"gates": "renormalized"}}
+
+
 class ModelSpec(VersionedSpec):
     """What every family's spec shares: its version, and how older ones are read."""
 
@@ -48,9 +60,12 @@ class ModelSpec(VersionedSpec):
         "two_ways": "bidirectional",
         "depth": "stochastic_depth",
     }
-    VERSION: ClassVar[int] = 2
-    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {1: lambda tree: rename_fields(tree, ModelSpec.RENAMED)}
-    version: int = 2
+    VERSION: ClassVar[int] = 3
+    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {
+        1: lambda tree: rename_fields(tree, ModelSpec.RENAMED),
+        2: _keep_gates,
+    }
+    version: int = 3
 
 
 class StackSpec(ModelSpec):

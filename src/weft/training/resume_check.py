@@ -49,4 +49,8 @@ def _other_changes(spec: RunSpec, kind: type[Task], changes: Mapping[str, Any]) 
 def _is_preset(folder: RunFolder, spec: RunSpec, name: str, changes: Mapping[str, Any]) -> bool:
     """Whether the run's model is this preset, fitted to its data and changed."""
     task, named = task_of(folder, spec), preset_named(name)
-    return named.family in task.families and task.fit(named).replace(**changes) == read_spec(spec.model)
+    if named.family not in task.families:
+        return False
+    # The preset meant then what specs of the run's version mean.
+    meant = task.fit(named).replace(**changes).to_tree() | {"version": spec.model.get("version", named.VERSION)}
+    return read_spec(meant) == read_spec(spec.model)

@@ -176,7 +176,7 @@ class DenseExperts(nn.Module):
     def forward(self, x: Tensor, auxiliary: Any = None) -> Tensor:
         """[..., D] -> [..., D]."""
         own = self.own
-        gates, chosen, probabilities = route(F.linear(x, own.router), own.active)
+        gates, chosen, probabilities = route(F.linear(x, own.router), own.active, own.gates)
         weights = torch.zeros_like(probabilities).scatter(-1, chosen, gates)
         y = torch.zeros_like(x)
         for number in range(own.experts):
