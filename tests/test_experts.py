@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from foreign_folders import decoder as foreign_decoder
 
 import weft
+from foreign_folders import decoder as foreign_decoder
 from weft.checkpoints.export.onnx_graphs import DenseExperts
 from weft.inspection.analysis.routing import routed
 from weft.models.build import read_spec

@@ -5,7 +5,7 @@ Over tokens (BERT), words with their characters, or numeric vectors (bodies in m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
@@ -97,12 +97,20 @@ AnswerSpec = Annotated[PooledSpec | PerTokenSpec, Field(discriminator="kind")]
 class EncoderSpec(StackSpec):
     """An encoder of sequences of up to `length`; `class_token` puts a learned vector before each."""
 
+    MASKS: ClassVar[tuple[str, ...]] = (*StackSpec.MASKS, "graph")
+
     family: Literal["encoder"] = "encoder"
     input: InputSpec = TokensSpec()
     length: PositiveInt = 256
     class_token: bool = False
     input_norm: bool = False
     output: AnswerSpec = PooledSpec()
+
+    @model_validator(mode="after")
+    def _graph_fits(self) -> Self:
+        if self.class_token and any(getattr(getattr(m, "mask", None), "kind", None) == "graph" for m in self.mixer):
+            raise ValueError("a graph has no edge for the class token: set class_token to false and pool the mean")
+        return self
 
     def build(self) -> Encoder:
         """The model, with torch's own random weights; `weft.build` initializes it."""

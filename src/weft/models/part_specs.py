@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 from torch import nn
 
 from weft.foundation.spec import Spec
+from weft.models.mask_specs import MaskSpec
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.experts import Experts, GateName
@@ -133,7 +134,10 @@ FeedForwardSpec = Annotated[ClassicSpec | GatedSpec | ExpertsSpec | NoFeedForwar
 
 
 class AttentionSpec(Spec):
-    """Attention in `heads` heads, see `weft.parts.attention`; `score` is one of `weft.parts.scores`."""
+    """Attention in `heads` heads, see `weft.parts.attention`; `score` is one of `weft.parts.scores`.
+
+    It sees what the model may see, within `window` keys and under `mask`, if they are given.
+    """
 
     kind: Literal["attention"] = "attention"
     heads: PositiveInt = 4
@@ -142,6 +146,7 @@ class AttentionSpec(Spec):
     value_width: PositiveInt | None = None
     score: ScoreName = "scaled-dot"
     window: PositiveInt | None = None
+    mask: MaskSpec | None = None
     bias: bool = True
     output_bias: bool | None = None
     query_key_norm: NormSpec | None = None
@@ -165,8 +170,9 @@ class AttentionSpec(Spec):
         """D_K, the size of one head's queries and keys."""
         return self.head_width or width // self.heads
 
-    def mask(self, seen: Mask) -> Mask:
-        """What this layer may see: what the model may, in its window."""
+    def visible(self, seen: Mask) -> Mask:
+        """What this layer may see: what the model may, in its window and under its mask."""
+        seen = seen if self.mask is None else self.mask.within(seen)
         return seen if self.window is None else seen & Window(self.window)
 
     def clashes(self, width: int, causal: bool) -> str | None:
@@ -181,7 +187,7 @@ class AttentionSpec(Spec):
 class _PlainMixerSpec(Spec):
     """What mixers without a mask of their own share: they see what the model may see."""
 
-    def mask(self, seen: Mask) -> Mask:
+    def visible(self, seen: Mask) -> Mask:
         return seen
 
     def clashes(self, width: int, causal: bool) -> str | None:

@@ -42,6 +42,16 @@ class Mask:
         """Whether every query at positions first..last surely may look at every key at positions first..last."""
         return False
 
+    def includes(self, other: Mask) -> bool:
+        """Whether it surely allows every pair that `other` allows, whatever the positions; False if not known."""
+        if isinstance(other, Either):
+            return self.includes(other.first) and self.includes(other.second)
+        return self == other or any(self == term or self.is_wider(term) for term in other.terms())
+
+    def is_wider(self, other: Mask) -> bool:
+        """`includes` for one other mask that is neither equal nor a combination."""
+        return False
+
     def terms(self) -> Iterator[Mask]:
         """The masks that must all hold."""
         yield self
@@ -104,6 +114,9 @@ class Everything(Mask):
     def covers(self, queries: Span, keys: Span) -> bool:
         return True
 
+    def includes(self, other: Mask) -> bool:
+        return True
+
     def terms(self) -> Iterator[Mask]:
         return iter(())
 
@@ -131,6 +144,9 @@ class Both(Mask):
 
     def covers(self, queries: Span, keys: Span) -> bool:
         return all(part.covers(queries, keys) for part in self.parts)
+
+    def includes(self, other: Mask) -> bool:
+        return all(part.includes(other) for part in self.parts)
 
     def terms(self) -> Iterator[Mask]:
         return iter(self.parts)
@@ -170,6 +186,9 @@ class Either(Mask):
 
     def covers(self, queries: Span, keys: Span) -> bool:
         return self.first.covers(queries, keys) or self.second.covers(queries, keys)
+
+    def includes(self, other: Mask) -> bool:
+        return self.first.includes(other) or self.second.includes(other) or super().includes(other)
 
     def __repr__(self) -> str:
         return f"{self.first!r} | {self.second!r}"
