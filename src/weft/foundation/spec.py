@@ -137,7 +137,10 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
         if isinstance(place, list) and len(place) == 1 and not step.isdigit():
             place = place[0]
         try:
-            place = place[int(step)] if isinstance(place, list) else place[step]
+            key = int(step) if isinstance(place, list) else step
+            if place[key] is None:
+                place[key] = {}  # a table that was left out
+            place = place[key]
         except (KeyError, IndexError, ValueError, TypeError):
             hint = f": {_name_fields(step, place)}" if isinstance(place, dict) else ""
             raise SpecError(f"there is no field {'.'.join(parents[: depth + 1])!r} to set {path!r} in{hint}") from None

@@ -24,7 +24,7 @@ from weft.laws.trace import (
     first_overreach,
     trace,
 )
-from weft.parts.masks import Graph
+from weft.parts.masks import BlockSparse, Graph, Mask
 
 MODES: tuple[Mode, ...] = ("eval", "training")
 
@@ -44,10 +44,21 @@ def declared_matrix(probe: Probe) -> Tensor:
     """[T, T], True where output i may depend on input j, from what is declared."""
     T, declares = probe.length, probe.subject.declares
     i, j = torch.arange(T)[:, None], torch.arange(T)[None]
-    seen = (j <= i) if declares.causal else torch.ones(T, T, dtype=torch.bool)
+    seen = (j <= i) | (j < (declares.text_prefix or 0)) if declares.causal else torch.ones(T, T, dtype=torch.bool)
     if declares.reach is not None:
         seen = seen & ((i - j).abs() < declares.reach)
-    return seen
+    return seen if declares.masks is None else seen & mask_paths(probe)
+
+
+def mask_paths(probe: Probe) -> Tensor:
+    """[T, T], True where a path through the masks of all layers leads from output i to input j."""
+    # A class token stands before the content, and what it saw reaches others.
+    extra = int(bool(getattr(getattr(probe.subject.module, "spec", None), "class_token", False)))
+    T = probe.length + extra
+    own = seen = torch.eye(T, dtype=torch.bool)
+    for mask in probe.subject.declares.masks or ():
+        seen = ((mask.grid(T) | own).double() @ seen.double()) > 0
+    return seen[extra:, extra:]
 
 
 def _worst(D: Tensor, forbidden: Tensor) -> tuple[float, tuple[int, int]]:
@@ -65,7 +76,7 @@ def causality(probe: Probe) -> Finding:
         return Finding(law, "not declared", _undeclared(probe))
     for mode in MODES:
         D = _matrix(probe, mode)
-        value, (i, j) = _ahead(D)
+        value, (i, j) = _ahead(D, probe.subject.declares.text_prefix)
         if value > _limit(probe):
             path = _blame_causality(probe, j, mode)
             cause = causality_cause(probe, path, D, mode)
@@ -73,13 +84,14 @@ def causality(probe: Probe) -> Finding:
             return Finding(
                 law, "broken", f"output {i} changes by {value:.2g} with input {j}{where}", path, cause, value, (i, j)
             )
-    D = probe.matrix
-    value = float(D.triu(1).max())
+    D, prefix = probe.matrix, probe.subject.declares.text_prefix
+    value, _ = _ahead(D, prefix)
     if float(D.tril(-1).max()) == 0:
         return Finding(
             law, "holds", f"outputs change by {probe.say(value)}; but they depend on no earlier input either"
         )
-    return Finding(law, "holds", f"outputs change by {probe.say(value)} with any later input", violation=value)
+    later = "later input" if prefix is None else f"later input after the prefix of {prefix}"
+    return Finding(law, "holds", f"outputs change by {probe.say(value)} with any {later}", violation=value)
 
 
 def _undeclared(probe: Probe) -> str:
@@ -104,9 +116,11 @@ def _matrix(probe: Probe, mode: Mode) -> Tensor:
     return probe.matrix if mode == "eval" else probe.dependence(probe.spread(probe.content), mode)
 
 
-def _ahead(D: Tensor) -> tuple[float, tuple[int, int]]:
-    """How much an output changes most with a later input, and which."""
-    return _worst(D, torch.ones_like(D).triu(1).bool())
+def _ahead(D: Tensor, prefix: int | None = None) -> tuple[float, tuple[int, int]]:
+    """How much an output changes most with a later input that is not in the prefix, and which."""
+    later = torch.ones_like(D).triu(1).bool()
+    later[:, : prefix or 0] = False
+    return _worst(D, later)
 
 
 def _limit(probe: Probe) -> float:
@@ -144,8 +158,10 @@ def reach(probe: Probe) -> Finding:
 
 
 def prefix(probe: Probe) -> Finding:
-    """Text after a prefix (an image) sees all of it, and is causal itself."""
+    """All tokens see all of a prefix (an image, or the text's own first tokens), and are causal after it."""
     law, declares = "prefix", probe.subject.declares
+    if declares.text_prefix is not None:
+        return _text_prefix(probe, min(declares.text_prefix, probe.length))
     if declares.prefix is None:
         return Finding(law, "not declared", "no prefix is seen by all")
     if probe.source is None or not probe.source.is_floating_point():
@@ -158,6 +174,36 @@ def prefix(probe: Probe) -> Finding:
     if unseen > 0:
         return Finding(law, "broken", f"{unseen:.0%} of the prefix does not reach the first token of the text")
     return Finding(law, "holds", f"all {declares.prefix} prefix tokens reach the first token of the text")
+
+
+def _text_prefix(probe: Probe, length: int) -> Finding:
+    """Each output depends on each token of the text's own prefix to which the masks lead."""
+    law, D, paths = "prefix", probe.matrix[:, :length], mask_paths(probe)[:, :length]
+    unseen = ((D == 0) & paths).nonzero()
+    if len(unseen):
+        i, j = unseen[0].tolist()
+        return Finding(law, "broken", f"token {j} of the prefix does not reach output {i}", at=(i, j))
+    return Finding(law, "holds", f"the {length} prefix tokens reach each other in both directions, and all after them")
+
+
+def masks(probe: Probe) -> Finding:
+    """No output depends on inputs to which no path through the masks of the layers leads."""
+    law, declares = "masks", probe.subject.declares
+    if declares.masks is None:
+        return Finding(law, "not declared", "its layers have no mask but causality and windows")
+    paths = mask_paths(probe)
+    hidden = int((~paths).sum())
+    if not hidden:
+        return Finding(law, "not testable", f"its layers lead from each of {probe.length} tokens to each")
+    value, (i, j) = _worst(probe.matrix, ~paths)
+    if value > _limit(probe):
+        changed = probe.content.clone()
+        changed[:, j] = probe.other(probe.content)[:, j]
+        calls = [probe.call(probe.content), probe.call(changed)]
+        path = _blame(probe, calls, diverged_outside(probe.length, paths[:, j], probe.tolerance))
+        said = f"output {i} changes by {value:.2g} with input {j}, to which no path leads"
+        return Finding(law, "broken", said, path, "a layer without its mask", value, (i, j))
+    return Finding(law, "holds", f"{hidden} pairs without a path: {probe.say(value)}", violation=value)
 
 
 def graph_reach(probe: Probe) -> Finding:
@@ -265,8 +311,10 @@ def shift(probe: Probe) -> Finding:
             "not declared",
             "positions are absolute" if declares.positions == "absolute" else "order counts for nothing",
         )
-    if declares.seq2seq or declares.prefix is not None:
+    if declares.seq2seq or declares.prefix is not None or declares.text_prefix is not None:
         return Finding(law, "not testable", "positions count from the source or the prefix")
+    if declares.masks is not None and any(_counts_from_start(leaf) for m in declares.masks for leaf in m.leaves()):
+        return Finding(law, "not testable", "its masks count positions from the start")
     positions = torch.arange(probe.length)[None]
     calls = [SubjectCall(probe.content, positions=positions), SubjectCall(probe.content, positions=positions + 7)]
     value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
@@ -281,3 +329,8 @@ def shift(probe: Probe) -> Finding:
             value,
         )
     return Finding(law, "holds", f"moving all positions by 7 changes outputs by {probe.say(value)}", violation=value)
+
+
+def _counts_from_start(mask: Mask) -> bool:
+    """Whether it is a rule of positions themselves, not of distances alone."""
+    return isinstance(mask, BlockSparse | Graph)

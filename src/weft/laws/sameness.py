@@ -149,7 +149,8 @@ def cache(probe: Probe) -> Finding:
     if not probe.subject.declares.cached:
         return Finding(law, "not declared", "it keeps no cache")
     T, worst = probe.length, 0.0
-    for name, sizes in (("token by token", [1] * T), ("in chunks", _chunks(T))):
+    prefix = min(T, probe.subject.declares.text_prefix or 1)
+    for name, sizes in (("token by token", [prefix] + [1] * (T - prefix)), ("in chunks", _chunks(T, prefix))):
         out = _run_in_chunks(probe, sizes)
         value = float(torch.nan_to_num((out - probe.outputs).abs(), nan=float("inf")).max())
         if value > probe.tolerance:
@@ -164,9 +165,9 @@ def cache(probe: Probe) -> Finding:
     return Finding(law, "holds", f"token by token and in chunks, {probe.say(worst)}", violation=worst)
 
 
-def _chunks(T: int) -> list[int]:
-    """Chunks of uneven sizes, one token among them."""
-    sizes = [4, 1, 3]
+def _chunks(T: int, prefix: int = 1) -> list[int]:
+    """Chunks of uneven sizes, one token among them; the first holds the prefix, which is seen in both directions."""
+    sizes = [max(4, prefix), 1, 3]
     while sum(sizes) < T:
         sizes.append(min(5, T - sum(sizes)))
     return sizes
@@ -270,7 +271,7 @@ def lengths(probe: Probe) -> Finding:
             return Finding(law, "broken", f"a text of {length} tokens fails: {why.reason:.120}")
         if not torch.isfinite(out).all():
             return Finding(law, "broken", f"a text of {length} tokens gives numbers that are not finite")
-        if not probe.subject.declares.causal:
+        if not probe.subject.declares.causal or length < (probe.subject.declares.text_prefix or 1):
             continue
         value = float((out - whole[:, :length]).abs().max())
         if value > probe.tolerance:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from weft.parts.token_positions import TokenPositions
 
 Band = tuple[int | None, int | None]
 Span = tuple[int, int]
+COUNTED_QUERIES = 2048
 
 
 class Mask:
@@ -91,6 +93,16 @@ class Mask:
         token_positions = self.token_positions(length)
         visible = visible_pairs(self, token_positions, token_positions)
         return visible.expand(-1, length, length)[min(row, visible.shape[0] - 1)]
+
+    def share(self, length: int) -> float:
+        """The share of the N x N pairs of `length` tokens that it shows; of long texts, measured on some queries."""
+        every = max(1, length // COUNTED_QUERIES)
+        keys = TokenPositions.run(0, length, torch.device("cpu"))
+        queries = TokenPositions.of(torch.arange(every // 2, length, every))
+        edges = [*range(0, queries.length, 256), queries.length]
+        blocks = [queries.slice(first, last) for first, last in pairwise(edges)]
+        seen = sum(int(visible_pairs(self, q, keys).expand(1, q.length, length).sum()) for q in blocks)
+        return seen / (queries.length * length)
 
     def text(self, length: int | None = None, row: int = 0) -> str:
         """The picture as text: one line per query, a full square where it may look."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from weft.data.readers.graphs import read_edges
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 
 DATA, TRAINING = "data.", "training."
+MASK_FILE = "mask.file"
 
 
 @dataclass(frozen=True)
 class TrainRequest:
     """A task, its data, the folder of the run, and how to train.
 
-    `changes` sets single options by dotted names: `{"layers": 2, "training.rate": 1e-3, "data.held_out": 0.2}`.
+    `changes` sets single options by dotted names: `{"layers": 2, "training.rate": 1e-3, "data.held_out": 0.2}`. A graph
+    that is a mask is named by the file of its edges: `{"mixer.mask.file": "edges.csv"}`.
     `preset` "auto" fits the model to data and time. A `seed` of None is 0 for a new run, and that of the run for a
     resumed one. `base` is the folder of a run whose model, tokenizer and weights training starts from.
     """
@@ -64,6 +67,10 @@ class TrainRequest:
         if not 0 < self.minutes < math.inf:
             raise WeftError(f"{self.minutes:g} minutes: give a time above 0, such as 5")
 
+    def with_edges(self) -> TrainRequest:
+        """The same with the edges in place of the files that hold them: a run needs no file that may be gone later."""
+        return replace(self, changes=_with_edges(self.changes))
+
     @property
     def data_changes(self) -> Tree:
         """Changes of how data are read, by their names without `data.`."""
@@ -86,3 +93,18 @@ def _is_whole(value: object) -> bool:
 
 def _below(changes: Mapping[str, Any], prefix: str) -> Tree:
     return {name.removeprefix(prefix): value for name, value in changes.items() if name.startswith(prefix)}
+
+
+def _with_edges(changes: Mapping[str, Any]) -> Tree:
+    found: Tree = {}
+    for name, value in changes.items():
+        if name == MASK_FILE or name.endswith(f".{MASK_FILE}"):
+            mask = name.removesuffix("file")
+            if changes.get(f"{mask}kind", "graph") != "graph":
+                raise WeftError(f"{name} is a graph's, but {mask}kind is {changes[f'{mask}kind']}: leave one out")
+            nodes, edges = read_edges(str(value))
+            found |= {f"{mask}kind": "graph", f"{mask}edges": [list(edge) for edge in edges]}
+            found |= {} if f"{mask}nodes" in changes else {f"{mask}nodes": nodes}
+        else:
+            found[name] = value
+    return found
