@@ -17,7 +17,7 @@ from weft.models.part_specs import ActivationName
 from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_tokens, seen_by
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
-from weft.parts.masks import Graph, Mask, Prefix
+from weft.parts.masks import BlockSparse, Graph, Mask, Prefix
 from weft.parts.outputs import Pool, PooledHead, TokenHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
@@ -161,8 +161,7 @@ class Encoder(nn.Module):
         mask = as_mask(mask)
         token_positions = arrange_call(tokens, positions, mask, None)
         if self.spec.class_token:
-            if mask is not None and any(isinstance(leaf, (Graph, Prefix)) for leaf in mask.leaves()):
-                raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
+            self._expect_no_places(mask)
             token_positions = token_positions.after(1)
         auxiliary = Auxiliary(token_positions.real)
         hidden = self.stack(
@@ -175,6 +174,17 @@ class Encoder(nn.Module):
             return self.head(hidden, token_positions)
 
         return Output(hidden, answer, None, auxiliary.summary())
+
+    def _expect_no_places(self, mask: Mask | None) -> None:
+        """Refuse masks that name tokens by their numbers: with a class token these begin at 1."""
+        for leaf in mask.leaves() if mask is not None else ():
+            if isinstance(leaf, Graph):
+                raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
+            if isinstance(leaf, (Prefix, BlockSparse)):
+                raise WeftError(
+                    f"{leaf!r} counts tokens from 0, where the class token stands: set class_token to false, or give "
+                    "the mask to the model's spec"
+                )
 
     def declares(self) -> Declaration:
         return self.spec.declares()

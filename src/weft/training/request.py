@@ -96,15 +96,23 @@ def _below(changes: Mapping[str, Any], prefix: str) -> Tree:
 
 
 def _with_edges(changes: Mapping[str, Any]) -> Tree:
+    """Options by dotted names, or tables of them, with each `mask.file` replaced by the graph in it."""
     found: Tree = {}
     for name, value in changes.items():
         if name == MASK_FILE or name.endswith(f".{MASK_FILE}"):
             mask = name.removesuffix("file")
-            if changes.get(f"{mask}kind", "graph") != "graph":
-                raise WeftError(f"{name} is a graph's, but {mask}kind is {changes[f'{mask}kind']}: leave one out")
-            nodes, edges = read_edges(str(value))
-            found |= {f"{mask}kind": "graph", f"{mask}edges": [list(edge) for edge in edges]}
-            found |= {} if f"{mask}nodes" in changes else {f"{mask}nodes": nodes}
+            graph = _graph(str(value), changes.get(f"{mask}kind", "graph"), changes.get(f"{mask}nodes"))
+            found |= {f"{mask}{field}": own for field, own in graph.items()}
+        elif isinstance(value, Mapping) and "file" in value and name.rpartition(".")[2] == "mask":
+            found[name] = _graph(str(value["file"]), value.get("kind", "graph"), value.get("nodes"))
         else:
-            found[name] = value
+            found.setdefault(name, _with_edges(value) if isinstance(value, Mapping) else value)
     return found
+
+
+def _graph(file: str, kind: str, nodes: int | None) -> Tree:
+    """The fields of the graph in a file; more nodes than have edges may be given."""
+    if kind != "graph":
+        raise WeftError(f"mask.file {file} holds the edges of a graph, but mask.kind is {kind}: leave one of them out")
+    found, edges = read_edges(file)
+    return {"kind": "graph", "nodes": found if nodes is None else nodes, "edges": [list(edge) for edge in edges]}
