@@ -71,7 +71,7 @@ class StridedMaskSpec(_LayerMaskSpec):
 
 
 class BlockSparseMaskSpec(_LayerMaskSpec):
-    """Blocks of `size` tokens that see `near` blocks to either side; the first `shared` ones see and are seen by all."""
+    """Blocks of `size` tokens that see `near` blocks to either side; the first `shared` ones see all and are seen."""
 
     kind: Literal["block-sparse"] = "block-sparse"
     size: PositiveInt = 16

@@ -71,8 +71,8 @@ class Declaration:
     `window`: the number of keys back that a query sees at each layer, its own included, so `reach` tokens in all.
     `prefix`: the number of tokens of an image before the text, seen by all. `text_prefix`: the number of the text's own
     first tokens that all see, so that they see each other in both directions; causal from there on. `masks`: what each
-    layer sees, where that is more than causality and a window says. `positions`: none (order counts only through mask and
-    mixer), absolute, relative.
+    layer sees, where that is more than causality and a window say. `positions`: none (order counts only through mask
+    and mixer), absolute, relative.
     """
 
     family: str

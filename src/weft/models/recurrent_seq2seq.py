@@ -213,7 +213,7 @@ def _arrange_padding(
     rules = [found] if isinstance(found, Everything) else rules_of(found)
     if rules:
         raise WeftError(
-            f"{both(rules)!r} acts inside self-attention, which a recurrent seq2seq model has none of: give padding only"
+            f"{both(rules)!r} acts inside self-attention, which a recurrent seq2seq model has not: give padding only"
         )
     token_positions = arrange_call(tokens, positions, found, state)
     if token_positions.documents is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +20,7 @@ from weft.parts.token_positions import TokenPositions
 
 Band = tuple[int | None, int | None]
 Span = tuple[int, int]
-COUNTED_QUERIES = 2048
+COUNTED_PAIRS = 1 << 22
 
 
 class Mask:
@@ -96,13 +95,10 @@ class Mask:
 
     def share(self, length: int) -> float:
         """The share of the N x N pairs of `length` tokens that it shows; of long texts, measured on some queries."""
-        every = max(1, length // COUNTED_QUERIES)
-        keys = TokenPositions.run(0, length, torch.device("cpu"))
-        queries = TokenPositions.of(torch.arange(every // 2, length, every))
-        edges = [*range(0, queries.length, 256), queries.length]
-        blocks = [queries.slice(first, last) for first, last in pairwise(edges)]
-        seen = sum(int(visible_pairs(self, q, keys).expand(1, q.length, length).sum()) for q in blocks)
-        return seen / (queries.length * length)
+        count = max(1, min(length, COUNTED_PAIRS // length))
+        queries = TokenPositions.of(torch.linspace(0, length - 1, count).round().long())
+        visible = visible_pairs(self, queries, TokenPositions.run(0, length, torch.device("cpu")))
+        return float(visible.expand(1, count, length).double().mean())
 
     def text(self, length: int | None = None, row: int = 0) -> str:
         """The picture as text: one line per query, a full square where it may look."""

@@ -213,6 +213,6 @@ def expect_exportable(spec: Any) -> None:
     prefix = spec.declares().text_prefix
     if prefix is not None:
         raise WeftError(
-            f"mixer.mask is a prefix of {prefix} tokens that must be read in one call, which an ONNX file cannot check: "
-            "use the run itself, or train without the prefix"
+            f"mixer.mask is a prefix of {prefix} tokens that must be read in one call, which an ONNX file cannot check:"
+            " use the run itself, or train without the prefix"
         )
