@@ -48,7 +48,7 @@ SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     "classification": {
         "sentiment": (sentiment, 8_000),
         "nodes": (nodes, 2_000),
-        "sets": (sets, 10_000),
+        "sets": (sets, 6_000),
         "proteins": (proteins, 6_000),
     },
     "tagging": {"grammar": (grammar, 4_000), "pronouns": (pronouns, 6_000)},

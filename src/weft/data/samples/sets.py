@@ -14,12 +14,11 @@ from weft.data.samples.sample_definition import (
 )
 
 QUESTIONS = ("maximum", "mode", "sum")
-LARGEST, LARGEST_SUM = 9, 30
-COUNTS = (2, 6)  # numbers in a set, at least and at most
+COUNT, LARGEST, LARGEST_SUM = 6, 9, 44
 
 
 def sets(seed: int, size: int) -> Sample[tuple[tuple[str, str], ...]]:
-    """Two to six numbers from 0 to 9 and what is asked of them: "sum 3 7 3", labeled 13; (text, label).
+    """Six numbers from 0 to 9 and what is asked of them: "sum 3 7 3 0 1 1", labeled 15; (text, label).
 
     Asked for are their maximum, their mode (the most frequent one, where there is one) or their sum. No multiset of the
     training part is in the validation part, in whatever order.
@@ -47,7 +46,7 @@ def _question(choose: random.Random) -> tuple[str, tuple[int, ...]]:
     """A question and a multiset, its numbers in order, with a single mode or a sum that is not rare, if asked for."""
     question = choose.choice(QUESTIONS)
     while True:
-        numbers = tuple(sorted(choose.randint(0, LARGEST) for _ in range(choose.randint(*COUNTS))))
+        numbers = tuple(sorted(choose.randint(0, LARGEST) for _ in range(COUNT)))
         counts = sorted(Counter(numbers).values())
         several = len(counts) > 1 and counts[-1] == counts[-2]
         if not (question == "mode" and several) and not (question == "sum" and sum(numbers) > LARGEST_SUM):

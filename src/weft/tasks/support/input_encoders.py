@@ -160,7 +160,11 @@ class SetEncoder(WordEncoder):
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """No smoothing: the answers are certain."""
-        return Recipe(dropout=0.0, training={"batch": 2048, "rate": 3e-3, "ema": 0.99}, most_epochs=60)
+        return Recipe(dropout=0.0, training={"batch": 1024, "rate": 3e-3, "ema": 0.99}, most_epochs=60)
+
+    def sizes(self, train: Split) -> Sequence[Size]:
+        """A small one, which takes many steps: counting is learned slowly."""
+        return (Size(64, 2, LONGEST_TEXT),)
 
 
 @dataclass(frozen=True)
