@@ -1,4 +1,4 @@
-"""Masks in specs: what each layer sees is what is declared, trained, decoded and shown; what has no effect is refused."""
+"""Masks in specs: each layer sees what is declared, trained, decoded and shown; masks without effect are refused."""
 
 import json
 import random
@@ -323,7 +323,7 @@ def test_files_of_graphs_in_tables(tmp_path):
 
 def test_a_graph_file_of_another_mask_is_refused(tmp_path):
     changes = {"mixer.mask.file": "edges.csv", "mixer.mask.kind": "dilated"}
-    with pytest.raises(weft.WeftError, match="holds the edges of a graph, but mask.kind is dilated"):
+    with pytest.raises(weft.WeftError, match=r"holds the edges of a graph, but mask\.kind is dilated"):
         TrainRequest("text", ("x",), tmp_path, changes=changes).with_edges()
 
 

@@ -47,8 +47,10 @@ def _keep_gates(tree: Tree) -> Tree:
     A tree without a version was written by hand, not by a run.
     """
     feedforward = tree.get("feedforward")
-    single = isinstance(feedforward, dict) and feedforward.get("kind") == "experts" and feedforward.get("active") == 1
-    if not single or "version" not in tree or feedforward.get("gates") is not None:
+    if "version" not in tree or not isinstance(feedforward, dict):
+        return tree
+    known = [feedforward.get(name) for name in ("kind", "active", "gates")]
+    if known != ["experts", 1, None]:
         return tree
     return tree | {"feedforward": feedforward | {"gates": "renormalized"}}
 

@@ -63,8 +63,9 @@ class ClassificationOptions(DataSpec):
     """`columns`: text and label, by name or number; without it they are recognized.
 
     `tokenizer`: auto (words with their characters; characters where texts have no spaces), sets (words whose order says
-    nothing), characters, words, bpe, or a file to load; `vocabulary` bounds words and bpe. In training a token seen n times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r =
-    `rarity`, so that the model relies on no single word.
+    nothing), characters, words, bpe, or a file to load; `vocabulary` bounds words and bpe. In training a token seen n
+    times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r = `rarity`, so that the model relies on no
+    single word.
     """
 
     columns: Names = ()

@@ -17,11 +17,11 @@ from weft.foundation.arrays import Array
 
 AMINO_ACIDS = "ARNDCQEGHILKMFPSTWYV"
 # Shares of the letters in natural proteins, in percent.
-BACKGROUND = np.array(
-    [8.25, 5.53, 4.06, 5.46, 1.38, 3.93, 6.72, 7.07, 2.27, 5.91, 9.65, 5.80, 2.41, 3.86, 4.74, 6.65, 5.36, 1.10, 2.92]
-    + [6.86]
+PERCENT = (
+    *(8.25, 5.53, 4.06, 5.46, 1.38, 3.93, 6.72, 7.07, 2.27, 5.91),
+    *(9.65, 5.80, 2.41, 3.86, 4.74, 6.65, 5.36, 1.10, 2.92, 6.86),
 )
-BACKGROUND = BACKGROUND / BACKGROUND.sum()
+BACKGROUND = np.array(PERCENT) / sum(PERCENT)
 MOTIFS, WIDTH = 3, 8
 CONSERVED = 0.6  # probability of a match state's own letter, beyond the background
 STAY, INSERT, SKIP = 0.9, 0.05, 0.05
@@ -40,7 +40,8 @@ class ProfileModel:
         """So many sequences, one letter of each at a time."""
         onward, letters = np.hstack([self.steps, self.ends[:, None]]).cumsum(1), self.letters.cumsum(1)
         states = _draw(np.broadcast_to(self.start.cumsum(), (count, len(self.start))), random)
-        said, going = [[] for _ in range(count)], np.arange(count)  # type: list[list[str]], Array
+        said: list[list[str]] = [[] for _ in range(count)]
+        going = np.arange(count)
         while len(going):
             for row, letter in zip(going, _draw(letters[states], random), strict=True):
                 said[row].append(AMINO_ACIDS[letter])
@@ -108,7 +109,8 @@ def family_posteriors(models: dict[str, ProfileModel], texts: list[str]) -> Arra
 
 def _chain(profiles: tuple[Array, ...]) -> ProfileModel:
     """Background, then motif after motif, each with background behind it."""
-    letters, moves = [BACKGROUND], {}  # type: list[Array], dict[tuple[int, int], float]
+    letters: list[Array] = [BACKGROUND]
+    moves: dict[tuple[int, int], float] = {}
     for profile in profiles:
         before, width = len(letters) - 1, len(profile)
         # Match k stands at before + 1 + 2 k, its insertion behind it; behind the last match stands background.
