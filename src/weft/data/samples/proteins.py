@@ -23,7 +23,7 @@ PERCENT = (
 )
 BACKGROUND = np.array(PERCENT) / sum(PERCENT)
 MOTIFS, WIDTH = 3, 8
-CONSERVED = 0.6  # probability of a match state's own letter, beyond the background
+CONSERVED = 0.75  # probability of a match state's own letter, beyond the background
 STAY, INSERT, SKIP = 0.9, 0.05, 0.05
 
 
