@@ -138,7 +138,7 @@ def test_the_best_score_of_proteins_is_that_of_bayes():
 
 def test_proteins_are_read_by_their_letters(tmp_path):
     rows = table(tmp_path, sample("proteins", size=60).train)
-    run = weft.train("classification", rows, tmp_path / "run", steps=2, set={"width": 16, "layers": 1})
+    run = weft.train("classification", rows, tmp_path / "run", steps=2, set={"width": 16, "layers": 2})
     assert run.spec.facts["reading"] == "tokens" and len(run.tokenizer.encode("MKV")) == 3
     (answer,) = run.task.predict(run.module, ["MKVLAAGIVGLLLAQWERTY"], GenerationOptions())
     assert answer.output in run.task.classes

@@ -172,7 +172,7 @@ def _print_head(out: Console, source: str, found: Estimate) -> None:
 
 def _print_masks(out: Console, spec: AnySpec, length: int) -> None:
     """The masks of the layers as pictures, where there are more than causality and windows."""
-    masks = spec.declares().masks or ()
+    masks, length = spec.declares().masks or (), min(length, spec.declares().length or length)
     for mask in dict.fromkeys(masks):
         layers = ", ".join(str(layer) for layer, own in enumerate(masks) if own == mask)
         out.print(f"[bold]Mask of layers {layers}[/bold]: {mask!r}", highlight=False)

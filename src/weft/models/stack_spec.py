@@ -147,7 +147,6 @@ class StackSpec(ModelSpec):
         causal = self.CAUSAL if causal is None else causal
         kind: type[Block] = PreNorm if self.arrangement == "pre-norm" else PostNorm
         count = self.layers if layers is None else layers
-        masks = [mixer.visible(seen) for mixer in self.mixer]
         blocks = []
         for layer in range(count):
             mixer = self.mixer_of(layer)
@@ -162,8 +161,12 @@ class StackSpec(ModelSpec):
                     drop_path,
                 )
             )
-        layer_masks = [masks[layer % len(masks)] for layer in range(count)]
-        return Stack(blocks, layer_masks, self._build_position(causal), self._build_last_norm())
+        return Stack(blocks, self._layer_masks(seen, count), self._build_position(causal), self._build_last_norm())
+
+    def _layer_masks(self, seen: Mask, layers: int) -> tuple[Mask, ...]:
+        """What each layer sees; layers of the same mixer share one mask."""
+        masks = [mixer.visible(seen) for mixer in self.mixer]
+        return tuple(masks[layer % len(masks)] for layer in range(layers))
 
     def _build_position(self, causal: bool) -> AttentionPosition | None:
         if self.positions.nature() != "relative":
@@ -198,7 +201,7 @@ class StackSpec(ModelSpec):
             reach=1 + sum(r - 1 for r in reaches if r is not None) if bounded else None,
             length=min(longest) if longest else None,
             text_prefix=max(prefixes, default=None),
-            masks=tuple(mixer.visible(seen_by(causal)) for mixer in mixers) if own else None,
+            masks=self._layer_masks(seen_by(causal), len(mixers)) if own else None,
             experts=isinstance(self.feedforward, ExpertsSpec),
             **more,
         )
