@@ -63,6 +63,7 @@ def show_presets(as_json: bool) -> None:
     """Print all presets with family and number of parameters."""
     from weft.cli.terminal import console, print_json
     from weft.models.estimates import estimate
+    from weft.models.plain_presets import PLAIN
     from weft.models.presets import preset, presets
 
     rows = []
@@ -77,7 +78,12 @@ def show_presets(as_json: bool) -> None:
         table.add_row(str(row["preset"]), str(row["family"]), f"{row['parameters']:,}")
     out = console()
     out.print(table)
-    out.print("\n[dim]Details of one: weft show gpt2[/dim]")
+    names = list(PLAIN)
+    out.print(
+        f"\n[dim]{names[0]} to {names[-1]}: the models as lectures draw them; training chooses their size.[/dim]",
+        soft_wrap=True,
+    )
+    out.print("[dim]Details of one: weft show gpt2[/dim]")
 
 
 def show_model(source: str, length: int | None, as_json: bool) -> None:
@@ -247,10 +253,27 @@ def _print_memory(out: Console, found: Estimate) -> None:
         table.add_row("state, float32", in_bytes(memory.state_float32), f"{kept}; one sequence of {N} tokens")
         table.add_row("state, 2 bytes", in_bytes(memory.state_2_bytes), "")
     if found.heads:
-        fate = "a fused kernel never stores them" if found.layers else "kept as the alignment"
-        how = f"H x N x N = {found.heads} x {N} x {N}, 2 bytes, one layer; {fate}"
+        how = f"H x N x N = {found.heads} x {N} x {N}, 2 bytes, one layer; {_fate_of_weights(found)}"
         table.add_row("attention weights", in_bytes(memory.unfused_attention), how)
+    for words, purposes in _kernels_in_words(found).items():
+        table.add_row("", "" if len(purposes) > 1 else purposes[0], words)
     out.print(table, "", sep="\n")
+
+
+def _kernels_in_words(found: Estimate) -> dict[str, list[str]]:
+    """Each kernel that runs and why, with what for."""
+    words: dict[str, list[str]] = {}
+    for use in found.kernels:
+        words.setdefault(f"{use.kernel}: {use.reason}", []).append(use.purpose)
+    return words
+
+
+def _fate_of_weights(found: Estimate) -> str:
+    """Whether the attention weights are stored, in words."""
+    if not found.kernels:
+        return "kept as the alignment"
+    purposes = dict.fromkeys(use.purpose for use in found.kernels if use.stores_weights)
+    return f"stored in {' and '.join(purposes)}" if purposes else "never stored"
 
 
 def _print_flops(out: Console, found: Estimate) -> None:

@@ -15,7 +15,7 @@ from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_toke
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask
-from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
 
@@ -90,7 +90,7 @@ class EncoderDecoder(nn.Module):
         target_embedding: TokenEmbedding | None,
         target_input: SequenceInput,
         decoder: Stack,
-        head: LanguageHead | TiedHead,
+        head: LanguageHead | TiedHead | CappedHead,
     ) -> None:
         super().__init__()
         self.spec = spec

@@ -24,7 +24,7 @@ from weft.models.part_specs import (
     Share,
 )
 from weft.models.position_specs import AnyPositionSpec, RotarySpec
-from weft.parts.block import Block, PostNorm, PreNorm
+from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.masks import Causal, Everything, Mask, Real
 from weft.parts.norms import Norm
 from weft.parts.position_counter import PositionCounter
@@ -39,6 +39,15 @@ def _as_tuple(value: Any) -> Any:
 
 
 MixerPattern = Annotated[tuple[MixerSpec, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+
+ArrangementName = Literal["pre-norm", "post-norm", "sandwich-norm", "parallel"]
+ARRANGEMENTS: dict[ArrangementName, type[Block]] = {
+    "pre-norm": PreNorm,
+    "post-norm": PostNorm,
+    "sandwich-norm": SandwichNorm,
+    "parallel": Parallel,
+}
 
 
 def _keep_gates(tree: Tree) -> Tree:
@@ -84,7 +93,7 @@ class StackSpec(ModelSpec):
     feedforward: FeedForwardSpec = ClassicSpec()
     positions: AnyPositionSpec = RotarySpec()
     norm: NormSpec = LayerNormSpec()
-    arrangement: Literal["pre-norm", "post-norm"] = "pre-norm"
+    arrangement: ArrangementName = "pre-norm"
     last_norm: bool | None = None
     dropout: Share = 0.0
     stochastic_depth: Share = 0.0
@@ -112,22 +121,28 @@ class StackSpec(ModelSpec):
 
     def _positions_fit(self) -> None:
         kind = self.positions.kind
+        attentions = [mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec)]
+        own = [mixer for mixer in attentions if mixer.rotary is not None]
+        if own and not isinstance(self.positions, RotarySpec):
+            raise ValueError(f"mixer.rotary is in place of rotary positions, but positions are {kind!r}: change one")
         if self.positions.own_width() >= self.width:
             raise ValueError(f"positions.width {self.positions.own_width()} leaves nothing of width {self.width}")
         if self.positions.nature() != "relative":
             return
-        attentions = [mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec)]
         if not attentions:
             raise ValueError(
                 f"positions {kind!r} act inside attention, but mixer has none: use learned, sinusoidal or no positions"
             )
-        sizes = {(m.heads, m.size(self.width)) for m in attentions}
-        if len(sizes) > 1:
+        sizes = {m.head_sizes(self.width) for m in attentions}
+        shared = sizes if self.positions.acts_on_values() else {(s.heads, s.key_width) for s in sizes}
+        if len(shared) > 1:
             raise ValueError(
                 f"positions {kind!r} are shared by all layers, so all mixers need the same heads and sizes"
             )
-        if isinstance(self.positions, RotarySpec):
-            size = int(next(iter(sizes))[1] * self.positions.fraction)
+        if not isinstance(self.positions, RotarySpec):
+            return
+        for rotary in (self.positions, *(mixer.rotary for mixer in own if mixer.rotary is not None)):
+            size = int(next(iter(sizes)).key_width * rotary.fraction)
             if size < 2 or size % 2:
                 raise ValueError(
                     f"rotary positions rotate pairs, but positions.fraction of mixer.head_width is {size}: make it even"
@@ -145,7 +160,7 @@ class StackSpec(ModelSpec):
     ) -> Stack:
         """The blocks, each seeing `seen` under its own mask, the position inside attention and the last norm."""
         causal = self.CAUSAL if causal is None else causal
-        kind: type[Block] = PreNorm if self.arrangement == "pre-norm" else PostNorm
+        kind = ARRANGEMENTS[self.arrangement]
         count = self.layers if layers is None else layers
         blocks = []
         for layer in range(count):
@@ -171,11 +186,10 @@ class StackSpec(ModelSpec):
     def _build_position(self, causal: bool) -> AttentionPosition | None:
         if self.positions.nature() != "relative":
             return None
-        attention = self.attention()
-        return self.positions.build_attention(attention.heads, attention.size(self.width), causal)
+        return self.positions.build_inside(self.attention().head_sizes(self.width), causal)
 
     def _build_last_norm(self) -> Norm | None:
-        wanted = self.arrangement == "pre-norm" if self.last_norm is None else self.last_norm
+        wanted = self.arrangement != "post-norm" if self.last_norm is None else self.last_norm
         return self.norm.build(self.width) if wanted else None
 
     def declare(

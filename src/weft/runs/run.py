@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from weft.figures.web.page import Page
 from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
@@ -20,6 +21,7 @@ from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import AnySpec, build, read_spec
 from weft.models.estimates import estimate
 from weft.tasks.registry import TASKS, task_named
+from weft.tasks.support.conversation import Conversation
 from weft.tasks.support.few_shot import FewShotOptions
 from weft.tasks.task import Answer, GenerationOptions, Task
 
@@ -43,6 +45,25 @@ class Run:
         spec = read_spec(self.spec.model)
         return f"Run({self.task.name}, {spec.family}, {estimate(spec).parameters:,} parameters, {self.folder})"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: what it is, what it reached, and what can be done with it."""
+        spec = read_spec(self.spec.model)
+        rows = [
+            ("task", self.task.name),
+            ("model", f"{spec.family}, {estimate(spec).parameters:,} parameters"),
+            ("folder", str(self.folder)),
+        ]
+        if self.tokenizer is not None:
+            rows.insert(2, ("tokenizer", f"{self.tokenizer.vocabulary:,} tokens"))
+        reached: dict[str, Any] = {}
+        for row in RunFolder(self.folder).read_metrics():
+            reached = row.get("metrics", reached)
+        rows += [(name, f"{value:.4g}") for name, value in reached.items() if isinstance(value, (int, float))]
+        rows.append(("next", "run.predict(...), run.evaluate(data), weft.watch(run), weft.laws.check(run.module)"))
+        page = Page(f"Run {self.folder.name}")
+        page.table(("", ""), rows)
+        return page.fragment()
+
     def predict(self, inputs: Any, **options: Any) -> Any:
         """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""
         one = isinstance(inputs, (str, Path))
@@ -53,11 +74,23 @@ class Run:
         """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
-        return self.task.predict(self.module, list(inputs), _generation_options(options))
+        generation = _generation_options(options)
+        if (generation.top or generation.steps) and not self.task.generates:
+            raise WeftError(
+                f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
+            )
+        return self.task.predict(self.module, list(inputs), generation)
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
         return self.task.stream(self.module, given, _generation_options(options))
+
+    def chat(self, system: str | None = None, template: str | None = None, **options: Any) -> Conversation:
+        """A conversation with a language model: `for piece in run.chat().say("hello"): ...`.
+
+        `template` is the name or file of a chat template, for models that have none of their own.
+        """
+        return self.task.chat(self.module, _generation_options(options), system, template)
 
     def evaluate(
         self,

@@ -25,9 +25,9 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
-from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import BagOfBigrams
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
+from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.input_encoders import (
     InputEncoder,
     SetEncoder,
@@ -84,8 +84,13 @@ class ClassificationTask(Task):
     picture = "classification"
     example = '"a text"'
     Options = ClassificationOptions
-    compatible_tasks = ("embedding",)
+    auto = (
+        "an encoder that reads words by their characters, with convolution and attention in turn (hybrid); "
+        "for graphs, attention alone"
+    )
+    compatible_tasks = ("embedding", "fill-mask", "regression")
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
+    plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
     def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.encoder, self.classes = options, encoder, classes
@@ -98,7 +103,7 @@ class ClassificationTask(Task):
         options: ClassificationOptions,
         seed: int,
         cache: Path,
-        known: ClassificationTask | EmbeddingTask | None = None,
+        known: ClassificationTask | ImportedTextTask | None = None,
     ) -> PreparedData:
         """Read labeled texts or graphs, learn words and classes from what is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -127,14 +132,14 @@ class ClassificationTask(Task):
         inputs: Sequence[Any],
         classes: tuple[str, ...],
         options: ClassificationOptions,
-        known: ClassificationTask | EmbeddingTask | None,
+        known: ClassificationTask | ImportedTextTask | None,
     ) -> ClassificationTask:
         """How inputs are read, and the classes; what a run that is trained on knows already stays."""
         graphs = isinstance(inputs[0], LabeledGraph)
         if known is None:
             learned = NodeEncoder.learn(inputs) if graphs else None
             return cls(options, learned or learn_encoder(options.tokenizer, inputs, options.vocabulary), classes)
-        encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
+        encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, ImportedTextTask) else known.encoder
         if graphs != isinstance(encoder, NodeEncoder):
             found, learned_on = ("graphs", "texts") if graphs else ("texts", "graphs")
             raise DataError(

@@ -25,8 +25,10 @@ from weft.foundation.spec import Spec, Tree
 from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
+from weft.models.plain_presets import plain_preset
 
 if TYPE_CHECKING:
+    from weft.tasks.support.conversation import Conversation
     from weft.tasks.support.few_shot import FewShotOptions
 
 SAMPLE = "sample:"
@@ -125,6 +127,12 @@ class Size:
     context: int = 256
     dropout: float = 0.0
 
+    @classmethod
+    def of(cls, spec: AnySpec) -> Size:
+        """That of a model; what its family does not have is as usual."""
+        layers, context = getattr(spec, "layers", cls.layers), getattr(spec, "length", cls.context)
+        return cls(spec.width, layers, context, spec.dropout)
+
     @property
     def heads(self) -> int:
         """Heads of 32 numbers, wider models have wider ones; so many that they divide the width into even parts."""
@@ -165,7 +173,8 @@ class GenerationOptions:
     user says, and the answer is the assistant's.
 
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
-    on as it is (extend). `top`: number of likeliest first tokens that a text task gives with their probabilities.
+    on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
+    probabilities, 8 or all there are if not given; `steps`: those of every further step too.
     """
 
     temperature: float | None = None
@@ -182,7 +191,8 @@ class GenerationOptions:
     overflow: Overflow = "slide"
     chat: bool = False
     batch: int = 64
-    top: int = 8
+    top: int | None = None
+    steps: bool = False
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -190,7 +200,7 @@ class GenerationOptions:
         for name, number in least.items():
             if number is not None and number < 1:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
-        if self.top < 0:
+        if self.top is not None and self.top < 0:
             raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
 
     def sampling(self, temperature: float) -> Sampling:
@@ -241,6 +251,8 @@ class Task(ABC):
     Options: ClassVar[type[DataSpec]] = DataSpec
     compatible_tasks: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
     fine_tuning_options: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
+    plain_options: ClassVar[Tree] = {}  # options of data that suit a plain preset
+    auto: ClassVar[str] = ""  # what `default_model` is, in words for --help
 
     # Capabilities
     trainable: ClassVar[bool] = True  # else its runs are imported
@@ -285,6 +297,12 @@ class Task(ABC):
         """A preset's spec with vocabulary, classes and lengths of this data."""
         raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
 
+    def fit_plain(self, name: str, size: Size) -> AnySpec:
+        """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""
+        spec = plain_preset(name, size.width, size.layers, size.heads)
+        spec = spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
+        return self.fit(spec).replace(dropout=size.dropout)
+
     @property
     def sample_seed(self) -> int:
         """The seed of the built-in sample that the run is evaluated on."""
@@ -321,6 +339,10 @@ class Task(ABC):
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
         return split
 
+    def examine(self, module: nn.Module, validation: Split) -> bool:
+        """Learn from the trained model, on held-out data, what its answers need; whether `facts` have changed."""
+        return False
+
     @abstractmethod
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """Answers to inputs as the command line gives them: texts or paths."""
@@ -328,6 +350,12 @@ class Task(ABC):
     def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written."""
         raise WeftError(f"task {self.name} answers at once: use predict")
+
+    def chat(
+        self, module: nn.Module, generation: GenerationOptions, system: str | None = None, template: str | None = None
+    ) -> Conversation:
+        """A conversation with the model; `template` is the name or file of a chat template in place of its own."""
+        raise WeftError(f"a run of task {self.name} holds no conversation: use a language model that was trained to")
 
     def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
         """How well the model labels texts after labeled examples in its prompt; nothing is learned."""

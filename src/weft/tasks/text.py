@@ -23,6 +23,7 @@ from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.text_chunks import distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
@@ -35,8 +36,9 @@ from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
+from weft.tasks.support.conversation import Conversation
 from weft.tasks.support.few_shot import FewShot
-from weft.tasks.support.generation import generate_texts
+from weft.tasks.support.generation import TEMPERATURE, generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
@@ -58,7 +60,7 @@ ALPHABET = 512
 LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
 WINDOW = 512  # tokens per window when a model is trained on: those from elsewhere read more than memory holds
 PROMPT, PREVIEW = 24, 60
-CONTINUATION, TEMPERATURE = 120, 0.8
+CONTINUATION = 120
 
 
 class TextOptions(DataSpec):
@@ -168,6 +170,7 @@ class TextTask(FewShot, Task):
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    auto = "a decoder of attention alone, with rotary positions and squared ReLU"
     generates = continues_input = True
 
     tokenizer: Tokenizer
@@ -240,7 +243,7 @@ class TextTask(FewShot, Task):
             preset("nano-gpt").replace(
                 width=size.width,
                 layers=size.layers,
-                length=max(size.context, self.options.context or 0),
+                length=self._length(size),
                 dropout=size.dropout,
                 norm=LayerNormSpec(bias=False),
                 **{"mixer.heads": size.heads, "mixer.query_key_norm": LayerNormSpec(bias=False)},
@@ -251,6 +254,14 @@ class TextTask(FewShot, Task):
         """The vocabulary of this data."""
         assert isinstance(spec, DecoderSpec)
         return spec.replace(vocabulary=self.tokenizer.vocabulary)
+
+    def fit_plain(self, name: str, size: Size) -> AnySpec:
+        """As long as the windows that are asked for."""
+        return super().fit_plain(name, replace(size, context=self._length(size)))
+
+    def _length(self, size: Size) -> int:
+        """The length of a new model."""
+        return max(size.context, self.options.context or 0)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Text that is read many times is regularized by dropout."""
@@ -277,7 +288,7 @@ class TextTask(FewShot, Task):
         }
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
-        """Continuations; with each, the likeliest first tokens and their probabilities if `top` asks for them."""
+        """Continuations; with each, the likeliest tokens and their probabilities if `top` and `steps` ask for them."""
         texts = [str(text) for text in inputs]
         request = self._request(texts, generation)
         speculative = generation.speculative and self._fits(module, request)
@@ -289,8 +300,7 @@ class TextTask(FewShot, Task):
                     "tokens": self.tokenizer.pieces(one.tokens),
                     "log_probabilities": [round(value, 6) for value in one.log_probabilities],
                 }
-                if one.first_probabilities is not None:
-                    more["probabilities"] = self._by_name(one.first_probabilities)
+                more |= name_probabilities(one, self.tokenizer)
                 more["finish_reason"] = one.finish_reason
                 if generation.overflow == "slide" and len(prompt) + len(one.tokens) > self._longest(module):
                     more["slid"] = True
@@ -308,7 +318,6 @@ class TextTask(FewShot, Task):
             samples=generation.samples,
             overflow=generation.overflow,
             detokenizer=Detokenizer(self.tokenizer, tuple(generation.stop)),
-            top=generation.top,
         )
 
     def _fits(self, module: nn.Module, request: GenerationRequest) -> bool:
@@ -319,6 +328,11 @@ class TextTask(FewShot, Task):
         """A continuation as it is generated."""
         steps = stream(module, self._request([str(given)], replace(generation, samples=1)))
         return (step.text for step in steps if step.text)
+
+    def chat(
+        self, module: nn.Module, generation: GenerationOptions, system: str | None = None, template: str | None = None
+    ) -> Conversation:
+        return Conversation(module, self.tokenizer, self.prompt_format, generation, system, template)
 
     def _prompt(self, text: str, generation: GenerationOptions) -> list[int]:
         if generation.chat:
@@ -333,9 +347,6 @@ class TextTask(FewShot, Task):
 
     def _longest(self, module: nn.Module) -> int:
         return cast(DecoderSpec, module.spec).length
-
-    def _by_name(self, probabilities: Sequence[tuple[int, float]]) -> dict[str, float]:
-        return {self.tokenizer.pieces([token])[0]: round(share, 6) for token, share in probabilities}
 
     def preview(self, module: nn.Module, split: Split) -> str:
         """A continuation of the held-out text's beginning."""
@@ -389,5 +400,5 @@ def _written(cache: Path, name: str, text: str) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     file = cache / f"sample-{name}.txt"
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
-        file.write_text(text, encoding="utf-8", newline="")
+        write_text(file, text)
     return file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,9 +10,10 @@ from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Spec
 from weft.models.build import read_spec
+from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
 from weft.runs.run import task_of
-from weft.tasks.task import Task
+from weft.tasks.task import Size, Task
 from weft.training.request import TrainRequest
 from weft.training.training_spec import TrainingSpec
 
@@ -32,6 +34,28 @@ def expect_same_options(request: TrainRequest, kind: type[Task], folder: RunFold
         )
 
 
+def expect_same_task(task: Task, folder: RunFolder, spec: RunSpec) -> None:
+    """Refuse to go on if the data now give another tokenizer, other classes or scales than the run's own."""
+    own = task_of(folder, spec)
+    if json.dumps(task.facts()) != json.dumps(own.facts()):
+        differs = "other classes, lengths or scales"
+    elif _vocabularies(task) != _vocabularies(own):
+        differs = "another tokenizer"
+    else:
+        return
+    raise WeftError(
+        f"{', '.join(spec.sources)} gives {differs} now than when the run in {folder.path} was begun: "
+        "start a new run with another --out"
+    )
+
+
+def _vocabularies(task: Task) -> tuple[str, ...]:
+    tokenizer = task.tokenizer
+    if tokenizer is None:
+        return ()
+    return (tokenizer.engine.to_str(), "" if tokenizer.target_engine is None else tokenizer.target_engine.to_str())
+
+
 def _other_changes(spec: RunSpec, kind: type[Task], changes: Mapping[str, Any]) -> Iterator[str]:
     """The names of changes that would give another spec of data, training or model."""
     owners: dict[str, Spec] = {"data": kind.Options(**spec.data), "training": TrainingSpec(**spec.training)}
@@ -47,10 +71,11 @@ def _other_changes(spec: RunSpec, kind: type[Task], changes: Mapping[str, Any]) 
 
 
 def _is_preset(folder: RunFolder, spec: RunSpec, name: str, changes: Mapping[str, Any]) -> bool:
-    """Whether the run's model is this preset, fitted to its data and changed."""
-    task, named = task_of(folder, spec), preset_named(name)
+    """Whether the run's model is this preset, fitted to its data and changed; a plain one in the run's own size."""
+    task, named, own = task_of(folder, spec), preset_named(name), read_spec(spec.model)
     if named.family not in task.families:
         return False
+    fitted = task.fit_plain(name, Size.of(own)) if name in PLAIN else task.fit(named)
     # The preset meant then what specs of the run's version mean.
-    meant = task.fit(named).replace(**changes).to_tree() | {"version": spec.model.get("version", named.VERSION)}
-    return read_spec(meant) == read_spec(spec.model)
+    meant = fitted.replace(**changes).to_tree() | {"version": spec.model.get("version", named.VERSION)}
+    return read_spec(meant) == own

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,16 +14,19 @@ import torch
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
+from weft.data.fingerprints import expect_unchanged, take_fingerprints
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.foundation.seeds import derive
 from weft.models.build import AnySpec, build, read_spec
+from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
 from weft.parts.lora import adapt
 from weft.runs.run import Run, task_of
 from weft.tasks.registry import task_named
-from weft.tasks.task import PreparedData, Task
+from weft.tasks.support.model_choice import describe_choice
+from weft.tasks.task import PreparedData, Size, Task
 from weft.training.averaging import recompute_blocks
 from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
 from weft.training.guards import expect_lawful
@@ -32,7 +36,7 @@ from weft.training.planner import Planner
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.result import TrainingResult, evaluate_result
-from weft.training.resume_check import expect_same_options
+from weft.training.resume_check import expect_same_options, expect_same_task
 from weft.training.training_spec import TrainingSpec
 
 DEFAULT_MINUTES = 5.0
@@ -84,9 +88,8 @@ def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
     out = request.out
-    if out.exists() and not out.is_dir():
-        raise WeftError(f"{out} is a file: choose a folder for --out")
     folder = RunFolder(out)
+    folder.expect_usable()
     with _remove_if_unused(out), folder.hold():
         if folder.exists and not request.resume:
             raise WeftError(f"{out} holds a run already: continue it with --resume, or choose another --out")
@@ -118,8 +121,10 @@ def _begin(
     base = None if request.base is None else open_base_run(Path(request.base), kind)
     if base is None and request.training_changes.get("lora") is not None:
         raise WeftError("adapters are trained beside the weights of a trained model: give it with --from RUN")
-    options = kind.Options(**request.data_changes) if base is None else base.options(request.data_changes)
+    suited = kind.plain_options if request.preset in PLAIN else {}
+    options = kind.Options(**{**suited, **request.data_changes}) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
+    fingerprints = take_fingerprints((*request.data, *options.validation))
     known = None if base is None else base.task
     prepared = kind.prepare(list(request.data), options, seed, cache_folder(), known)
     for note in prepared.notes:
@@ -127,11 +132,17 @@ def _begin(
     device = pick_device(request.device)
     reporter.on_stage("measuring this machine" if request.steps is None else "planning")
     spec, training, plan = _plan(request, prepared, base, device, started)
+    if base is None and request.preset == "auto":
+        described = describe_choice(prepared.task, spec)
+        if described:
+            reporter.on_model(described)
     folder.path.mkdir(parents=True, exist_ok=True)
     tokenizer = prepared.task.tokenizer
     if tokenizer is not None:
         folder.write_tokenizer(tokenizer)
     folder.write_plan(plan.to_tree())
+    if fingerprints:
+        folder.write_fingerprints(fingerprints)
     folder.write_spec(
         RunSpec(
             task=kind.name,
@@ -162,9 +173,13 @@ def _resume(request: TrainRequest, kind: type[Task], folder: RunFolder, reporter
     if request.base is not None and request.base != spec.base:
         raise WeftError(f"{folder.path} started from {spec.base or 'no other run'}: resume it without another --from")
     expect_same_options(request, kind, folder)
+    options = kind.Options(**spec.data)
+    if fingerprints := folder.read_fingerprints():
+        expect_unchanged(fingerprints, (*request.data, *options.validation), folder.path)
     reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if spec.base is None else task_of(folder, spec)
-    prepared = kind.prepare(list(request.data), kind.Options(**spec.data), spec.seed, cache_folder(), known)
+    prepared = kind.prepare(list(request.data), options, spec.seed, cache_folder(), known)
+    expect_same_task(prepared.task, folder, spec)
     plan = TrainingPlan.from_tree(folder.read_plan())
     module = build(read_spec(spec.model), spec.seed, str(pick_device(request.device)))
     snapshot = folder.read_snapshot()
@@ -179,6 +194,7 @@ def _plan(
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
     task = prepared.task
     spec: AnySpec | None = None
+    design: Callable[[Size], AnySpec] | None = None
     if base is not None:
         spec = base.model_spec(request.model_changes, task)
     elif request.preset != "auto":
@@ -188,7 +204,10 @@ def _plan(
                 f"preset {request.preset} is of family {named.family}, but task {task.name} takes "
                 f"{' or '.join(task.families)}: see `weft show` for presets"
             )
-        spec = task.fit(named)
+        if request.preset in PLAIN:
+            design = partial(task.fit_plain, request.preset)
+        else:
+            spec = task.fit(named)
     training = TrainingSpec(**request.training_changes)
     defaults = {} if spec is None or base is None else fine_tuning_defaults(spec, training.lora)
     planner = Planner(
@@ -200,6 +219,7 @@ def _plan(
         seed=request.seed or 0,
         device=device,
         defaults=defaults,
+        design=design,
     )
     steps = request.steps or training.steps
     if steps is not None:

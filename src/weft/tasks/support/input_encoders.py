@@ -13,7 +13,7 @@ from torch import nn
 from weft.data.tokenizers.lexicon import Lexicon, split_words
 from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.spec import Tree
-from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, WordsSpec
+from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PooledSpec, TokensSpec, WordsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.tasks.support.prompt_format import Frame
@@ -197,7 +197,9 @@ class TokenEncoder(TextEncoder):
 
 def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:
     """One answer per text, by the spec's own pool; of an encoder with one per token, by the mean."""
-    pooled = spec.output if isinstance(spec.output, PooledSpec) else PooledSpec(pool="mean")
+    # A masked language model has learned to begin a text with a token of its own, as BERT's classifiers read.
+    other = PooledSpec(pool="first" if isinstance(spec.output, MaskedLanguageSpec) else "mean")
+    pooled = spec.output if isinstance(spec.output, PooledSpec) else other
     return pooled.replace(classes=classes)
 
 
