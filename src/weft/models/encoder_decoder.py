@@ -75,8 +75,7 @@ class EncoderDecoderSpec(StackSpec):
         """A causal, cached decoder that sees all of the source."""
         targets = self.target_vocabulary or self.vocabulary
         layers = self.layers if self.decoder_layers is None else self.decoder_layers
-        body = self.declare(self.family, layers, length=self.length, vocabulary=targets, seq2seq=True)
-        return Declaration(**{**body.__dict__, "causal": True, "cached": True, "order_free": False})
+        return self.declare(self.family, layers, self.length, causal=True, vocabulary=targets, seq2seq=True)
 
 
 class EncoderDecoder(nn.Module):

@@ -143,6 +143,10 @@ def explicit_spec(spec: AnySpec) -> Any:
         from weft.parts.feedforward import gated_width
 
         feedforward["hidden"] = feedforward["hidden"] or gated_width(spec.width)
+    if feedforward.get("kind") == "experts":
+        from weft.parts.experts import usual_gates
+
+        feedforward["gates"] = feedforward["gates"] or usual_gates(feedforward["active"])
     if tree.get("family") == "encoder-decoder" and tree["decoder_layers"] is None:
         tree["decoder_layers"] = tree["layers"]
     if tree.get("last_norm") is None and "arrangement" in tree:

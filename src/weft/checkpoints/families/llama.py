@@ -106,7 +106,7 @@ def _feedforward(config: Config, kind: str) -> GatedSpec | ExpertsSpec:
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "silu")
     if kind == "mixtral":
         experts, active = config.whole("num_local_experts", 8), config.whole("num_experts_per_tok", 2)
-        return ExpertsSpec(experts=experts, active=active, hidden=hidden, activation=activation)
+        return ExpertsSpec(experts=experts, active=active, hidden=hidden, activation=activation, gates="renormalized")
     return GatedSpec(hidden=hidden, activation=activation, bias=config.flag("mlp_bias", False))
 
 
