@@ -137,6 +137,8 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
         if isinstance(place, list) and len(place) == 1 and not step.isdigit():
             place = place[0]
         try:
+            if isinstance(place, dict) and place[step] is None:
+                place[step] = {}  # a field that was not given before
             place = place[int(step)] if isinstance(place, list) else place[step]
         except (KeyError, IndexError, ValueError, TypeError):
             hint = f": {_name_fields(step, place)}" if isinstance(place, dict) else ""

@@ -69,7 +69,7 @@ class Declaration:
 
     `window`: the number of keys back that a query sees at each layer, its own included, so `reach` tokens in all.
     `prefix`: the number of first tokens that are seen by all. `positions`: none (order counts only through mask and
-    mixer), absolute, relative.
+    mixer), absolute, relative. `source_length`: the longest source in tokens, where it has a bound of its own.
     """
 
     family: str
@@ -84,3 +84,4 @@ class Declaration:
     vocabulary: int | None = None
     experts: bool = False
     seq2seq: bool = False
+    source_length: int | None = None

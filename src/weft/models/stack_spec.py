@@ -23,6 +23,7 @@ from weft.models.part_specs import (
     Share,
 )
 from weft.models.position_specs import AnyPositionSpec, RotarySpec
+from weft.parts.attention import CrossAttention
 from weft.parts.block import Block, PostNorm, PreNorm
 from weft.parts.masks import Causal, Everything, Mask, Real
 from weft.parts.norms import Norm
@@ -114,13 +115,20 @@ class StackSpec(ModelSpec):
         return self.mixer[layer % len(self.mixer)]
 
     def attention(self) -> AttentionSpec:
-        """The first attention in the pattern: its heads serve positions and cross-attention."""
+        """The first attention in the pattern: its heads serve positions."""
         return next(mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec))
 
     def build_stack(
-        self, seen: Mask, layers: int | None = None, cross: bool = False, causal: bool | None = None
+        self,
+        seen: Mask,
+        layers: int | None = None,
+        cross: Callable[[], CrossAttention] | None = None,
+        causal: bool | None = None,
     ) -> Stack:
-        """The blocks, each seeing `seen` within its own window, the position inside attention and the last norm."""
+        """The blocks, each seeing `seen` within its own window, the position inside attention and the last norm.
+
+        `cross` makes each block's attention to a memory.
+        """
         causal = self.CAUSAL if causal is None else causal
         kind: type[Block] = PreNorm if self.arrangement == "pre-norm" else PostNorm
         count = self.layers if layers is None else layers
@@ -133,7 +141,7 @@ class StackSpec(ModelSpec):
                     mixer.build(self.width, causal),
                     self.feedforward.build(self.width),
                     lambda: self.norm.build(self.width),
-                    self.attention().build_cross(self.width) if cross else None,
+                    None if cross is None else cross(),
                     self.dropout,
                     drop_path,
                 )

@@ -152,9 +152,10 @@ def _obstacle(spec: AnySpec) -> str:
     other = next((mixer.kind for mixer in mixers if mixer.kind != "attention"), None)
     if spec.family in ("decoder", "encoder", "encoder-decoder", "vision") and other is not None:
         return f"mixer is {other!r}, there only 'attention'"
-    given = getattr(getattr(spec, "input", None), "kind", "tokens")
-    if given != "tokens":
-        return f"input is {given!r}, there only 'tokens'"
+    for name in ("input", "source"):
+        given = getattr(getattr(spec, name, None), "kind", "tokens")
+        if given != "tokens":
+            return f"{name} is {given!r}, there only 'tokens'"
     return f"family is {spec.family!r}, there only decoders, encoders, encoder-decoders and vision"
 
 
