@@ -119,7 +119,7 @@ def condition(
         raise WeftError(f"a model of family {declaration.family!r} reads no source: leave `source` out")
     if images is not None and declaration.prefix is None:
         remedy = "give images as `source`" if declaration.seq2seq else "leave `images` out"
-        raise WeftError(f"a model of family {declaration.family!r} takes no `images`: {remedy}")
+        raise WeftError(f"a model of family {declaration.family!r} sees no images beside its text: {remedy}")
     if declaration.seq2seq:
         if source is None:
             raise WeftError(f"a model of family {declaration.family!r} generates from a source: give `source`")
