@@ -69,7 +69,7 @@ class WeftSubject(Subject):
         return torch.cat((words, characters), -1)
 
     def source(self, batch: int, length: int, random: torch.Generator) -> Tensor | None:
-        """Random source; of an encoder-decoder one row per token, also where tokens are patches of a series or image."""
+        """Random source; of an encoder-decoder one row per token, be it a patch of a series or of an image."""
         kind = self.module.spec.source if isinstance(self.module, EncoderDecoder) else None
         if not isinstance(kind, VectorSourceSpec) or self.source_example is None:
             return super().source(batch, length, random)

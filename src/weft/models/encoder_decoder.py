@@ -91,7 +91,7 @@ class EncoderDecoderSpec(StackSpec):
         return self
 
     def encoder_stack(self) -> StackSpec:
-        """The encoder's body: the decoder's fields, but for what `encoder` says; an image has its grid for positions."""
+        """The encoder's body: the decoder's fields, but for what `encoder` says; images have a grid for positions."""
         own = {name: value for name, value in self.encoder if value is not None}
         image = self.source.kind == "patches"
         if image:
