@@ -225,8 +225,7 @@ class EncoderDecoder(nn.Module):
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state for the decoder; it belongs to one memory."""
-        embedding = self.target_embedding or self.embedding
-        return self.decoder.make_state(batch, embedding.weight.device, capacity)
+        return self.decoder.make_state(batch, next(self.embedding.parameters()).device, capacity)
 
     def declares(self) -> Declaration:
         return self.spec.declares()

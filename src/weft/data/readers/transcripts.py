@@ -116,15 +116,15 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, str, str]]:
             yield number, file.strip(), text
     elif name_suffix(path) == ".jsonl":
         for number, row in read_jsonl(path):
-            file, text = (
+            named = [
                 next((row[field] for field in fields if isinstance(row.get(field), str)), None)
                 for fields in (FILE_FIELDS, TEXT_FIELDS)
-            )
-            if file is None or text is None:
+            ]
+            if None in named:
                 raise DataError(
                     f"{path.name}, line {number}: a file and a text are needed; it has {', '.join(row)[:200]}"
                 )
-            yield number, file.strip(), text
+            yield number, str(named[0]).strip(), str(named[1])
     else:
         yield from _table_rows(path)
 

@@ -26,7 +26,8 @@ class GenerationRequest:
     or vectors per prompt, images, or one memory for all, for encoder-decoders; `images` [B, channels, height, width]
     for image-text decoders. `overflow`: a text longer than the model was trained for is refused, slides on (its older
     half is forgotten each time it is full), or extends past that length where positions allow. `detokenizer`: gives
-    each token's text, and ends a text at its stop strings. `top`: number of first tokens given with their probabilities.
+    each token's text, and ends a text at its stop strings. `top`: number of first tokens given with their
+    probabilities.
     """
 
     prompts: Sequence[Sequence[int]]

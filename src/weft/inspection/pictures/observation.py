@@ -29,7 +29,8 @@ class Observation:
     `picture` names the task picture that draws it, if there is one. `tokens` label what was read on the side that
     answers, `source` what the encoder read, `written` what each row wrote. `said` is the answer in words, `shares`
     probabilities by name, `tags` an answer per token with its probability ("" for a token that has none: the later
-    pieces of a word). `links` are, for each token written, the source tokens that it truly comes from. `repeatable`: what was recorded is all that it takes to run the model again.
+    pieces of a word). `links`: for each token written, the source tokens that it truly comes from. `repeatable`: what
+    was recorded is all that it takes to run the model again.
     """
 
     seen: Seen

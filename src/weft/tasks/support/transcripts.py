@@ -130,5 +130,6 @@ def hold_transcripts_out(data: Transcripts, share: float, seed: int) -> tuple[Tr
 
 
 def _chosen(data: Transcripts, rows: Sequence[int]) -> Transcripts:
-    names, values = ([part[row] for row in rows] for part in (data.sources.names, data.sources.values))
-    return Transcripts(SourceSequences(names, values, data.sources.rate), [data.texts[row] for row in rows])
+    sources = data.sources
+    chosen = SourceSequences([sources.names[row] for row in rows], [sources.values[row] for row in rows], sources.rate)
+    return Transcripts(chosen, [data.texts[row] for row in rows])

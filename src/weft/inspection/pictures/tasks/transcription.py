@@ -11,6 +11,7 @@ import numpy as np
 from weft.data.readers.sounds import HOP, write_sound
 from weft.data.readers.transcripts import read_sources
 from weft.data.samples import SAMPLE_RATE, SpokenText
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.figures.panels.panel import Axis
 from weft.figures.panels.series import ChannelsPanel
 from weft.inspection.analysis.alignment import Gold
@@ -47,21 +48,26 @@ def observe_transcription(run: Any, given: LookInput, how: dict[str, Any]) -> Ob
     )
     if not isinstance(given.truth, SpokenText) or observation.said != given.truth.text:
         return observation
-    steps = run.module.spec.source.steps
-    return replace(observation, links=spoken_links(given.truth, answer.more["tokens"], observation.source, steps))
+    words = words_of_tokens(run.task.tokenizer, observation.said)
+    return replace(observation, links=spoken_links(given.truth, words, run.module.spec.source.steps))
 
 
-def spoken_links(truth: SpokenText, written: Sequence[str], source: Sequence[str], steps: int) -> Gold:
-    """For each token written the source tokens in which its word is said; none for the blanks between words."""
-    frames = [HOP * SAMPLE_RATE * steps * token for token in range(len(source) + 1)]
-    links, text = [], ""
-    for piece in written:
-        text += piece
-        word = len(text.split()) - 1
-        blank = not piece.strip() or not 0 <= word < len(truth.spans)
-        first, last = (0, -1) if blank else truth.spans[word]
-        links.append({token for token in range(len(source)) if frames[token] <= last and first < frames[token + 1]})
-    return links
+def words_of_tokens(tokenizer: Tokenizer, text: str) -> list[int | None]:
+    """For each token of a text the number of its word; None for a blank between words."""
+    ids = tokenizer.encode(text)
+    ends = [len(tokenizer.decode(ids[: place + 1]).split()) - 1 for place in range(len(ids))]
+    return [end if tokenizer.decode([number]).strip() else None for number, end in zip(ids, ends, strict=True)]
+
+
+def spoken_links(truth: SpokenText, words: Sequence[int | None], steps: int) -> Gold:
+    """For each token written the source tokens, of `steps` frames each, in which its word is said."""
+    frame = HOP * SAMPLE_RATE * steps
+    spans = [range(0) if word is None else _tokens_within(truth.spans[word], frame) for word in words]
+    return [set(span) for span in spans]
+
+
+def _tokens_within(span: tuple[int, int], frame: float) -> range:
+    return range(int(span[0] // frame), int(span[1] // frame) + 1)
 
 
 def transcription_picture(observation: Observation, options: LookOptions) -> Panels:
