@@ -96,6 +96,10 @@ class VectorSourceSpec(Spec):
                 f"this model's source is {self.kind}: floating-point numbers [B, steps, {self.channels}], "
                 f"but it was given {source.dtype} of shape {tuple(source.shape)}"
             )
+        if source.shape[2] != self.channels:
+            raise ShapeError(
+                f"a source of {source.shape[2]} channels, but source.channels is {self.channels}: make them the same"
+            )
         x = embedding(source)
         return x, arrange_call(x, positions, mask, None)
 

@@ -16,10 +16,10 @@ from weft.foundation.arrays import Array
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # Centers of the two formants of each digit in Hz; neighbors differ by a factor of 1.45 or more in one of them.
-FORMANTS = tuple((low, high) for high in (1100, 1600, 2320, 3360) for low in (330, 480, 700))[: len(DIGITS)]
+FORMANTS = tuple((low, high) for high in (1100, 1600, 2320, 3360) for low in (300, 480, 760))[: len(DIGITS)]
 FEWEST, MOST = 2, 6  # digits of one utterance
-PITCH = (70, 120)  # Hz; harmonics are close enough to show every formant
-VOICE = 0.07  # a voice's formants are higher or lower by up to this share
+PITCH = (70, 110)  # Hz; harmonics are close enough to show every formant
+VOICE = 0.05  # a voice's formants are higher or lower by up to this share
 NOISE = 0.02
 
 
@@ -36,7 +36,7 @@ def spoken(seed: int, size: int) -> Sample[tuple[SpokenText, ...]]:
     """2 to 6 digits each, such as "seven three three": two formants over a buzzing voice, in noise, fast or slow."""
     random = numpy_generator(seed, "spoken")
     said = tuple(_utterance(random) for _ in range(size + validation_size(size)))
-    why = "by construction: formants of two digits differ by 45 %, voices by 7 %, and the noise is far below them"
+    why = "by construction: formants of two digits differ by 45 %, voices by 5 %, and the noise is far below them"
     return Sample("spoken", "transcription", said[:size], said[size:], ReferenceScore("cer", 0.0, why))
 
 
