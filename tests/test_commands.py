@@ -73,7 +73,9 @@ def test_from_a_file_to_a_continuation(run, book, tmp_path, monkeypatch):
     code, words, _ = run("predict", out, "she ", "the ", "--max-tokens", 5, "--seed", 3, "--json")
     answers = json.loads(words)
     assert code == 0 and [answer["input"] for answer in answers] == ["she ", "the "]
-    assert all(len(answer["output"]) == len(answer["tokens"]) == 5 for answer in answers)
+    assert all(len(answer["tokens"]) == 5 for answer in answers)
+    # A model of 30 steps may still say <unknown>, which no text shows.
+    assert all(answer["output"] == "".join(answer["tokens"]).replace("<unknown>", "") for answer in answers)
     assert abs(sum(answers[0]["probabilities"].values()) - 1) < 0.5
     assert weft.load(out).predict("she ", max_tokens=5, seed=3) == answers[0]["output"]
 

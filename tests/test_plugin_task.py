@@ -182,7 +182,7 @@ def test_help_and_mistakes_list_it(home):
     code, told, _ = python(home, "-m", "weft", "train", "parity", "--help")
     assert code == 0 and "Data of task parity (--set data.NAME=VALUE):" in told and "Built-in data" not in told
     code, _, errors = python(home, "-m", "weft", "train", "party", "bits.tsv", "--out", "x")
-    assert code == 2 and "there is no task 'party': choose one of text, " in errors and "drawn, parity" in errors
+    assert code == 2 and "there is no task 'party': choose one of captions, " in errors and "drawn, parity" in errors
     for words, sentence in (
         (("train", "parity", "bits.tsv", "--out", "x", "--preset", "bert-base"), "leave --preset out"),
         (("eval", "run", "bits.tsv", "--shots", "1"), "task parity takes no examples in a prompt"),

@@ -20,7 +20,7 @@ from torch import nn
 
 import weft
 from weft.checkpoints.run_folder import RunFolder
-from weft.foundation import atomic_files as atomic
+from weft.foundation import tensor_files
 from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.models.build import build
@@ -155,7 +155,7 @@ def test_an_existing_run_is_not_overwritten_and_resume_follows_it(tmp_path):
 def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
     changes = {"training.checkpoint_every": 4, "training.evaluate_every": 50}
     train(tmp_path, "whole", **changes)
-    real, calls = atomic.save_file, []
+    real, calls = tensor_files.save_file, []
 
     def save(tensors, path, metadata=None):
         calls.append(path)
@@ -164,10 +164,10 @@ def test_a_full_disk_keeps_the_last_good_state(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(tensors, path, metadata=metadata)
 
-    monkeypatch.setattr(atomic, "save_file", save)
+    monkeypatch.setattr(tensor_files, "save_file", save)
     with pytest.raises(DiskError, match="disk is full"):
         train(tmp_path, "full", **changes)
-    monkeypatch.setattr(atomic, "save_file", real)
+    monkeypatch.setattr(tensor_files, "save_file", real)
     assert RunFolder(tmp_path / "full").read_snapshot().step == 8
     assert [path.name for path in (tmp_path / "full" / "training").iterdir()] == ["state-00000008.safetensors"]
     train(tmp_path, "full", resume=True)

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import weft
-from weft.foundation import atomic_files as atomic
-from weft.foundation.atomic_files import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
+from weft.foundation import tensor_files
+from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
+from weft.foundation.tensor_files import read_tensors, write_tensors
 from weft.training.optimizers import Muon, build_optimizers, orthogonalize, split_weights
 from weft.training.schedules import Cosine, InverseRoot, Trapezoid
 
@@ -157,7 +158,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path):
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["spec.json"]
     with pytest.raises(DiskError, match="cannot write"):
         write_text(tmp_path / "nowhere" / "x", "y")
-    assert atomic._number_in("No space left on device (os error 28)") == errno.ENOSPC
+    assert tensor_files._number_in("No space left on device (os error 28)") == errno.ENOSPC
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")

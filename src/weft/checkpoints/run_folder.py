@@ -5,6 +5,7 @@ model.safetensors    the best weights so far
 tokenizer.json       where the task has one; target_tokenizer.json if the target language has its own
 metrics.jsonl        one line per report
 plan.json            the frozen time plan
+data.json            size, time of change and SHA-256 of each data file, by which --resume knows its data
 training/            the newest training state: weights, optimizer, position in the data; one file, so one rename
 
 Every file is written atomically. Never a pickle.
@@ -15,19 +16,22 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
+from weft.data.fingerprints import Fingerprint
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.atomic_files import DiskError, lock_folder, read_tensors, write_atomic, write_tensors, write_text
+from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
+from weft.foundation.tensor_files import read_tensors, write_tensors
 
 STATE = "state-{step:08d}.safetensors"
+WRITTEN_BEFORE_SPEC = {"tokenizer.json", "target_tokenizer.json", "plan.json", "data.json"}
 
 
 # Old spellings of fields, and of prefixes of tensor names, in version 1. The model's spec has a version of its own.
@@ -83,6 +87,22 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / "spec.json").is_file()
 
+    def expect_usable(self) -> None:
+        """Refuse a folder that holds other files than a run's: a run would be written over them, or among them.
+
+        Hidden files do not count. A run that was killed before its spec was written leaves its lock and a few files.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise WeftError(f"{self.path} is a file: choose a folder for --out")
+        if self.exists or not self.path.is_dir():
+            return
+        visible = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")}
+        if visible and not ((self.path / ".lock").exists() and visible <= WRITTEN_BEFORE_SPEC):
+            raise WeftError(
+                f"{self.path} holds no run, but other files ({', '.join(sorted(visible)[:3])}, ...), which a run could "
+                "overwrite: choose a new or empty folder for --out"
+            )
+
     def hold(self) -> contextlib.AbstractContextManager[None]:
         """Lock the folder for writing; refused while another process holds it."""
         try:
@@ -105,6 +125,19 @@ class RunFolder:
 
     def read_plan(self) -> Tree:
         return self._read_json("plan.json")
+
+    def write_fingerprints(self, files: list[Fingerprint]) -> None:
+        rows = ",\n".join(json.dumps(asdict(file), ensure_ascii=False) for file in files)
+        write_text(self.path / "data.json", f'{{"files": [\n{rows}\n]}}\n')
+
+    def read_fingerprints(self) -> list[Fingerprint]:
+        """Of the data files; none for a run of built-in data, or of a version that did not write any."""
+        if not (self.path / "data.json").is_file():
+            return []
+        try:
+            return [Fingerprint(**row) for row in self._read_json("data.json")["files"]]
+        except (KeyError, TypeError):
+            raise SpecError(f"{self.path / 'data.json'} is not a list of data files: restore or remove it") from None
 
     def write_model(self, weights: dict[str, Tensor], facts: Tree | None = None) -> None:
         write_tensors(self.path / "model.safetensors", weights, _note(facts or {}))

@@ -15,6 +15,7 @@ from weft.foundation.errors import WeftError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from weft.checkpoints.run_folder import RunFolder
     from weft.tasks.task import Answer
     from weft.training.request import TrainRequest
     from weft.training.result import TrainingResult
@@ -25,6 +26,7 @@ SMALLER = {"width": 64, "hidden": 96}
 PROMPT, QUESTION = "def read(self, ", "raise ValueErr"
 CONTINUATION, SHOWN, TOP = 200, 5, 6
 LONGEST = 24 * 3600
+MARK = ".weft-demo"  # names a run's folder as the demo's own
 
 
 @app.command()
@@ -86,12 +88,28 @@ def _train(request: TrainRequest) -> TrainingResult:
     from weft.cli.train import draw_training
     from weft.training.train import run_training
 
-    if RunFolder(request.out).exists:
-        shutil.rmtree(request.out)
+    _make_room(RunFolder(request.out))
     with TerminalReporter(f"{request.task}: {request.data[0]}") as reporter:
         result = run_training(request, reporter)
     draw_training(request.out, result)
     return result
+
+
+def _make_room(folder: RunFolder) -> None:
+    """An empty folder with the demo's mark: the run of an earlier demo is removed, a run of the user's never."""
+    from weft.foundation.atomic_files import write_text
+
+    mark = folder.path / MARK
+    if folder.exists and not mark.is_file():
+        raise WeftError(f"{folder.path} holds a run that is not of a demo: choose another --out")
+    folder.expect_usable()
+    with folder.hold():
+        for left in folder.path.iterdir() if mark.is_file() else ():
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left.name != ".lock":
+                left.unlink()
+        write_text(mark, "A run of `weft demo`: the next demo in this folder replaces it.\n")
 
 
 def _look(text: TrainingResult, translation: TrainingResult, out: Path) -> Shown:

@@ -61,9 +61,11 @@ def look(
 def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str | None, as_json: bool) -> None:
     """Draw, and say where the picture is."""
     from weft.cli.terminal import print_json
+    from weft.foundation.atomic_files import expect_other_file
     from weft.inspection.pictures.look import observe, picture_of
     from weft.runs.run import load
 
+    expect_other_file(out, [given])
     observation = observe(load(run, device), given)
     picture = picture_of(observation, options)
     written = picture.write(out)

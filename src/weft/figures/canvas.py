@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.foundation.atomic_files import write_atomic
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -51,13 +52,13 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     if path.suffix.lower() not in IMAGE_FORMATS:
         raise WeftError(f"cannot draw {path.name!r}: end the name in one of {', '.join(IMAGE_FORMATS)}")
     metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    try:
+    kind = path.suffix.lower().removeprefix(".")
+
+    def save(fresh: Path) -> None:
         with canvas_style():
-            figure.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
-    except OSError as error:
-        raise WeftError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written"
-        ) from None
+            figure.savefig(fresh, format=kind, dpi=150, bbox_inches="tight", metadata=metadata)
+
+    write_atomic(path, save)
     return path
 
 

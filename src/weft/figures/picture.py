@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weft.figures.canvas import GRAY, IMAGE_FORMATS, canvas_style, drawable_text, save_figure
 from weft.figures.panels.panel import WIDTH, Panel, Sheet
 from weft.figures.web.interactive import page_text
+from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -67,10 +68,7 @@ class Picture:
             return save_figure(self.figure(), path)
         if path.suffix.lower() not in PAGES:
             raise WeftError(f"cannot draw {path.name!r}: end the name in one of .html, {', '.join(IMAGE_FORMATS)}")
-        try:
-            path.write_text(self.html(), encoding="utf-8")
-        except OSError as error:
-            raise WeftError(f"cannot write {path}: {error.strerror}; choose a folder that can be written") from None
+        write_text(path, self.html())
         return path
 
     def plots(self) -> list[Any]:

@@ -6,12 +6,8 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from weft.foundation.errors import WeftError
 
@@ -21,7 +17,8 @@ class DiskError(WeftError):
 
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` to a temporary file beside it, flush it to the disk, then rename it into place."""
+    """`write` to a temporary file beside it, flush it to the disk, then rename it into place; links are followed."""
+    path = Path(os.path.realpath(path))
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write(fresh)
@@ -31,8 +28,6 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         _flush(path.parent)
     except OSError as error:
         raise _explain(path, error) from None
-    except SafetensorError as error:
-        raise _explain(path, OSError(_number_in(str(error)), str(error))) from None
     finally:
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
@@ -40,25 +35,15 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """A text file, atomically."""
-    write_atomic(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))  # type: ignore[arg-type]
+    write_atomic(path, lambda fresh: fresh.write_text(text, encoding="utf-8", newline=""))  # type: ignore[arg-type]
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:
-    """A safetensors file, atomically; tensors are written contiguous and from the CPU."""
-    ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, lambda fresh: save_file(ready, fresh, metadata=notes))
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, memory-mapped."""
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise DiskError(f"there is no file {path}: check the run folder") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DiskError(
-            f"{path} is not a complete safetensors file ({str(error)[:120]}): restore it or train again"
-        ) from None
+def expect_other_file(out: Path, inputs: Iterable[str | Path]) -> None:
+    """Refuse to write over a file that is read: `weft look RUN seven.png --out seven.png` would lose it."""
+    for given in inputs:
+        with contextlib.suppress(OSError, ValueError):  # a text, not a path; or one that is not there yet
+            if os.path.samefile(out, given):
+                raise DiskError(f"{out} is the input, and would be overwritten: choose another file to write")
 
 
 @contextlib.contextmanager
@@ -122,10 +107,6 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _number_in(text: str) -> int:
-    return errno.ENOSPC if "space" in text.lower() or "os error 28" in text.lower() else errno.EIO
 
 
 def _explain(path: Path, error: OSError) -> DiskError:

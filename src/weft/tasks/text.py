@@ -22,6 +22,7 @@ from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.text_chunks import distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
@@ -360,5 +361,5 @@ def _written(cache: Path, name: str, text: str) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     file = cache / f"sample-{name}.txt"
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
-        file.write_text(text, encoding="utf-8", newline="")
+        write_text(file, text)
     return file

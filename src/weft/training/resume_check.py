@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,28 @@ def expect_same_options(request: TrainRequest, kind: type[Task], folder: RunFold
             f"{', '.join(others)}: the run in {folder.path} was started with other options, and --resume keeps "
             "those: leave these out, or start a new run with another --out"
         )
+
+
+def expect_same_task(task: Task, folder: RunFolder, spec: RunSpec) -> None:
+    """Refuse to go on if the data now give another tokenizer, other classes or scales than the run's own."""
+    own = task_of(folder, spec)
+    if json.dumps(task.facts()) != json.dumps(own.facts()):
+        differs = "other classes, lengths or scales"
+    elif _vocabularies(task) != _vocabularies(own):
+        differs = "another tokenizer"
+    else:
+        return
+    raise WeftError(
+        f"{', '.join(spec.sources)} gives {differs} now than when the run in {folder.path} was begun: "
+        "start a new run with another --out"
+    )
+
+
+def _vocabularies(task: Task) -> tuple[str, ...]:
+    tokenizer = task.tokenizer
+    if tokenizer is None:
+        return ()
+    return (tokenizer.engine.to_str(), "" if tokenizer.target_engine is None else tokenizer.target_engine.to_str())
 
 
 def _other_changes(spec: RunSpec, kind: type[Task], changes: Mapping[str, Any]) -> Iterator[str]:

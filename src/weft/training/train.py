@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
+from weft.data.fingerprints import expect_unchanged, take_fingerprints
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
@@ -32,7 +33,7 @@ from weft.training.planner import Planner
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.result import TrainingResult, evaluate_result
-from weft.training.resume_check import expect_same_options
+from weft.training.resume_check import expect_same_options, expect_same_task
 from weft.training.training_spec import TrainingSpec
 
 DEFAULT_MINUTES = 5.0
@@ -83,9 +84,8 @@ def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
     out = request.out
-    if out.exists() and not out.is_dir():
-        raise WeftError(f"{out} is a file: choose a folder for --out")
     folder = RunFolder(out)
+    folder.expect_usable()
     with _remove_if_unused(out), folder.hold():
         if folder.exists and not request.resume:
             raise WeftError(f"{out} holds a run already: continue it with --resume, or choose another --out")
@@ -119,6 +119,7 @@ def _begin(
         raise WeftError("adapters are trained beside the weights of a trained model: give it with --from RUN")
     options = kind.Options(**request.data_changes) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
+    fingerprints = take_fingerprints((*request.data, *options.validation))
     known = None if base is None else base.task
     prepared = kind.prepare(list(request.data), options, seed, cache_folder(), known)
     for note in prepared.notes:
@@ -131,6 +132,8 @@ def _begin(
     if tokenizer is not None:
         folder.write_tokenizer(tokenizer)
     folder.write_plan(plan.to_tree())
+    if fingerprints:
+        folder.write_fingerprints(fingerprints)
     folder.write_spec(
         RunSpec(
             task=kind.name,
@@ -161,9 +164,13 @@ def _resume(request: TrainRequest, kind: type[Task], folder: RunFolder, reporter
     if request.base is not None and request.base != spec.base:
         raise WeftError(f"{folder.path} started from {spec.base or 'no other run'}: resume it without another --from")
     expect_same_options(request, kind, folder)
+    options = kind.Options(**spec.data)
+    if fingerprints := folder.read_fingerprints():
+        expect_unchanged(fingerprints, (*request.data, *options.validation), folder.path)
     reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if spec.base is None else task_of(folder, spec)
-    prepared = kind.prepare(list(request.data), kind.Options(**spec.data), spec.seed, cache_folder(), known)
+    prepared = kind.prepare(list(request.data), options, spec.seed, cache_folder(), known)
+    expect_same_task(prepared.task, folder, spec)
     plan = TrainingPlan.from_tree(folder.read_plan())
     module = build(read_spec(spec.model), spec.seed, str(pick_device(request.device)))
     snapshot = folder.read_snapshot()

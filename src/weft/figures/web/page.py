@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from weft.foundation.errors import WeftError
+from weft.foundation.atomic_files import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dull: #6e7781; }
@@ -55,10 +55,7 @@ class Page:
 
     def write(self, path: str | Path) -> Path:
         path = Path(path)
-        try:
-            path.write_text(self.html(), encoding="utf-8")
-        except OSError as error:
-            raise WeftError(f"cannot write {path}: {error.strerror}; choose a folder that can be written") from None
+        write_text(path, self.html())
         return path
 
 
