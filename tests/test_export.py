@@ -183,6 +183,9 @@ def test_a_model_that_maps_to_nothing_says_which_field_stands_in_the_way():
     refused("nano-moe", r"mixer\.query_key_norm is 'rms'")
     refused("nano-rnn", "mixer is 'recurrence', there only 'attention'")
     refused("nano-series", "family is 'series'")
+    refused("nano-t5", "source is 'vectors', there only 'tokens'", source={"kind": "vectors"})
+    refused("nano-t5", r"encoder\.width is 64, there only None", **{"encoder.width": 64})
+    refused("nano-speech-seq2seq", "source is 'series', there only 'tokens'")
     refused("gpt2", r"feedforward\.bias is False", **{"feedforward.bias": False})
 
 

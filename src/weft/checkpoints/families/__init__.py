@@ -73,6 +73,12 @@ def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
     A config is right if reading it gives the spec back, except for fields that matter in training only. Of several
     families the one named `first` is taken: RoBERTa's and BERT's models are the same.
     """
+    source = getattr(getattr(spec, "source", None), "kind", "tokens")
+    if source != "tokens":
+        raise WeftError(
+            f"this model maps to no architecture of another library (source is {source!r}, there only 'tokens'): "
+            "keep it as a run"
+        )
     reasons: list[str] = []
     plain = explicit_spec(spec)
     for family in _in_turn(first):
@@ -152,10 +158,9 @@ def _obstacle(spec: AnySpec) -> str:
     other = next((mixer.kind for mixer in mixers if mixer.kind != "attention"), None)
     if spec.family in ("decoder", "encoder", "encoder-decoder", "vision") and other is not None:
         return f"mixer is {other!r}, there only 'attention'"
-    for name in ("input", "source"):
-        given = getattr(getattr(spec, name, None), "kind", "tokens")
-        if given != "tokens":
-            return f"{name} is {given!r}, there only 'tokens'"
+    given = getattr(getattr(spec, "input", None), "kind", "tokens")
+    if given != "tokens":
+        return f"input is {given!r}, there only 'tokens'"
     return f"family is {spec.family!r}, there only decoders, encoders, encoder-decoders and vision"
 
 
