@@ -110,7 +110,7 @@ def gradients(probe: Probe) -> Finding:
 def first_loss(probe: Probe) -> Finding:
     """A fresh language model knows nothing: its loss is near the logarithm of the vocabulary."""
     law, vocabulary = "initial loss", probe.subject.declares.vocabulary
-    if not probe.subject.loss_inputs() or vocabulary is None:
+    if not probe.subject.loss_inputs() or vocabulary is None or probe.pooled:
         return Finding(law, "not declared", "its outputs are no logits over a vocabulary")
     module = probe.fresh(1).double().eval()
     subject = probe.subject.over(module)

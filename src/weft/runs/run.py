@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from weft.figures.web.page import Page
 from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
@@ -43,6 +44,25 @@ class Run:
     def __repr__(self) -> str:
         spec = read_spec(self.spec.model)
         return f"Run({self.task.name}, {spec.family}, {estimate(spec).parameters:,} parameters, {self.folder})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: what it is, what it reached, and what can be done with it."""
+        spec = read_spec(self.spec.model)
+        rows = [
+            ("task", self.task.name),
+            ("model", f"{spec.family}, {estimate(spec).parameters:,} parameters"),
+            ("folder", str(self.folder)),
+        ]
+        if self.tokenizer is not None:
+            rows.insert(2, ("tokenizer", f"{self.tokenizer.vocabulary:,} tokens"))
+        reached: dict[str, Any] = {}
+        for row in RunFolder(self.folder).read_metrics():
+            reached = row.get("metrics", reached)
+        rows += [(name, f"{value:.4g}") for name, value in reached.items() if isinstance(value, (int, float))]
+        rows.append(("next", "run.predict(...), run.evaluate(data), weft.watch(run), weft.laws.check(run.module)"))
+        page = Page(f"Run {self.folder.name}")
+        page.table(("", ""), rows)
+        return page.fragment()
 
     def predict(self, inputs: Any, **options: Any) -> Any:
         """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""

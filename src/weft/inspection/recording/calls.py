@@ -144,7 +144,7 @@ class RecordedCall:
         layers = self.layers(kind)
         found = layers[layer] if -len(layers) <= layer < 0 else layer
         if found not in layers:
-            raise WeftError(f"there is no layer {layer} of {kind} attention: choose {_named(layers)}")
+            raise WeftError(f"there is no layer {layer} of {kind} attention: choose {named_layers(layers)}")
         return self.layer_records[kind, found]
 
     def texts(self) -> list[list[int]]:
@@ -357,7 +357,8 @@ def _index_of(piece: _Piece, tokens: Tensor) -> Tensor:
     return torch.where(positions >= 0, index[positions.clamp(min=0)], -1)
 
 
-def _named(layers: list[int]) -> str:
+def named_layers(layers: list[int]) -> str:
+    """Numbers of layers in words: `0 to 5`, or `0, 2, 3`."""
     if layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 1:
         return f"{layers[0]} to {layers[-1]}"
     return ", ".join(map(str, layers))
