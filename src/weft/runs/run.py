@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
-from weft.models.build import build, read_spec
+from weft.models.build import AnySpec, build, read_spec
 from weft.models.estimates import estimate
 from weft.tasks.registry import TASKS, task_named
 from weft.tasks.support.conversation import Conversation
@@ -76,7 +76,8 @@ class Run:
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
         generation = _generation_options(options)
-        if (generation.top or generation.steps) and not self.task.generates:
+        ranks = self.task.generates or self.task.ranks_tokens
+        if (generation.top and not ranks) or (generation.steps and not self.task.generates):
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
@@ -115,11 +116,11 @@ class Run:
             task = copy(task)
             task.options = type(task.options)(**{**task.options.to_tree(), **options})
         split = task.read([str(path) for path in paths], cache_folder())
-        length = getattr(self.module.spec, "length", None)
+        split = split.fit(cast(AnySpec, self.module.spec))
         # Models from elsewhere read so much at once that windows of that length would take all memory.
-        return self.task.measure(
-            self.module, split if length is None else split.cut(min(length, EVALUATION_BATCH)), EVALUATION_BATCH
-        )
+        if (getattr(self.module.spec, "length", None) or 0) > EVALUATION_BATCH:
+            split = split.cut(EVALUATION_BATCH)
+        return self.task.measure(self.module, split, EVALUATION_BATCH)
 
     def few_shot(
         self,

@@ -87,6 +87,11 @@ class Split(ABC):
         """The same for a model that takes at most `length` tokens."""
         return self
 
+    def fit(self, spec: AnySpec) -> Split:
+        """The same for a model of this spec."""
+        length = spec.declares().length
+        return self if length is None else self.cut(length)
+
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
         order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
@@ -253,6 +258,7 @@ class Task(ABC):
     trainable: ClassVar[bool] = True  # else its runs are imported
     generates: ClassVar[bool] = False  # the answer is a text, written token by token
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
+    ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 

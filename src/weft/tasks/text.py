@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
@@ -80,13 +81,15 @@ class TextOptions(DataSpec):
 class TextSplit(Split):
     """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
 
-    `most`: what a window holds however long the model is.
+    `most`: what a window holds however long the model is. `prefix`: number of first tokens that the model sees in both
+    directions; what it sees it is not asked, so answers begin after them.
     """
 
     store: TokenStore
     context: int = 256
     isolate: bool = False
     most: int | None = None
+    prefix: int = 0
 
     def __len__(self) -> int:
         return max(1, -(-(len(self.store) - 1) // self.context))
@@ -100,6 +103,18 @@ class TextSplit(Split):
         """Windows of at most `length`; a short text is one window."""
         length = length if self.most is None else min(length, self.most)
         return replace(self, context=max(1, min(length, len(self.store) - 1)))
+
+    def fit(self, spec: AnySpec) -> Split:
+        """Windows for this model, whose prefix is given and not asked for."""
+        split = replace(self, prefix=spec.declares().text_prefix or 0)
+        longest = spec.declares().length
+        split = split if longest is None else split.cut(longest)
+        if split.context < split.prefix:
+            raise DataError(
+                f"windows of {split.context} tokens lie in the prefix of {split.prefix}, so nothing is left to learn: "
+                f"set mixer.mask.length to less than {split.context}, or give longer texts"
+            )
+        return split
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Windows in random order, or one after the other."""
@@ -137,6 +152,8 @@ class TextSplit(Split):
             if self.isolate:
                 documents[row, :n] = window.documents[:-1]
                 labels[row, :n][window.documents[1:] != window.documents[:-1]] = IGNORED
+            if self.prefix:
+                labels[row, :n][_places(window.documents[:-1] if self.isolate else None, n) + 1 < self.prefix] = IGNORED
         inputs: dict[str, Any] = {"tokens": torch.from_numpy(tokens)}
         if self.isolate:
             inputs["documents"] = torch.from_numpy(documents)
@@ -334,9 +351,21 @@ class TextTask(FewShot, Task):
     def preview(self, module: nn.Module, split: Split) -> str:
         """A continuation of the held-out text's beginning."""
         assert isinstance(split, TextSplit)
-        prompt = self.tokenizer.decode(split.store.window(0, min(PROMPT, len(split.store))).tokens.tolist())
+        if len(split.store) < split.prefix:
+            return ""
+        shown = min(max(PROMPT, split.prefix + 1), len(split.store))
+        prompt = self.tokenizer.decode(split.store.window(0, shown).tokens.tolist())
         answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
+
+
+def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
+    """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
+    index = np.arange(count)
+    if documents is None:
+        return index
+    begins = np.concatenate(([True], documents[1:] != documents[:-1]))
+    return index - np.maximum.accumulate(np.where(begins, index, 0))
 
 
 def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -83,6 +83,7 @@ def train(
 def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
     """Train as requested; the run's folder is locked against other writers all the while."""
     started = time.perf_counter()
+    request = request.with_edges()
     kind = task_named(request.task)
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
@@ -237,8 +238,7 @@ def _train(
     snapshot: Snapshot | None,
     reporter: Reporter,
 ) -> TrainingResult:
-    length = getattr(module.spec, "length", None)
-    train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
+    train, validation = (part.fit(cast(AnySpec, module.spec)) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
         adapters = derive(seed, "adapters")
         adapt(module, training.lora, training.lora_alpha, adapters, fully_trained_parts(prepared.task))
