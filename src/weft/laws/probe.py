@@ -240,8 +240,9 @@ class Probe:
 
     @cached_property
     def scale(self) -> float:
-        """The size of outputs."""
-        return max(1.0, float(self.outputs.abs().max()))
+        """The size of outputs; an infinite one must not make every difference small."""
+        finite = self.outputs[self.outputs.isfinite()]
+        return max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
 
     @cached_property
     def effect(self) -> float:

@@ -75,7 +75,8 @@ class Run:
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
         generation = _generation_options(options)
-        if (generation.top or generation.steps) and not self.task.generates:
+        ranks = self.task.generates or self.task.ranks_tokens
+        if (generation.top and not ranks) or (generation.steps and not self.task.generates):
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )

@@ -258,6 +258,7 @@ class Task(ABC):
     trainable: ClassVar[bool] = True  # else its runs are imported
     generates: ClassVar[bool] = False  # the answer is a text, written token by token
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
+    ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 

@@ -77,6 +77,12 @@ def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
     A config is right if reading it gives the spec back, except for fields that matter in training only. Of several
     families the one named `first` is taken: RoBERTa's and BERT's models are the same.
     """
+    source = getattr(getattr(spec, "source", None), "kind", "tokens")
+    if source != "tokens":
+        raise WeftError(
+            f"this model maps to no architecture of another library (source is {source!r}, there only 'tokens'): "
+            "keep it as a run"
+        )
     reasons: list[str] = []
     plain = explicit_spec(spec)
     for family in _in_turn(first):
