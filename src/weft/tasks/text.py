@@ -359,7 +359,7 @@ class TextTask(FewShot, Task):
 def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
     """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
     index = np.arange(count)
-    documents = np.zeros(count) if documents is None else documents
+    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
     begins = np.concatenate(([True], documents[1:] != documents[:-1]))
     return index - np.maximum.accumulate(np.where(begins, index, 0))
 
