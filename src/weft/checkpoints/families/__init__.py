@@ -49,8 +49,7 @@ ALTERNATIVES = {
 def family_for_config(config: Config) -> Family:
     """The adapter for a config; an architecture without one is refused."""
     kind = config.get("model_type")
-    names = config.get("architectures") or []
-    name = names[0] if isinstance(names, list) and names else None
+    name = config.architecture()
     if not isinstance(kind, str) or kind not in FAMILIES:
         types = ", ".join(FAMILIES)
         raise DataError(f"{config.name}: there is no adapter for model_type {kind!r:.60}: Weft reads {types}")
@@ -59,7 +58,7 @@ def family_for_config(config: Config) -> Family:
         raise WeftError(
             f"the adapter for model_type {kind!r} is not a Family of that type: fix the package that adds it"
         )
-    if name is not None and name not in known.architectures:
+    if name and name not in known.architectures:
         classes = ", ".join(known.architectures)
         raise DataError(
             f"{config.name}: there is no adapter for the architecture {name!r:.80}: of {known.name} it reads {classes}"
