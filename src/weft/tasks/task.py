@@ -280,6 +280,9 @@ class Task(ABC):
         """A preset's spec with vocabulary, classes and lengths of this data."""
         raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
 
+    def expect_model(self, spec: AnySpec) -> None:
+        """Refuse a model that cannot take this data, whatever was changed in its spec."""
+
     @property
     def sample_seed(self) -> int:
         """The seed of the built-in sample that the run is evaluated on."""
