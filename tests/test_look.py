@@ -31,6 +31,7 @@ from weft.inspection.pictures.observation import fitted
 from weft.inspection.pictures.panels import closest_pair, find_token, most_focused_head, most_focused_layer_and_head
 from weft.inspection.recording.watch import watch
 from weft.models.build import build
+from weft.tasks.support.cross_alignment import AlignmentLayer
 
 TINY = {"training.threads": 1, "training.guard": False, "training.batch": 64}
 HEADS = {"mixer.heads": 2}
@@ -279,7 +280,17 @@ def test_alignment_knows_the_gold_of_its_sample(runs):
     assert isinstance(panel, TablePanel) and panel.columns[: len(observation.truth.source)] == tuple(
         observation.truth.source
     )
-    assert "aligns best" in panel.title
+    run = runs("translation")
+    assert str(run.task.alignment_layer) in panel.title and panel.note.startswith("On held-out sentences")
+    [answer] = run.answer([observation.truth.source])
+    shown = panel.chosen()[: len(answer.more["tokens"])]
+    np.testing.assert_allclose(shown, answer.more["alignment"], atol=2e-6)
+    # A run of before has no such choice: it is made on the text itself.
+    run.task.alignment_layer = None
+    assert "alignment" not in run.answer([observation.truth.source])[0].more
+    assert look(run, "sample:dates/3").panels[0].note.startswith("In this sentence")
+    run.task.alignment_layer = AlignmentLayer(1)
+    assert look(run, "sample:dates/3").panels[0].shown() == "1, mean"
 
 
 def test_recurrent_alignment_is_its_own(runs):
@@ -438,7 +449,11 @@ def test_mistakes_are_told_in_one_sentence(runs, cli, monkeypatch, tmp_path, wor
 @pytest.mark.parametrize(
     ("name", "given", "told"),
     [
-        ("tones", "sample:zebra", "task sequences has no sample 'zebra': choose one of sample:skeletons, sample:tones"),
+        (
+            "tones",
+            "sample:zebra",
+            "task sequences has no sample 'zebra': choose one of sample:skeletons, sample:tones, sample:films",
+        ),
         ("tones", "sample:tones/x", "after the slash comes the number of an example"),
         ("forecast", "sample:zebra/0", "task forecast has no sample 'zebra': choose one of sample:seasonal"),
         ("forecast", "sample:seasonal/x", "after the slash comes the number"),

@@ -131,7 +131,7 @@ ILLEGAL = [
     (lambda: DecoderSpec.from_toml("="), "not TOML"),
     (lambda: DecoderSpec.from_json('{"version": 99}'), "upgrade Weft"),
     (lambda: DecoderSpec.from_json('{"version": "x"}'), "whole numbers"),
-    (lambda: weft.preset("nonsense"), "choose one of gpt2"),
+    (lambda: weft.preset("nonsense"), "choose one of encoder, decoder"),
 ]
 
 

@@ -10,6 +10,8 @@ import typer
 from weft.cli.app import AsJson, Device, app
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from weft.figures.panels.attention_steps import AttentionStepsPanel
     from weft.figures.picture import Picture
     from weft.inspection.pictures.look_options import LookOptions
@@ -18,14 +20,14 @@ if TYPE_CHECKING:
 
 @app.command()
 def look(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run; for --kind scale also a preset.", metavar="RUN")],
     given: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="Text, path of an image, table or sequence, or sample:NAME/N for a validation example.",
             metavar="INPUT",
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path, typer.Option(help="File to write: a page (.html) or an image (.png, .svg).", metavar="FILE")
     ] = Path("look.html"),
@@ -35,6 +37,7 @@ def look(
     row: Annotated[str | None, typer.Option(help="Token whose attention is shown: its text or its number.")] = None,
     pair: Annotated[str | None, typer.Option(help="Two words whose query and key are compared.", metavar="A,B")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain one attention output number by number.")] = False,
+    steps: Annotated[int, typer.Option(help="Training steps of each curve of --kind scale; 0 for none.")] = 200,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,7 +45,7 @@ def look(
 
     The page is a single file that needs no network: choose layers and heads in it, and point at cells for their values.
     Kinds, as far as a run has them: attention, alignment, pair, rollout, flow, statistics, effects, lens, residuals,
-    routing, next, loss, reach, filters, positions, explain.
+    routing, next, loss, reach, filters, positions, explain. Without an input, of a run or a preset: scale.
 
     \b
     Examples:
@@ -51,11 +54,38 @@ def look(
       weft look runs/opinions "the film was not terrible" --pair not,terrible
       weft look runs/digits seven.png --kind rollout --out rollout.svg
       weft look runs/book "Once upon" --explain --layer 2 --head 1 --row upon
+      weft look gpt2 --kind scale --out scale.png
     """
+    from weft.checkpoints.sample_runs import locate_run
+    from weft.foundation.errors import WeftError
+    from weft.inspection.pictures.kinds.registry import SPEC_PICTURE_KINDS
     from weft.inspection.pictures.look_options import LookOptions, parse_pair
+    from weft.models.presets import presets
 
-    options = LookOptions(kind, layer, head, row, parse_pair(pair), explain)
-    run_look(run, given, out, options, device, as_json)
+    options = LookOptions(kind, layer, head, row, parse_pair(pair), explain, steps)
+    if kind in SPEC_PICTURE_KINDS and given is not None:
+        raise WeftError(f"--kind {kind} shows a model before training, without an input: leave {given!r:.40} out")
+    if given is None and kind not in SPEC_PICTURE_KINDS and locate_run(run).is_dir():
+        raise WeftError(f"there is no input for {run} to look at: give one after it, such as a text or sample:")
+    if given is None or (str(run) in presets() and not run.exists()):
+        run_look_at_spec(str(run), out, options, as_json)
+    else:
+        run_look(run, given, out, options, device, as_json)
+
+
+def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool) -> None:
+    """Draw a model before training, and say where the picture is."""
+    from weft.cli.show import find_spec
+    from weft.cli.terminal import console, print_json, progress
+    from weft.inspection.pictures.look import look_at_spec
+
+    with progress(f"--kind {options.kind}") as report:
+        picture = look_at_spec(find_spec(source), source, options, report)
+    written = picture.write(out)
+    if as_json:
+        print_json({"path": str(written), "bytes": written.stat().st_size, **_panels(picture)})
+        return
+    _print_panels(console(), picture, written)
 
 
 def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str | None, as_json: bool) -> None:
@@ -86,11 +116,15 @@ def _tree(observation: Observation, picture: Picture, written: Path) -> dict[str
         "input": observation.name,
         "output": observation.said,
         "tokens": list(observation.tokens),
-        "panels": [{"kind": panel.kind, "title": panel.title, "shown": panel.shown()} for panel in picture.panels],
-        "left_out": list(picture.left_out),
+        **_panels(picture),
         "kinds": list(kinds_of(observation)),
         "explained": [_steps(panel) for panel in picture.panels if isinstance(panel, AttentionStepsPanel)],
     }
+
+
+def _panels(picture: Picture) -> dict[str, object]:
+    panels = [{"kind": panel.kind, "title": panel.title, "shown": panel.shown()} for panel in picture.panels]
+    return {"panels": panels, "left_out": list(picture.left_out)}
 
 
 def _steps(panel: AttentionStepsPanel) -> list[dict[str, object]]:
@@ -101,13 +135,20 @@ def _steps(panel: AttentionStepsPanel) -> list[dict[str, object]]:
 
 
 def _print(observation: Observation, picture: Picture, written: Path) -> None:
-    from rich.markup import escape
-
-    from weft.cli.terminal import console, in_bytes
-    from weft.figures.panels.attention_steps import AttentionStepsPanel, steps_text
+    from weft.cli.terminal import console
     from weft.inspection.pictures.look import kinds_of
 
     out = console()
+    _print_panels(out, picture, written)
+    out.print(f"other kinds: --kind {', '.join(kinds_of(observation))}", markup=False, soft_wrap=True)
+
+
+def _print_panels(out: Console, picture: Picture, written: Path) -> None:
+    from rich.markup import escape
+
+    from weft.cli.terminal import in_bytes
+    from weft.figures.panels.attention_steps import AttentionStepsPanel, steps_text
+
     out.print(f"[bold]{escape(picture.title)}[/bold]", soft_wrap=True)
     for panel in picture.panels:
         shown = panel.shown()
@@ -117,4 +158,3 @@ def _print(observation: Observation, picture: Picture, written: Path) -> None:
     for sentence in picture.left_out:
         out.print(f"  left out: {sentence}", markup=False, soft_wrap=True)
     out.print(f"\npicture: {written} ({in_bytes(written.stat().st_size)})", markup=False, soft_wrap=True)
-    out.print(f"other kinds: --kind {', '.join(kinds_of(observation))}", markup=False, soft_wrap=True)

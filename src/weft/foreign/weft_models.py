@@ -21,6 +21,7 @@ from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Documents, Mask, Real
+from weft.parts.relative import AttentionPosition
 from weft.parts.scores import Score
 
 KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
@@ -108,10 +109,14 @@ class WeftSubject(Subject):
         return module(call.content, call.positions, mask, state).logits
 
     def backends(self) -> tuple[str, ...]:
-        """The three kernels, where every score allows them."""
+        """The three kernels; the fused one only where every score is a dot product and no position acts on values."""
         attentions = [m for m in self.module.modules() if isinstance(m, SelfAttention)]
-        fusable = attentions and all(part.score.fusable != "never" for part in attentions)
-        return ("explicit", "fused", "blocked") if fusable else ()
+        if not attentions:
+            return ()
+        positions = [m for m in self.module.modules() if isinstance(m, AttentionPosition)]
+        fusable = all(part.score.fusable != "never" for part in attentions)
+        fusable = fusable and not any(position.acts_on_values for position in positions)
+        return ("explicit", "fused", "blocked") if fusable else ("explicit", "blocked")
 
     def set_backend(self, name: str) -> None:
         set_backend(self.module, name)  # type: ignore[arg-type]

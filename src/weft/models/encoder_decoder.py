@@ -25,7 +25,7 @@ from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask
 from weft.parts.norms import Norm
-from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
 
@@ -143,7 +143,8 @@ class EncoderDecoderSpec(StackSpec):
         return self.declare(
             self.family,
             self.decoder_depth,
-            length=self.length,
+            self.length,
+            causal=True,
             vocabulary=self.target_vocabulary or self.vocabulary,
             seq2seq=True,
             source_length=self.source.longest(self.length),
@@ -165,7 +166,7 @@ class EncoderDecoder(nn.Module):
         target_embedding: TokenEmbedding | None,
         target_input: SequenceInput,
         decoder: Stack,
-        head: LanguageHead | TiedHead,
+        head: LanguageHead | TiedHead | CappedHead,
     ) -> None:
         super().__init__()
         self.spec = spec

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
+from weft.models.attention_kernels import KernelUse, attention_kernels
 from weft.models.build import AnySpec, build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder
@@ -66,7 +67,7 @@ class KeptMemory:
 @dataclass(frozen=True)
 class MemoryUse:
     """Bytes. `training_adamw`: weights, gradients and two moments in float32. `unfused_attention`: one layer's
-    H x N x N weights in 2 bytes, which a fused kernel never stores."""
+    H x N x N weights in 2 bytes if they were stored; `Estimate.kernels` says whether they are."""
 
     weights_float32: int
     weights_2_bytes: int
@@ -96,6 +97,7 @@ class Estimate:
     groups: tuple[Group, ...]
     state: tuple[KeptMemory, ...]
     memory: MemoryUse
+    kernels: tuple[KernelUse, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -128,6 +130,7 @@ class Estimate:
                 "convention": "2 per multiply-add, attention scores at length N, causal not discounted; training 3 x",
             },
             "memory": {**asdict(self.memory), "state_numbers": {kept.what: kept.numbers for kept in self.state}},
+            "attention_kernels": [asdict(use) for use in self.kernels],
             "notes": list(self.notes),
         }
 
@@ -178,6 +181,7 @@ def estimate(spec: AnySpec, length: int | None = None) -> Estimate:
             state_2_bytes=2 * kept,
             unfused_attention=unfused_attention_bytes(plan.heads, plan.tokens),
         ),
+        kernels=attention_kernels(model, plan.tokens),
         notes=_notes(spec, length),
     )
 

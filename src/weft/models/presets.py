@@ -1,4 +1,7 @@
-"""Presets: numbers only. The classics have the parameter counts of the originals, exactly; nano ones suit two cores."""
+"""Presets: numbers only. The classics have the parameter counts of the originals, exactly; nano ones suit two cores.
+
+Those of `plain_presets` are the lectures' own models, of any size.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,13 @@ from weft.models.part_specs import (
     InitializationSpec,
     LayerNormSpec,
     LinearHeadSpec,
+    NoFeedForwardSpec,
+    NoNormSpec,
     RecurrenceSpec,
     RMSNormSpec,
     TiedHeadSpec,
 )
+from weft.models.plain_presets import PLAIN, plain_preset
 from weft.models.position_specs import (
     BucketedSpec,
     GridTableSpec,
@@ -243,6 +249,18 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
     "nano-sequences": lambda: _nano_encoder(
         input=VectorsSpec(channels=60), length=512, output=PooledSpec(pool="mean", classes=4), class_token=False
     ),
+    "lookup": lambda: EncoderSpec(
+        input=VectorsSpec(channels=10),
+        length=16,
+        width=32,
+        layers=1,
+        mixer=AttentionSpec(heads=1, bias=False),
+        feedforward=NoFeedForwardSpec(),
+        positions=NoPositionsSpec(),
+        norm=NoNormSpec(),
+        output=PooledSpec(pool="first", classes=4),
+        initialization=InitializationSpec(scheme="fan-in"),
+    ),
     "nano-seq2seq": lambda: EncoderDecoderSpec(
         vocabulary=256,
         length=256,
@@ -272,11 +290,13 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
 
 def presets() -> list[str]:
     """The names of all presets."""
-    return list(_PRESETS)
+    return [*PLAIN, *_PRESETS]
 
 
 def preset(name: str) -> AnySpec:
     """The spec of this name; frozen, `replace` gives a changed copy."""
+    if name in PLAIN:
+        return plain_preset(name)
     if name not in _PRESETS:
-        raise WeftError(f"there is no preset {name!r}: choose one of {', '.join(_PRESETS)}")
+        raise WeftError(f"there is no preset {name!r}: choose one of {', '.join(presets())}")
     return _PRESETS[name]()

@@ -65,8 +65,8 @@ def _mixer(mixer: dict[str, Any], width: int = WIDTH) -> dict[str, Any]:
         one = mixer["key_heads"] == 1
         heads = 6 if grouped else 3
         sizes = {name: mixer[name] and 8 for name in ("head_width", "value_width")}
-        window = mixer["window"] and 5
-        return mixer | sizes | {"heads": heads, "key_heads": (1 if one else 2) if grouped else None, "window": window}
+        seen = {"window": mixer["window"] and 5, "mask": mixer["mask"] and _mask(mixer["mask"])}
+        return mixer | sizes | seen | {"heads": heads, "key_heads": (1 if one else 2) if grouped else None}
     if mixer["kind"] == "linear-attention":
         return mixer | {"heads": 3, "head_width": None}
     if mixer["kind"] in ("convolution", "grid-convolution"):
@@ -74,6 +74,12 @@ def _mixer(mixer: dict[str, Any], width: int = WIDTH) -> dict[str, Any]:
     if mixer["kind"] == "recurrence":
         return mixer | {"hidden": mixer["hidden"] and 11}
     return mixer
+
+
+def _mask(mask: dict[str, Any]) -> dict[str, Any]:
+    """Smaller sizes; a graph stays as it is."""
+    most = {"length": 5, "width": 5, "step": 3, "size": 3}
+    return mask | {name: min(value, most[name]) for name, value in mask.items() if name in most}
 
 
 def _feedforward(feedforward: dict[str, Any]) -> dict[str, Any]:

@@ -115,6 +115,7 @@ class Observer:
 
 active: tuple[Observer, ...] = ()
 _lock = threading.Lock()
+_aside = threading.local()  # .depth: number of `aside` contexts that this thread is in
 _uncompiled: Any = None  # what torch.compiler.set_stance gave, while compiled models run uncompiled
 
 
@@ -131,6 +132,21 @@ def observing(*observers: Observer) -> Iterator[None]:
             for one in observers:
                 rest.remove(one)
             _activate(tuple(rest))
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """What this thread runs meanwhile is no part of the call: recorders leave it out, while interventions act."""
+    _aside.depth = getattr(_aside, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _aside.depth -= 1
+
+
+def is_aside() -> bool:
+    """Whether this thread is in an `aside` context."""
+    return getattr(_aside, "depth", 0) > 0
 
 
 def _activate(observers: tuple[Observer, ...]) -> None:

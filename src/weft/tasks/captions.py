@@ -36,7 +36,7 @@ from weft.models.position_specs import LearnedSpec
 from weft.models.sources import PatchSourceSpec
 from weft.tasks.support.augmentation import image_changes
 from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
-from weft.tasks.support.generation import generate_texts
+from weft.tasks.support.generation import generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, exact_match
 from weft.tasks.support.text_pairs import Ends, evenly
@@ -96,6 +96,7 @@ class CaptionsTask(Task):
     picture = "captions"
     example = "picture.png"
     Options = CaptionsOptions
+    auto = "an image-text decoder with a stem of convolutions before the patches (hybrid)"
     generates = takes_images = True
 
     tokenizer: Tokenizer
@@ -219,6 +220,12 @@ class CaptionsTask(Task):
         patch = given.patch if after % given.patch == 0 else suitable_patch(self.side, len(given.stem))
         return {"image": self.side, "patch": patch, "channels": 3}
 
+    def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
+        """Patches that leave a small grid."""
+        spec = super().fit_plain(name, size)
+        assert isinstance(spec, ImageTextSpec)
+        return spec.replace(patch=suitable_patch(self.side, len(spec.stem)))
+
     def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""
         if self.tokenizer.vocabulary < FEW_WORDS:
@@ -254,7 +261,7 @@ class CaptionsTask(Task):
 
     def _describe(self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
         """A caption for each image by beam search."""
-        generation = GenerationOptions(beam=self.options.beam)
+        generation = GenerationOptions(beam=self.options.beam, top=0)
         found: list[str] = []
         for first in range(0, len(chosen), generation.batch):
             images = as_images(split.gallery.pixels[np.array(chosen[first : first + generation.batch])])
@@ -268,7 +275,7 @@ class CaptionsTask(Task):
             images = as_images(np.stack([read_image(path, self.side) for path in paths]))
             for path, found in zip(paths, self._write(module, images, generation, first), strict=True):
                 for one in found:
-                    more: Tree = {"tokens": self.tokenizer.pieces(one.tokens)}
+                    more = {"tokens": self.tokenizer.pieces(one.tokens), **name_probabilities(one, self.tokenizer)}
                     answers.append(Answer(str(path), self.tokenizer.decode(one.tokens), more))
         return answers
 
@@ -290,7 +297,7 @@ class CaptionsTask(Task):
     def preview(self, module: nn.Module, split: Split) -> str:
         """The caption of one held-out image."""
         assert isinstance(split, CaptionsSplit)
-        found = self._write(module, as_images(split.gallery.pixels[np.array([0])]), GenerationOptions())[0][0]
+        found = self._write(module, as_images(split.gallery.pixels[np.array([0])]), GenerationOptions(top=0))[0][0]
         return f"{self.tokenizer.decode(found.tokens)!r} ({split.gallery.texts_of(0)[0]!r})"
 
     def references(self, train: Split, split: Split) -> dict[str, float]:

@@ -31,7 +31,8 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpe
 from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
-from weft.tasks.support.generation import generate_texts
+from weft.tasks.support.cross_alignment import EXAMPLES, AlignmentLayer, choose_layer, read_alignments
+from weft.tasks.support.generation import generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
@@ -84,6 +85,7 @@ class TranslationTask(Task):
     picture = "translation"
     example = '"a sentence"'
     Options = TranslationOptions
+    auto = "an encoder-decoder of attention alone, with rotary positions and squared ReLU"
     generates = True
 
     tokenizer: Tokenizer
@@ -95,9 +97,11 @@ class TranslationTask(Task):
         longest: tuple[int, int],
         pairs: int,
         ends: Ends | None = None,
+        alignment_layer: AlignmentLayer | None = None,
     ) -> None:
         self.options, self.tokenizer, self.longest, self.pairs = options, tokenizer, longest, pairs
         self.own_ends, self.ends = ends is None, ends or Ends.of(tokenizer)
+        self.alignment_layer = alignment_layer
         self._writer: tuple[nn.Module, nn.Module] | None = None
 
     @classmethod
@@ -141,11 +145,28 @@ class TranslationTask(Task):
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         source, target = facts["longest"]
-        return cls(options, tokenizer, (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts))
+        layer = AlignmentLayer.from_tree(facts.get("alignment"))
+        return cls(options, tokenizer, (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts), layer)
 
     def facts(self) -> Tree:
-        """The longest source and target in tokens, and the number of pairs; an imported model's own ends."""
-        return {"longest": list(self.longest), "pairs": self.pairs, **({} if self.own_ends else self.ends.to_tree())}
+        """The longest source and target in tokens, and the number of pairs; an imported model's own ends.
+
+        Of a trained transformer also the layer whose attention is its alignment.
+        """
+        layer = {} if self.alignment_layer is None else {"alignment": self.alignment_layer.to_tree()}
+        ends = {} if self.own_ends else self.ends.to_tree()
+        return {"longest": list(self.longest), "pairs": self.pairs, **ends, **layer}
+
+    def examine(self, module: nn.Module, validation: Split) -> bool:
+        """Choose the layer that aligns, on held-out pairs."""
+        assert isinstance(validation, PairsSplit)
+        chosen = evenly(len(validation), EXAMPLES)
+        examples = [
+            (validation.source(example), [self.ends.start, *validation.targets[example]][: validation.length])
+            for example in chosen
+        ]
+        self.alignment_layer = choose_layer(module, examples)
+        return self.alignment_layer is not None
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
         found = find_sample(self.name, paths, 0)
@@ -158,7 +179,8 @@ class TranslationTask(Task):
         assert isinstance(split, PairsSplit)
         trial = evenly(len(split), TRIAL)
         began = time.perf_counter()
-        self._translate(module, [split.source(example) for example in trial], GenerationOptions(beam=self.options.beam))
+        generation = GenerationOptions(beam=self.options.beam, top=0)
+        self._translate(module, [split.source(example) for example in trial], generation)
         pace = (time.perf_counter() - began) / len(trial)
         fitting = int(seconds / pace)
         return split if fitting >= len(split) else replace(split, decoded=max(len(trial), fitting))
@@ -230,7 +252,7 @@ class TranslationTask(Task):
         assert isinstance(split, PairsSplit)
         loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split), split.decoded)
-        generation = GenerationOptions(beam=self.options.beam)
+        generation = GenerationOptions(beam=self.options.beam, top=0)
         found = self._translate(module, [split.source(example) for example in chosen], generation)
         texts = [self.tokenizer.decode(row[0].tokens).strip() for row in found]
         sources, references = ([split.pairs[example][side] for example in chosen] for side in (0, 1))
@@ -258,13 +280,28 @@ class TranslationTask(Task):
                     "shorten it, or train with a larger --set length"
                 )
         answers = []
-        for text, row, found in zip(texts, rows, self._translate(module, rows, generation), strict=True):
+        written = self._translate(module, rows, generation)
+        aligned = iter(self._alignments(module, rows, written))
+        for text, row, found in zip(texts, rows, written, strict=True):
             for one in found:
                 more: Tree = {"tokens": self.tokenizer.pieces(one.tokens), "source_tokens": self.tokenizer.pieces(row)}
-                if one.alignment is not None:
-                    more["alignment"] = [[round(share, 6) for share in looks] for looks in one.alignment.tolist()]
+                if (alignment := next(aligned)) is not None:
+                    more["alignment"] = [[round(share, 6) for share in looks] for looks in alignment]
+                more |= name_probabilities(one, self.tokenizer)
                 answers.append(Answer(text, self.tokenizer.decode(one.tokens).strip(), more))
         return answers
+
+    def _alignments(
+        self, module: nn.Module, rows: Sequence[Sequence[int]], written: Sequence[Sequence[GeneratedText]]
+    ) -> list[list[list[float]] | None]:
+        """Of each text written: a recurrent model's own, or by the layer of a transformer that aligns."""
+        texts = [(row, one) for row, found in zip(rows, written, strict=True) for one in found]
+        if self.alignment_layer is None:
+            return [None if one.alignment is None else one.alignment.tolist() for _, one in texts]
+        first = [self.ends.start, *self.ends.first]
+        examples = [(row, [*first, *one.tokens[:-1]]) for row, one in texts]
+        found = read_alignments(module, self.alignment_layer, examples, self.ends.pad)
+        return [map[len(first) - 1 :][: len(one.tokens)] for map, (_, one) in zip(found, texts, strict=True)]
 
     def _length(self, module: nn.Module) -> int:
         spec: Any = module.spec
@@ -331,7 +368,7 @@ class TranslationTask(Task):
         """The translation of one held-out source."""
         assert isinstance(split, PairsSplit)
         source, target = split.pairs[0]
-        found = self._translate(module, [split.source(0)], GenerationOptions())[0][0]
+        found = self._translate(module, [split.source(0)], GenerationOptions(top=0))[0][0]
         return f"{source!r} -> {self.tokenizer.decode(found.tokens)!r} ({target!r})"
 
     def references(self, train: Split, split: Split) -> dict[str, float]:

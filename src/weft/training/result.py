@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.data.samples import ReferenceScore
@@ -38,6 +38,9 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
     """Load the run as it was kept and measure it on the whole validation data, or a share where minutes are given."""
     began = time.perf_counter()
     run = load(loop.folder.path, str(loop.device))
+    if run.task.examine(run.module, validation):
+        run = replace(run, spec=run.spec.replace(facts=run.task.facts()))
+        loop.folder.write_spec(run.spec)
     subset = validation
     if loop.plan.minutes is not None:
         seconds = FINAL_EVALUATION_SHARE * 60 * loop.plan.minutes

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weft.checkpoints.families import bart, bert, gpt2, llama, t5, vit
+from weft.checkpoints.families import bart, bert, gemma, gpt2, gpt_neox, llama, opt, phi3, t5, vit
 from weft.checkpoints.families.family import Config, Family
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
@@ -19,6 +19,10 @@ from weft.models.build import AnySpec, read_spec
 BUILT_IN: tuple[Family, ...] = (
     gpt2.FAMILY,
     llama.FAMILY,
+    gpt_neox.FAMILY,
+    opt.FAMILY,
+    phi3.FAMILY,
+    gemma.FAMILY,
     bert.BERT,
     bert.ROBERTA,
     vit.VIT,
@@ -145,10 +149,14 @@ def explicit_spec(spec: AnySpec) -> Any:
         from weft.parts.feedforward import gated_width
 
         feedforward["hidden"] = feedforward["hidden"] or gated_width(spec.width)
+    if feedforward.get("kind") == "experts":
+        from weft.parts.experts import usual_gates
+
+        feedforward["gates"] = feedforward["gates"] or usual_gates(feedforward["active"])
     if tree.get("family") == "encoder-decoder" and tree["decoder_layers"] is None:
         tree["decoder_layers"] = tree["layers"]
     if tree.get("last_norm") is None and "arrangement" in tree:
-        tree["last_norm"] = tree["arrangement"] == "pre-norm"
+        tree["last_norm"] = tree["arrangement"] != "post-norm"
     return read_spec(tree)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -95,6 +95,12 @@ class Config:
         return DataError(
             f"{self.name}: {key} is {self.tree.get(key)!r:.60}, but {what} is needed; fetch the folder again"
         )
+
+
+def shortest_pattern(layers: Sequence[Any]) -> Sequence[Any]:
+    """The shortest beginning of these layers that gives them all when it is repeated."""
+    fits = (n for n in range(1, len(layers) + 1) if all(one == layers[i % n] for i, one in enumerate(layers)))
+    return layers[: next(fits)]
 
 
 def _same_name(name: str) -> str | None:

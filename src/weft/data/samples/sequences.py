@@ -38,10 +38,14 @@ CHORDS = {"major": (0, 4, 7), "minor": (0, 3, 7)}
 
 @dataclass(frozen=True)
 class SampleSequences:
-    """Sequences of vectors, each [T, features] with its own T, and the class number of each."""
+    """Sequences of vectors, each [T, features] with its own T, and the class number of each.
+
+    Where they are not `ordered`, steps are not moments in time, and nothing lies between two of them.
+    """
 
     values: tuple[NDArray[np.float32], ...]
     labels: NDArray[np.int64]
+    ordered: bool = True
 
 
 def skeletons(seed: int, size: int) -> Sample[SampleSequences]:

@@ -1,4 +1,7 @@
-"""Alignment: which source token each target token looks at, by recurrent attention or by a head of a transformer.
+"""Alignment: which source token each target token looks at, by recurrent attention or by a layer of a transformer.
+
+The layer is the one that the run chose on held-out sentences (`tasks.support.cross_alignment`); for a model without a
+run it is chosen in the same way on the text itself, for models of other libraries a head is chosen by `aligning`.
 
 Alignment error rate (Och and Ney 2003): AER = 1 - (|A and S| + |A and P|) / (|A| + |S|), with links A found, sure links
 S and possible links P. A links each target token to its best source. Where gold gives several sources for a target
@@ -17,6 +20,8 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.inspection.recording.attention_records import Kind
+from weft.models.encoder_decoder import EncoderDecoder
+from weft.tasks.support.cross_alignment import AlignmentLayer, choose_layer
 
 if TYPE_CHECKING:
     from weft.inspection.recording.watch import Seen
@@ -26,12 +31,15 @@ Gold = Sequence[AbstractSet[int]]  # for each target token its source tokens; em
 
 @dataclass(frozen=True)
 class Alignment:
-    """The map (T, S) of the head that aligns, which head it is, its score (see `aligning`) and its error if known."""
+    """The map (T, S), whose it is, its score (see `aligning`) and its error if known.
+
+    `layer` and `head` are None for the mean over all.
+    """
 
     map: Tensor
     kind: Kind
-    layer: int
-    head: int
+    layer: int | None
+    head: int | None
     score: float
     error: float | None
 
@@ -106,18 +114,44 @@ def align(
     head: int | None = None,
     call: int = -1,
 ) -> Alignment:
-    """One text's alignment: by the head asked for, else by the one that aligns best (chosen without gold).
+    """One text's alignment: by the head asked for, else by what aligns best (chosen without gold).
 
     Row t stands for the t-th token written. Recurrent attention has one head.
     """
-    kind = _kind(seen, call)
-    if head is None:
-        choice = best_head(seen, layer=layer, call=call)
-        layer, head = choice.layer, choice.head
-    layer = seen.call(call).layer_record(-1 if layer is None else layer, kind).layer
-    map = seen.attention(layer, head, batch=batch, kind=kind, call=call)
+    kind, one = _kind(seen, call), seen.call(call)
+    chosen = aligning_layer(seen, batch, call) if layer is None and head is None else None
+    if chosen is not None:
+        maps = [seen.attention(number, batch=batch, kind=kind, call=call) for number in one.layers(kind)]
+        map = chosen.read(maps)
+        layer = chosen.layer
+    else:
+        if head is None:
+            choice = best_head(seen, layer=layer, call=call)
+            layer, head = choice.layer, choice.head
+        layer = one.layer_record(-1 if layer is None else layer, kind).layer
+        map = seen.attention(layer, head, batch=batch, kind=kind, call=call)
     error = None if gold is None else alignment_error_rate(map, gold)
     return Alignment(map, kind, layer, head, aligning(map), error)
+
+
+def aligning_layer(seen: Seen, batch: int = 0, call: int = -1) -> AlignmentLayer | None:
+    """The layer that a run chose on held-out sentences, else the one chosen on this text.
+
+    None for recurrent models, which have one map, for models of other libraries, and where some layers were not kept.
+    """
+    one, module = seen.call(call), seen.module
+    if _kind(seen, call) != "cross" or not isinstance(module, EncoderDecoder):
+        return None
+    if one.layers("cross") != list(range(len(module.decoder.blocks))):
+        return None
+    stored: AlignmentLayer | None = getattr(getattr(seen.subject, "task", None), "alignment_layer", None)
+    if stored is not None:
+        return stored
+    source, target = (
+        next((ids.tolist() for ids in seen.inputs(batch, call, side).values() if ids.dim() == 1), None)
+        for side in ("source", "target")
+    )
+    return None if source is None or target is None else choose_layer(module, [(source, target)])
 
 
 def gold_of_tokens(gold: Gold, target: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]) -> list[set[int]]:

@@ -7,9 +7,10 @@ from typing import Any
 from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
+from weft.inspection.analysis.scale import Progress
 from weft.inspection.pictures.inputs import open_input
 from weft.inspection.pictures.kinds.explain import explain_panel
-from weft.inspection.pictures.kinds.registry import PICTURE_KINDS, PictureKind
+from weft.inspection.pictures.kinds.registry import PICTURE_KINDS, SPEC_PICTURE_KINDS, PictureKind
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.pictures.panels import pair_panel
@@ -41,6 +42,8 @@ def picture_of(observation: Observation, options: LookOptions = LookOptions()) -
     kinds = kinds_of(observation)
     own = "attention" if observation.picture is None else PICTURES[observation.picture].kind
     kind = options.kind or own
+    if kind in SPEC_PICTURE_KINDS:
+        raise WeftError(f"--kind {kind} shows a model before training: weft look RUN|PRESET --kind {kind}, no input")
     if kind not in kinds:
         known = ", ".join(kinds)
         raise WeftError(f"this run has no picture of kind {kind!r}: choose --kind among {known}")
@@ -59,6 +62,16 @@ def picture_of(observation: Observation, options: LookOptions = LookOptions()) -
 def look(run: Any, given: Any, options: LookOptions = LookOptions()) -> Picture:
     """Show an input (a text, a path, `sample:NAME/N`) to a run, and give the picture of what it did."""
     return picture_of(observe(run, given), options)
+
+
+def look_at_spec(spec: Any, name: str, options: LookOptions, progress: Progress | None = None) -> Picture:
+    """The picture of a model's spec, before any training; `progress(share, status)` is told of long work."""
+    if options.kind not in SPEC_PICTURE_KINDS:
+        known = ", ".join(SPEC_PICTURE_KINDS)
+        raise WeftError(
+            f"{name} is not a run, so there is nothing to look into: train it first, or choose --kind {known}"
+        )
+    return SPEC_PICTURE_KINDS[options.kind].draw(spec, name, options, progress)
 
 
 def _words(observation: Observation) -> str:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from weft.foundation.errors import WeftError
 
+STEPS = 200
+
 
 @dataclass(frozen=True)
 class LookOptions:
     """`kind` of picture (the task's own if left out), and what is shown first: layer, head, row, a pair of words.
 
-    `row` is a token or its number. `explain` adds one attention output in all its numbers.
+    `row` is a token or its number. `explain` adds one attention output in all its numbers. `steps` is the number of
+    training steps for kinds that train a small model.
     """
 
     kind: str | None = None
@@ -20,6 +23,7 @@ class LookOptions:
     row: str | None = None
     pair: tuple[str, str] | None = None
     explain: bool = False
+    steps: int = STEPS
 
     @property
     def names_a_place(self) -> bool:

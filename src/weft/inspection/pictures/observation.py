@@ -80,7 +80,7 @@ class Observation:
         """How the model sums its tokens up: first (class token), mean, last; None where each has its own answer."""
         spec = getattr(self.seen.module, "spec", None)
         output = getattr(spec, "output", None)
-        if getattr(output, "kind", None) == "per-token":
+        if getattr(output, "EACH_TOKEN", False):
             return None
         found = next(filter(None, (getattr(owner, "pool", None) for owner in (self.task, output, spec))), None)
         return "first" if found == "distilled" else found

@@ -233,6 +233,25 @@ def mae(predicted: ArrayLike, truth: ArrayLike) -> float:
     return float(np.mean(np.abs(ours - theirs)))
 
 
+def pearson(one: ArrayLike, other: ArrayLike) -> float:
+    """The correlation cov(a, b) / (sd a sd b); 0 where one never changes."""
+    a, b = (values - values.mean() for values in _numbers(one=one, other=other))
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale > 0 else 0.0
+
+
+def spearman(one: ArrayLike, other: ArrayLike) -> float:
+    """The correlation of ranks; equal values share the mean of their ranks."""
+    return pearson(*(_ranks(values) for values in _numbers(one=one, other=other)))
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1, 2, ... from the smallest on."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    means: NDArray[np.float64] = np.cumsum(count) - (count - 1) / 2
+    return means[place]
+
+
 def coverage(low: ArrayLike, high: ArrayLike, truth: ArrayLike) -> float:
     """The share of true numbers within their intervals, ends included."""
     lows, highs, theirs = _numbers(low=low, high=high, truth=truth)

@@ -15,9 +15,9 @@ from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tables import TablePanel
 from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
-from weft.inspection.analysis.alignment import Gold, align, alignment_error_rate, gold_of_tokens
+from weft.inspection.analysis.alignment import Alignment, Gold, align, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
-from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, roll_out
+from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, parts_left_out, roll_out
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import ImageObservation, Observation
 from weft.inspection.pictures.panels import (
@@ -31,11 +31,13 @@ from weft.inspection.pictures.panels import (
     tokens_panel,
 )
 from weft.inspection.recording.attention_records import Kind
+from weft.tasks.support.cross_alignment import AlignmentLayer
 
 FEW = 24  # tokens; flows of more are shown for one row only
 LONGEST_FLOW = 128  # tokens
 MANY = 2048  # tokens; maps of more are not multiplied
 WAYS = ("with residual", "attention alone")
+ROLLED = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
 
 
 def has_alignment(observation: Observation) -> bool:
@@ -44,7 +46,7 @@ def has_alignment(observation: Observation) -> bool:
 
 
 def alignment_panel(observation: Observation, options: LookOptions) -> TablePanel:
-    """Source x target, the best-aligning head first; with rings where the right links are known."""
+    """Source x target, the layer or head that aligns best first; with rings where the right links are known."""
     if not has_alignment(observation):
         raise WeftError("nothing to align: the model has no attention from a target to a source")
     kind: Kind = "alignment" if "alignment" in observation.kinds else "cross"
@@ -54,21 +56,23 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
     for number in layers:
         each = to_array(observation.attention(number, kind))
         maps.append(np.concatenate([each.mean(0, keepdims=True), each]) if heads.options[0] == MEAN else each)
-    title = "Alignment: which source each token written looks at"
+    if len(layers) > 1:
+        maps.append(np.stack(maps).mean(0))
+        layer = Axis(layer.name, (*layer.options, MEAN), layer.chosen)
+    rows, columns = observation.labels(kind)
+    values, title, notes = np.stack(maps), "Alignment: which source each token written looks at", []
     if options.layer is None and options.head is None and kind == "cross":
         best = align(observation.seen, observation.batch, call=observation.call)
-        layer = Axis(layer.name, layer.options, layers.index(best.layer))
-        heads = Axis(heads.name, heads.options, heads.options.index(str(best.head)))
-        title += f" (layer {best.layer}, head {best.head} aligns best)"
-    rows, columns = observation.labels(kind)
-    values, gold = np.stack(maps), gold_links(observation, len(rows))
-    note, marks = "", None
+        layer, heads = _showing(layer, best.layer), _showing(heads, best.head)
+        title += f" ({_whose(best)})"
+        notes.append(_why(observation, best))
+    gold, marks = gold_links(observation, len(rows)), None
     if gold is not None:
         marks = np.zeros((len(rows), len(columns)), dtype=np.float32)
         for row, links in enumerate(gold):
             marks[row, sorted(links)] = 1
         error = alignment_error_rate(torch.from_numpy(values[layer.chosen, heads.chosen]), gold)
-        note = f"Rings mark where each token comes from; {error:.1%} of them are missed by this head's best look."
+        notes.append(f"Rings mark where each token comes from; {error:.1%} of them are missed by the best look.")
     return TablePanel(
         title,
         rows,
@@ -79,8 +83,29 @@ def alignment_panel(observation: Observation, options: LookOptions) -> TablePane
         row_name="written",
         column_name="source",
         gold=marks,
-        note=note,
+        note=" ".join(notes),
     )
+
+
+def _showing(axis: Axis, wanted: int | None) -> Axis:
+    """The axis at a layer or head, or at the mean; one of a single layer or head has no other."""
+    name = MEAN if wanted is None else str(wanted)
+    return Axis(axis.name, axis.options, axis.options.index(name) if name in axis.options else 0)
+
+
+def _whose(best: Alignment) -> str:
+    if best.head is None:
+        return str(AlignmentLayer(best.layer))
+    return f"layer {best.layer}, head {best.head}"
+
+
+def _why(observation: Observation, best: Alignment) -> str:
+    """How the heads that are shown first were chosen."""
+    if best.head is not None:
+        return "This head is the sharpest of those that look at many source tokens."
+    stored = getattr(observation.task, "alignment_layer", None) is not None
+    where = "On held-out sentences" if stored else "In this sentence"
+    return f"{where} this attention finds most of the source tokens that matter to what is written."
 
 
 def gold_links(observation: Observation, rows: int) -> Gold | None:
@@ -111,6 +136,13 @@ def rollouts(observation: Observation) -> Array:
     return np.stack([np.stack([to_array(rolled) for rolled in way]) for way in found])
 
 
+def _left_out(observation: Observation) -> str:
+    """A sentence that names what the product leaves out, if anything."""
+    kind: Kind = "self" if "self" in observation.kinds else "encoder"
+    parts = parts_left_out(observation.seen, kind, observation.call)
+    return f" Left out, because they are not attention: {', '.join(parts)}." if parts else ""
+
+
 def _depths(observation: Observation) -> tuple[Axis, Axis]:
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     layers = tuple(map(str, observation.layers(kind)))
@@ -127,7 +159,7 @@ def rolled_out(observation: ImageObservation) -> OverlayPanel:
     """Rollout over an image."""
     values = pooled(observation, rollouts(observation))[..., observation.first :]
     title = f"Rolled out through the layers, by {by_whom(observation).replace('tokens', 'patches')}"
-    note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
+    note = ROLLED + _left_out(observation)
     return OverlayPanel(
         title, observation.pixels, values.reshape(*values.shape[:2], *observation.grid), _depths(observation), note
     )
@@ -140,7 +172,7 @@ def rollout_picture(observation: Observation, options: LookOptions) -> Panels:
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     rows, columns = observation.labels(kind)
     ways, depths = _depths(observation)
-    note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
+    note = ROLLED + _left_out(observation)
     focus = None if options.row is None else find_token(rows, options.row)
     title = "Rollout: how much of what a token holds came from each input"
     return Panels(
@@ -160,6 +192,7 @@ def flow_picture(observation: Observation, options: LookOptions) -> Panels:
         mixed(map_, RESIDUAL) for map_ in averaged_layers(observation.seen, observation.batch, kind, observation.call)
     ]
     note = "Layers as pipes whose capacities are 0.5 A + 0.5 I; the most that can run from the top to each input."
+    note += _left_out(observation)
     whole = options.row is None and not isinstance(observation, ImageObservation)
     if whole and len(rows) <= FEW:
         values = to_array(layered_flow(layers))[None, None]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from weft.figures.panels.panel import Panel
+from weft.figures.picture import Picture
+from weft.inspection.analysis.scale import Progress
 from weft.inspection.pictures.kinds import attention as attention_kinds
 from weft.inspection.pictures.kinds import model as model_kinds
 from weft.inspection.pictures.kinds import stream as stream_kinds
 from weft.inspection.pictures.kinds.explain import explain_panel
+from weft.inspection.pictures.kinds.scale import scale_picture
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.pictures.panels import Panels, attention_panel, pair_panel
@@ -24,6 +28,14 @@ class PictureKind:
     words: str
     fits: Callable[[Observation], bool]
     draw: Draw
+
+
+@dataclass(frozen=True)
+class SpecPictureKind:
+    """A kind of picture of a model's spec alone: no run and no input are needed."""
+
+    words: str
+    draw: Callable[[Any, str, LookOptions, Progress | None], Picture]
 
 
 def _one(draw: Callable[[Observation, LookOptions], Panel]) -> Draw:
@@ -85,4 +97,7 @@ PICTURE_KINDS: dict[str, PictureKind] = {
     ),
     "positions": PictureKind("how alike positions are", model_kinds.has_positions, _one(model_kinds.positions_panel)),
     "explain": PictureKind("one attention output in all its numbers", _has_attention, _one(explain_panel)),
+}
+SPEC_PICTURE_KINDS: dict[str, SpecPictureKind] = {
+    "scale": SpecPictureKind("what 1/sqrt(D_K) does to attention and to training", scale_picture),
 }
