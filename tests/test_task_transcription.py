@@ -350,6 +350,9 @@ def test_other_nonsense_is_refused(tmp_path, spoken):
         run.evaluate("sample:dates")
     with pytest.raises(WeftError, match="is of family vision"):
         weft.train("transcription", folder / "held", out=tmp_path / "x", preset="nano-vit", steps=1)
+    for kind, word in {"tokens": "source is tokens", "vectors": "--set source.channels=40"}.items():
+        with pytest.raises(WeftError, match=word):
+            weft.train("transcription", folder / "held", out=tmp_path / "x", steps=1, set={"source.kind": kind})
 
 
 def test_an_untrained_model_writes_something(tmp_path):

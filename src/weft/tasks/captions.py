@@ -199,7 +199,14 @@ class CaptionsTask(Task):
         }
         if isinstance(spec, ImageTextSpec):
             return spec.replace(**fitted, **self._fit_patches(spec))
-        assert isinstance(spec, EncoderDecoderSpec)
+        self.expect_model(spec)
+        assert isinstance(spec, EncoderDecoderSpec) and isinstance(spec.source, PatchSourceSpec)
+        return spec.replace(**fitted, source=spec.source.replace(**self._fit_patches(spec.source)))
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """The source of an encoder-decoder must be an image's patches."""
+        if not isinstance(spec, EncoderDecoderSpec):
+            return
         if not isinstance(spec.source, PatchSourceSpec):
             raise WeftError(
                 f"task {self.name} reads images, but this model's source is {spec.source.kind}: choose "
@@ -207,7 +214,6 @@ class CaptionsTask(Task):
             )
         if self.options.blind:
             raise WeftError("a model that looks at images by cross-attention cannot be blind: leave --preset out")
-        return spec.replace(**fitted, source=spec.source.replace(**self._fit_patches(spec.source)))
 
     def _fit_patches(self, given: ImageTextSpec | PatchSourceSpec) -> Tree:
         after = self.side if not given.stem else -(-self.side // 2 ** len(given.stem))

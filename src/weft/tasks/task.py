@@ -298,6 +298,10 @@ class Task(ABC):
         """A preset's spec with vocabulary, classes and lengths of this data."""
         raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
 
+    def expect_model(self, spec: AnySpec) -> None:
+        """Refuse a model that cannot take this data, whatever was changed in its spec."""
+        return  # most tasks leave it to the families that they take
+
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""
         spec = plain_preset(name, size.width, size.layers, size.heads)

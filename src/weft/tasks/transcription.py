@@ -225,16 +225,33 @@ class TranscriptionTask(Task):
     def fit(self, spec: AnySpec) -> EncoderDecoderSpec:
         """The channels, the vocabulary and the lengths of this data."""
         assert isinstance(spec, EncoderDecoderSpec)
+        source = self._vectors(spec)
+        steps, tokens = (
+            8 * -(-int(ROOM * most) // 8) for most in (-(-self.longest[0] // source.steps), self.longest[1])
+        )
+        return spec.replace(
+            source=source.replace(channels=self.sources["channels"], length=steps),
+            vocabulary=self.tokenizer.vocabulary,
+            length=max(SHORTEST, tokens),
+        )
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """The source must be vectors of this data's channels."""
+        assert isinstance(spec, EncoderDecoderSpec)
+        channels = self._vectors(spec).channels
+        if channels != self.sources["channels"]:
+            raise WeftError(
+                f"source.channels is {channels}, but this data has {self.sources['channels']}: "
+                f"--set source.channels={self.sources['channels']}"
+            )
+
+    def _vectors(self, spec: EncoderDecoderSpec) -> VectorSourceSpec:
         if not isinstance(spec.source, VectorSourceSpec):
             raise WeftError(
                 f"task {self.name} reads vectors, but this model's source is {spec.source.kind}: choose "
                 "source.kind series or vectors, such as --preset nano-speech-seq2seq"
             )
-        steps, tokens = (
-            8 * -(-int(ROOM * most) // 8) for most in (-(-self.longest[0] // spec.source.steps), self.longest[1])
-        )
-        source = spec.source.replace(channels=self.preparation.channels(self.sources["channels"]), length=steps)
-        return spec.replace(source=source, vocabulary=self.tokenizer.vocabulary, length=max(SHORTEST, tokens))
+        return spec.source
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Little data is learned by one small model."""
