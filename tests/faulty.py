@@ -263,6 +263,44 @@ class CentersOverTime(nn.Module):
         return x - x.mean(1, keepdim=True)
 
 
+STATISTICS = {
+    "mean": lambda x: x.mean(0),
+    "std": lambda x: x.std(0),  # over a batch of one row it is not a number
+    "variance": lambda x: x.var(0, correction=0),
+    "median": lambda x: x.median(0).values,
+    "maximum": lambda x: x.amax(0),
+}
+
+
+class AddsStatistic(nn.LayerNorm):
+    """layer_norm(x) + strength * statistic(x over batch, time or both): however weak, tokens or rows meet there."""
+
+    def __init__(self, taken: str, over: str, strength: float, training_only: bool = False) -> None:
+        super().__init__(D)
+        self.taken, self.over, self.strength, self.training_only = taken, over, strength, training_only
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.training_only and not self.training:
+            return y
+        rows = {"batch": x, "time": x.transpose(0, 1), "both": x.flatten(0, 1)}[self.over]
+        found = STATISTICS[self.taken](rows)
+        return y + self.strength * (found[:, None] if self.over == "time" else found)
+
+
+class FourierConvolution(nn.Module):
+    """A causal convolution over all the past by a Fourier transform, and a mean over time beside it."""
+
+    def __init__(self, leak: float) -> None:
+        super().__init__()
+        self.taps, self.leak = nn.Parameter(torch.randn(N, D) / 8), leak
+
+    def forward(self, x):
+        T = x.shape[1]
+        x_f, k_f = torch.fft.rfft(x, 2 * T, dim=1), torch.fft.rfft(self.taps[:T], 2 * T, dim=0)
+        return torch.fft.irfft(x_f * k_f, 2 * T, dim=1)[:, :T] + self.leak * x.mean(1, keepdim=True)
+
+
 class GlobalMax(MLP):
     def forward(self, x):
         return super().forward(x) + x.amax(1, keepdim=True)

@@ -10,7 +10,7 @@ import weft
 from weft.parts import kernels
 from weft.parts.attention import CrossAttention, SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import blocked, choose_kernel, explicit, fused
+from weft.parts.kernels import blocked, choose_kernel, explicit, fused, kept_weights
 from weft.parts.masks import Causal, Documents, Graph, Padding, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.relative import Alibi, BucketedBias, RelativeVectors, Rotary
@@ -140,12 +140,13 @@ def test_dropout_drops_in_training_only_and_blocks_repeat_it_in_backward():
     q, k, v = (torch.randn(1, 2, 300, 4, requires_grad=True) for _ in range(3))
     context = AttentionContext(TokenPositions.run(0, 300, CPU), mask=Causal() & Window(40))
     torch.manual_seed(3)
-    y = blocked(q, k, v, context, 0.5, dropout=0.5)
-    assert not torch.allclose(y, blocked(q, k, v, context, 0.5))
+    score = ScaledDot(scale=0.5)
+    y = blocked(q, k, v, context, score, dropout=0.5)
+    assert not torch.allclose(y, blocked(q, k, v, context, score))
     (gradient,) = torch.autograd.grad(y.sum(), v)
     direction = torch.randn_like(v)
     torch.manual_seed(3)
-    moved = blocked(q, k, (v + 1e-3 * direction).detach(), context, 0.5, dropout=0.5)
+    moved = blocked(q, k, (v + 1e-3 * direction).detach(), context, score, dropout=0.5)
     assert torch.allclose((gradient * direction).sum(), (moved - y.detach()).sum() / 1e-3)
     attention = SelfAttention(12, 3, dropout=0.5)
     x = torch.randn(1, 5, 12)
@@ -154,16 +155,63 @@ def test_dropout_drops_in_training_only_and_blocks_repeat_it_in_backward():
     assert torch.equal(attention(x), attention(x))
 
 
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_dropout_by_blocks_keeps_the_expectation_and_the_share(share):
+    """Means over many draws: of Y those without dropout, of kept weights 1 - p, each within five deviations."""
+    torch.manual_seed(11)
+    T = 80
+    context = AttentionContext(TokenPositions.run(0, T, CPU), mask=Causal())
+    q, k = torch.randn(1, 2, T, 4), torch.randn(1, 2, T, 4)
+    v = torch.eye(T).expand(1, 2, T, T)  # Y = A
+    A = blocked(q, k, v, context, ScaledDot(), block=32)
+    draws = torch.stack([blocked(q, k, v, context, ScaledDot(), share, 32) for _ in range(120)])
+    kept = draws != 0
+    seen = (A > 0).sum() * len(draws)
+    assert abs(kept.sum() / seen - (1 - share)) < 5 * (share * (1 - share) / seen) ** 0.5
+    assert torch.allclose(draws[kept], (A / (1 - share)).expand_as(draws)[kept], rtol=1e-4)
+    deviation = A * (share / (1 - share) / len(draws)) ** 0.5
+    assert ((draws.mean(0) - A).abs() <= 5.5 * deviation + 1e-5 * A).all()
+    elsewhere = kept_weights(torch.empty(2, 3, 5, 7, device="meta"), share)
+    assert elsewhere.shape == (2, 3, 5, 7) and elsewhere.dtype == torch.bool and elsewhere.is_meta
+    rows = kept.double().mean((0, 1, 2))
+    assert not torch.equal(draws[0], draws[1]) and rows[75, :60].std() < 0.08
+
+
+def test_dropout_by_blocks_is_repeated_in_backward_and_leaves_the_generator_alone():
+    """The gradient is the derivative under the same draw; backward does not move the random numbers that follow."""
+    q, k, v = (torch.randn(1, 2, 150, 4, requires_grad=True) for _ in range(3))
+    context = AttentionContext(TokenPositions.run(0, 150, CPU))
+
+    def drawn(*given):
+        torch.manual_seed(5)
+        return blocked(*given, context, ScaledDot(), 0.3, 64)
+
+    drawn(q, k, v)
+    torch.rand(7)
+    expected = torch.rand(3)
+    y = drawn(q, k, v)
+    torch.rand(7)
+    gradients = torch.autograd.grad(y.square().sum(), (q, k, v))
+    assert torch.equal(torch.rand(3), expected)
+    for place, gradient in enumerate(gradients):
+        step = 1e-5 * torch.randn_like(gradient)
+        moved = [[t.detach() + (sign * step if n == place else 0) for n, t in enumerate((q, k, v))] for sign in (1, -1)]
+        ahead, back = (drawn(*given).square().sum() for given in moved)
+        assert torch.allclose((gradient * step).sum(), (ahead - back) / 2, rtol=1e-6)
+
+
 def test_which_kernel_runs_and_why():
     x = torch.zeros(1, 2048, 12)
     attention = SelfAttention(12, 3)
     assert attention.note(AttentionContext.of(x, Causal())).startswith("fused: the mask is a flag")
     assert attention.note(AttentionContext.of(x, Causal() & Window(64))).startswith("blocked: 2048 x 2048")
     assert attention.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("blocked")
-    assert attention.note(AttentionContext.of(x, Padding(torch.tensor([7])))).startswith("fused: a dense mask")
-    assert SelfAttention(12, 3, score=Additive(4, 4, 3)).note(AttentionContext.of(x)).startswith("explicit: the score")
+    assert attention.note(AttentionContext.of(x, Padding(torch.tensor([7])))).startswith("fused: padding is one row")
+    added = SelfAttention(12, 3, score=Additive(4, 4, 3))
+    assert added.note(AttentionContext.of(x)).startswith("blocked: this score is not a dot product")
+    assert added.note(AttentionContext.of(x[:, :9])).startswith("explicit: this score is not a dot product")
     mapped = SelfAttention(12, 3, score=Bilinear(4, 4, 3))
-    assert mapped.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("explicit: a bias reads")
+    assert mapped.note(AttentionContext.of(x, Causal(), Alibi(3))).startswith("blocked: 2048 x 2048")
     assert mapped.note(AttentionContext.of(x)).startswith("fused")
     with pytest.raises(weft.WeftError, match="not a dot product"):
         Additive(4, 4).as_dot_product(x)
@@ -184,7 +232,9 @@ def test_a_causal_flag_builds_no_pairs(monkeypatch):
 def test_is_causal_with_one_query_sees_all_keys():
     q, k, v = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 7, 4), torch.randn(1, 1, 7, 4)
     context = AttentionContext(TokenPositions.run(6, 1, CPU), TokenPositions.run(0, 7, CPU), Causal())
-    assert torch.allclose(fused(q, k, v, context, 0.5), F.scaled_dot_product_attention(q, k, v, scale=0.5))
+    assert torch.allclose(
+        fused(q, k, v, context, ScaledDot(scale=0.5)), F.scaled_dot_product_attention(q, k, v, scale=0.5)
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from weft.cli.app import CLOSED_PIPE
 from weft.cli.environment import WAIT_POLICY, choose_wait_policy
 from weft.cli.main import app
 
-COMMANDS = ("show", "demo", "laws", "train", "eval", "predict", "look", "import", "export")
+COMMANDS = ("show", "demo", "laws", "train", "eval", "predict", "chat", "tokens", "look", "lookup", "import", "export")
 
 
 @pytest.fixture
@@ -130,6 +130,18 @@ def test_show_prints_the_numbers_of_the_lecture(run):
     for words in ("124,439,808", "blocks x 12", "12 x [1024 x 64] [64 x 1024] -> [1024 x 1024]", "474.7 MiB", "FLOP"):
         assert words in out
     assert out.count("mixer_norm") == 1
+    assert "one layer; never stored" in out and "fused: the mask is a flag" in out
+
+
+def test_show_says_where_attention_weights_are_stored(run, tmp_path):
+    spec = weft.preset("nano-gpt").replace(**{"mixer.dropout": 0.1, "length": 512})
+    file = tmp_path / "dropped.json"
+    file.write_text(spec.to_json())
+    out = run("show", str(file))[1]
+    assert "one layer; stored in training" in out
+    assert "training  fused: the mask is a flag; with dropout torch stores A, which is small" in out
+    out = run("show", str(file), "--length", "3000")[1]
+    assert "never stored" in out and "blocked: with dropout torch stores A, and 3000 x 3000 pairs are many" in out
 
 
 def test_a_narrow_terminal_leaves_out_what_follows_from_the_rest(run, monkeypatch):
@@ -261,8 +273,11 @@ try:
     app(["show", "gpt3-175b", "--json"], prog_name="weft")
 except SystemExit as stopped:
     assert not stopped.code
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert peak * (1 if sys.platform == "darwin" else 1024) < 1e9, peak
+if sys.platform == "darwin":
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+else:  # there ru_maxrss is also that of the process which started this one
+    peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+assert peak < 1e9, peak
 assert "torch._dynamo" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

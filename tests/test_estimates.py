@@ -71,6 +71,8 @@ MODELS = {
     "additive": TINY.replace(**{"mixer.score": "additive"}),
     "concatenated": TINY.replace(**{"mixer.score": "concatenated"}),
     "relative vectors": TINY.replace(positions=RelativeVectorsSpec(reach=4)),
+    "relative values": TINY.replace(positions=RelativeVectorsSpec(reach=4, values=True)),
+    "capped": TINY.replace(**{"mixer.score": "capped-dot", "mixer.score_cap": 3.0}),
     "linear attention": FREE.replace(mixer=LinearAttentionSpec(heads=3)),
     "identity feature": FREE.replace(mixer=LinearAttentionSpec(heads=3, feature="identity")),
     "gru": FREE.replace(mixer=RecurrenceSpec(hidden=7)),
@@ -269,6 +271,28 @@ def test_attention_weights_of_the_lecture():
     assert unfused_attention_bytes(3, 5, bytes_each=4) == 300
     assert estimate(weft.preset("gpt3-175b"), 100_000).memory.unfused_attention == 96 * 10**10 * 2
     assert estimate(MODELS["gru"]).memory.unfused_attention == 0
+
+
+def test_kernels_that_run_and_whether_they_store_the_weights():
+    def kernels(spec, length):
+        return {(use.purpose, use.kernel, use.stores_weights) for use in estimate(spec, length).kernels}
+
+    both = ("prediction", "training")
+    assert kernels(TINY, 5000) == {(purpose, "fused", False) for purpose in both}
+    windowed = TINY.replace(**{"mixer.window": 7})
+    assert kernels(windowed, 5000) == {(purpose, "blocked", False) for purpose in both}
+    dropped = TINY.replace(**{"mixer.dropout": 0.1})
+    assert kernels(dropped, 1000) == {("prediction", "fused", False), ("training", "fused", True)}
+    assert kernels(dropped, 5000) == {("prediction", "fused", False), ("training", "blocked", False)}
+    learned = TINY.replace(positions=RelativeVectorsSpec(reach=4))
+    assert kernels(learned, 1000) == {("prediction", "fused", False), ("training", "fused", True)}
+    added = TINY.replace(**{"mixer.score": "additive"})
+    assert kernels(added, 1000) == {(purpose, "explicit", True) for purpose in both}
+    assert estimate(MODELS["gru"]).kernels == ()
+    (use, *_) = estimate(dropped, 1000).to_tree()["attention_kernels"]
+    assert use == {
+        "purpose": "prediction", "kernel": "fused", "reason": "the mask is a flag", "stores_weights": False,
+    }  # fmt: skip
 
 
 def test_the_default_length_counts_the_tokens_of_an_image():

@@ -85,8 +85,6 @@ BREAKS: dict[str, dict[str, str]] = {
     "MambaForCausalLM": {CACHE: "in chunks"},
     "FalconMambaForCausalLM": {CACHE: "in chunks"},
     "JambaForCausalLM": {CACHE: "in chunks", **NEIGHBOR},
-    # BambaModel.forward numbers positions from 0 in each call, past or not, unless position_ids are given.
-    "BambaForCausalLM": {CACHE: "positions restart"},
     # With use_cache=True no causal mask is made, so that several tokens in one call see each other.
     "FSMTForConditionalGeneration": {CACHE: "in chunks"},
     # Attention is masked by document, but Lightning attention reads neither position_ids nor seq_idx (nor does Jamba's
@@ -96,6 +94,52 @@ BREAKS: dict[str, dict[str, str]] = {
     "MT5ForConditionalGeneration": {"initial loss": "weights start too large"},
     # BatchNorm, in training.
     "ResNetModel": {"batch independence": "statistics over the batch"},
+}
+# Learned or sinusoidal positions are counted by torch.arange, padding included, unless position_ids are given.
+NEED_POSITIONS = {
+    "GPT2LMHeadModel",
+    "GPT2Model",
+    "GPTNeoForCausalLM",
+    "GPTBigCodeForCausalLM",
+    "OpenAIGPTLMHeadModel",
+    "CTRLLMHeadModel",
+    "XGLMForCausalLM",
+    "BioGptForCausalLM",
+    "BertLMHeadModel",
+    "BertLMHeadModel undeclared",
+    "BertGenerationDecoder",
+    "ElectraForCausalLM",
+    "BertModel",
+    "BertForMaskedLM",
+    "BertForTokenClassification",
+    "DistilBertModel",
+    "DistilBertForMaskedLM",
+    "ElectraModel",
+    "ElectraForMaskedLM",
+    "AlbertModel",
+    "AlbertForMaskedLM",
+    "DebertaModel",
+    "DebertaForMaskedLM",
+    "DebertaV2ForMaskedLM",
+    "MegatronBertForMaskedLM",
+    "MobileBertForMaskedLM",
+    "RemBertForMaskedLM",
+    "SqueezeBertForMaskedLM",
+    "ErnieForMaskedLM",
+    "XLMWithLMHeadModel",
+    "CLIPTextModel",
+    "SiglipTextModel",
+    "LayoutLMForMaskedLM",
+    "BigBirdForMaskedLM",
+    "WhisperForConditionalGeneration",
+    "EncoderDecoderModel",
+    "VisionEncoderDecoderModel",
+}
+# {class: laws that hold only with position_ids}
+CAUTIONS = {
+    **{name: {"left padding"} for name in NEED_POSITIONS},
+    # BambaModel.forward numbers positions from 0 in each call, past or not, unless position_ids are given.
+    "BambaForCausalLM": {CACHE},
 }
 ONE_LENGTH = ("WhisperForConditionalGeneration", "Speech2TextForConditionalGeneration", "VisionEncoderDecoderModel")
 # {class: laws that cannot be tried, as the report says}
@@ -129,7 +173,10 @@ EXPERTS = {name for name in DECODERS if any(word in name for word in ("Moe", "Mi
 def test_hugging_face(name: str):
     model = huggingface(name)
     report = check(model)
-    _as_expected(report, BREAKS.get(name, {}), MUST[name] - UNTRIED.get(name, set()))
+    cautions = CAUTIONS.get(name, set())
+    assert {finding.law for finding in report.cautions} == cautions, str(report)
+    assert all("position_ids" in str(finding.cause) for finding in report.cautions)
+    _as_expected(report, BREAKS.get(name, {}), MUST[name] - UNTRIED.get(name, set()) - cautions)
     assert all(report[law].verdict in ("not testable", "not declared") for law in UNTRIED.get(name, set()))
     if report["causality"].verdict == "holds":
         _sees_the_past(report)
@@ -444,12 +491,12 @@ def test_a_model_that_says_nothing_declares_nothing():
     assert "nothing in Sequential is named a decoder or causal" in report.assumed[0]
 
 
-def test_a_classifier_says_that_it_has_no_answer_for_each_token():
-    finding = check(
-        huggingface("BertModel").base_model.pooler, torch.zeros(1, 9, 24), laws=("finite outputs",)
-    ).findings[0]
-    assert finding.verdict == "not testable"
-    assert "not one vector for each of" in finding.evidence
+def test_a_classifier_of_whole_texts_is_judged_by_what_applies_to_it():
+    """It reads its answer at the first place: padding there changes it."""
+    config = transformers.BertConfig(**BERT, num_labels=3)
+    report = check(transformers.BertForSequenceClassification(config))
+    _as_expected(report, {"left padding": "pad on the right"}, {*EVERY, "right padding", "all lengths"})
+    assert "one answer per text" in report["causality"].evidence
 
 
 def test_a_model_that_cannot_be_called_breaks_nothing():
@@ -591,7 +638,7 @@ def test_x_transformers_encoder_declared_causal():
     pytest.importorskip("x_transformers")
     report = check(x_transformers()["encoder"](), causal=True, laws=("causality",))
     _caught(report, "causality", "attn_layers.layers.0.1", "no mask")
-    assert "declared by the caller: causal=True" in report.assumed[-1]
+    assert "declared by the caller: causal=True" in report.assumed
 
 
 def test_torch_encoder_used_as_a_decoder():

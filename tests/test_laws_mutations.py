@@ -97,6 +97,64 @@ def test_textbook_faults(case, law, path, cause):
     expect(check(f.TextbookSubject.of(build(case)), laws=laws)[law], path, cause)
 
 
+# --- statistics over batch and time, however weak ------------------------------------------------------------------
+
+MEETS = {"batch": {"batch independence"}, "time": {"causality"}, "both": {"causality", "batch independence"}}
+STATISTICS = [
+    *(("std", "both", strength, False) for strength in (0.03, 0.01, 0.003, 0.001)),
+    *((taken, over, 1e-6, False) for taken in f.STATISTICS for over in MEETS),
+    ("mean", "batch", 1.0, False),
+    ("mean", "batch", 1e-3, True),
+    ("std", "both", 1e-6, True),
+    ("maximum", "time", 1e-6, True),
+    ("median", "batch", 1e-6, True),
+    ("variance", "both", 1e-9, False),
+    ("mean", "time", 1e-12, False),
+]
+
+
+@pytest.mark.filterwarnings("ignore:std.* degrees of freedom:UserWarning")
+@pytest.mark.parametrize(("taken", "over", "strength", "training_only"), STATISTICS)
+def test_statistics_over_batch_and_time_are_caught_and_told_apart(taken, over, strength, training_only):
+    """A fault used to raise its own tolerance, and one between rows to be reported as one in time."""
+    module = build({"norm1": lambda: f.AddsStatistic(taken, over, strength, training_only)})
+    report = check(f.TextbookSubject.of(module), laws=("causality", "batch independence"))
+    assert {finding.law for finding in report.broken} == MEETS[over], str(report)
+    for finding in report.broken:
+        assert finding.blame == NORM, finding
+        assert ("in training" in finding.evidence) == training_only, finding
+
+
+@pytest.mark.parametrize("place", ["norm1", "mlp"])
+@pytest.mark.parametrize("leak", [0.0, 1e-9])
+def test_a_fourier_transform_rounds_and_a_leak_beside_it_grows(leak, place):
+    """It mixes all places, so that later ones change the last bits of earlier ones; before a norm, by their size."""
+    report = check(f.TextbookSubject.of(build({place: lambda: f.FourierConvolution(leak)})), laws=("causality",))
+    finding = report["causality"]
+    assert finding.verdict == ("broken" if leak else "holds"), finding
+    assert leak or (0 < finding.violation < 1e-14 and "rounding" in finding.evidence)
+
+
+@pytest.mark.parametrize("leak", [0.0, 1e-9])
+def test_experts_round_and_a_leak_beside_them_grows(leak):
+    module = model("nano-moe")
+    part = module.stack.blocks[1].feedforward
+    forward = type(part).forward
+    part.forward = types.MethodType(
+        lambda self, x, auxiliary=None: forward(self, x, auxiliary) + leak * x.mean(1, True), part
+    )
+    finding = check(module, laws=("causality",))["causality"]
+    assert finding.verdict == ("broken" if leak else "holds"), finding
+    assert finding.blame == (FEED if leak else None)
+
+
+def test_a_mean_over_the_batch_breaks_batch_independence_alone():
+    module = build({"norm1": lambda: f.AddsStatistic("mean", "batch", 0.3)})
+    report = check(f.TextbookSubject.of(module))
+    assert {finding.law for finding in report.broken} == {"batch independence"}, str(report)
+    assert report.dependence[0][1] == 0.0
+
+
 # --- faults in Weft's own models -----------------------------------------------------------------------------------
 
 

@@ -449,7 +449,11 @@ def test_mistakes_are_told_in_one_sentence(runs, cli, monkeypatch, tmp_path, wor
 @pytest.mark.parametrize(
     ("name", "given", "told"),
     [
-        ("tones", "sample:zebra", "task sequences has no sample 'zebra': choose one of sample:skeletons, sample:tones"),
+        (
+            "tones",
+            "sample:zebra",
+            "task sequences has no sample 'zebra': choose one of sample:skeletons, sample:tones, sample:films",
+        ),
         ("tones", "sample:tones/x", "after the slash comes the number of an example"),
         ("forecast", "sample:zebra/0", "task forecast has no sample 'zebra': choose one of sample:seasonal"),
         ("forecast", "sample:seasonal/x", "after the slash comes the number"),

@@ -31,9 +31,14 @@ VARIANTS = {
     "biased": {"mixer": {**ATTENTION, "bias": True}, "feedforward": {"kind": "classic", "bias": True}},
     "layer-norm": {"norm": {"kind": "layer"}, "positions": {"kind": "learned"}},
     "post-norm": {"arrangement": "post-norm", "positions": {"kind": "sinusoidal"}},
+    "sandwich-norm": {"arrangement": "sandwich-norm"},
+    "parallel": {"arrangement": "parallel"},
     "gated": {"feedforward": {"kind": "gated", "hidden": 37}, "positions": {"kind": "rotary", "fraction": 0.6}},
     "tanh": {"feedforward": {"kind": "classic", "activation": "gelu-tanh"}, "head": {"kind": "linear", "bias": True}},
     "relu": {"feedforward": {"kind": "classic", "activation": "relu"}, "mixer": ATTENTION},
+    "dot": {"mixer": {**NORMED, "score": "dot"}},
+    "own-scale": {"mixer": {**ATTENTION, "score_scale": 0.07}},
+    "capped": {"mixer": {**ATTENTION, "score": "capped-dot", "score_cap": 1.3, "score_scale": 0.41, "key_heads": 3}},
 }  # fmt: skip
 
 
@@ -104,8 +109,9 @@ def test_threads_change_no_bit(monkeypatch):
 
 
 @needs_compiler
-def test_an_encoder_decoder_looks_at_real_sources_only():
-    changes = {"width": 30, "layers": 2, "vocabulary": 53, "mixer": ATTENTION}
+@pytest.mark.parametrize("score", [{}, {"score": "capped-dot", "score_cap": 0.9, "score_scale": 0.43}])
+def test_an_encoder_decoder_looks_at_real_sources_only(score):
+    changes = {"width": 30, "layers": 2, "vocabulary": 53, "mixer": {**ATTENTION, **score}}
     model = model_of("plain", "nano-seq2seq", **changes)
     assert isinstance(optimized(model).decoder, NativeStack)
     sources = [[3, 41, 5], [7, 8, 9, 10, 11], [1]]
@@ -124,6 +130,7 @@ def test_an_encoder_decoder_looks_at_real_sources_only():
     [
         {"positions": {"kind": "alibi"}},
         {"mixer": {**ATTENTION, "score": "bilinear"}},
+        {"mixer": [{**ATTENTION, "score_scale": 0.07}, ATTENTION]},
         {"mixer": [{"kind": "recurrence", "cell": "gru"}, ATTENTION]},
         {"feedforward": {"kind": "experts", "experts": 3, "active": 2}},
     ],

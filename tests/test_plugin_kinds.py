@@ -123,7 +123,7 @@ def test_a_score_and_a_position_train_show_explain_and_reload(command, tmp_path)
     assert command("-c", code).split() == ["near", "Slope", "0.75", "True"]
     verdicts = {row["law"]: row["verdict"] for row in json.loads(command("laws", run, "--json"))["laws"]}
     assert "broken" not in verdicts.values() and verdicts["causality"] == verdicts["shift invariance"] == "holds"
-    assert verdicts["backend equality"] == "not testable"
+    assert verdicts["backend equality"] == "holds"
     # Without the package the run is refused in one sentence; the folder names no code.
     assert "there is no score 'near': choose one of scaled-dot" in command("show", run, with_it=False, fails=True)
     assert "toys" not in (run / "spec.json").read_text()

@@ -21,7 +21,7 @@ from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.attention import SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Causal, Real
-from weft.parts.scores import SCORES, LinearDot, Score, build_score
+from weft.parts.scores import SCORES, CappedDot, LinearDot, ScaledDot, Score, build_score
 
 B, H, T, S, K = 2, 3, 5, 7, 11
 
@@ -141,6 +141,65 @@ def test_the_recurrent_model_takes_every_score(kind, wiring):
     names = [one.name for group in estimate(spec, 9).groups if group.where == "decoder" for one in group.products]
     wanted = [one.name for one in module.score.matrix_products((12, spec.memory_width), ProductView.full(9))]
     assert names[1 : 1 + len(wanted)] == wanted
+
+
+def test_a_capped_score_is_the_formula_of_gemma_2_and_bounded():
+    """e = c tanh(s q.k / c): transformers' eager attention with softcap, and its parts, forward and backward."""
+    torch.manual_seed(7)
+    spec = AttentionSpec(heads=3, score="capped-dot", score_cap=1.7, score_scale=0.31)
+    part = spec.build(24, causal=True).double()
+    x = drawn(B, T, 24).requires_grad_()
+    context = AttentionContext.of(x, Causal())
+    query, key, value = part.project(x)
+    e = 1.7 * torch.tanh(0.31 * torch.einsum("bhtk,bhsk->bhts", query, key) / 1.7)
+    a = e.masked_fill(~torch.ones(T, T).tril().bool(), -math.inf).softmax(-1)
+    torch.testing.assert_close(part.score(query, key), e, rtol=0, atol=1e-12)
+    wanted = part.merge(a @ value)
+    found = {}
+    for backend in ("auto", "explicit", "blocked"):
+        set_backend(part, backend)
+        y = part(x, context)
+        torch.testing.assert_close(y, wanted, rtol=0, atol=1e-12)
+        found[backend] = torch.autograd.grad(y.square().sum(), [x, *part.parameters()])
+    for one, other in zip(found["explicit"], found["blocked"], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    assert bool((CappedDot(cap=1.7)(1e3 * query, key).abs() <= 1.7).all())
+    near = CappedDot(cap=1e6)(query, key)
+    torch.testing.assert_close(near, ScaledDot()(query, key), rtol=0, atol=1e-8)
+    set_backend(part, "fused")
+    with pytest.raises(weft.WeftError, match="not a dot product with a softmax, so the fused kernel cannot run it"):
+        part(x, context)
+    with pytest.raises(weft.WeftError, match="puts a tanh on the dot product"):
+        part.score.as_dot_product(query)
+    assert not check(decoder("capped-dot", score_cap=0.5)).broken
+
+
+def test_a_scale_of_its_own_stands_in_place_of_the_root():
+    """Gemma's query_pre_attn_scalar n is the scale n^-0.5; every kernel and the explanation follow it."""
+    torch.manual_seed(8)
+    part = AttentionSpec(heads=3, score_scale=144**-0.5).build(24, causal=True).double()
+    x = drawn(B, T, 24)
+    context = AttentionContext.of(x, Causal())
+    query, key, value = part.project(x)
+    e = torch.einsum("bhtk,bhsk->bhts", query, key) / 12
+    wanted = e.masked_fill(~torch.ones(T, T).tril().bool(), -math.inf).softmax(-1) @ value
+    for backend in ("explicit", "fused", "blocked"):
+        set_backend(part, backend)
+        torch.testing.assert_close(part(x, context), part.merge(wanted), rtol=0, atol=1e-12)
+    assert part.score.formula == "e_ij = 0.08333 q_i.k_j"
+    steps = part.score.explain(query[0, 1, 2], key[0, 1])
+    torch.testing.assert_close(steps[-1].values["e"], e[0, 1, 2], rtol=0, atol=1e-12)
+    assert AttentionSpec(score_scale=0.1).build(24, True).score.as_dot_product(query)[1] == 0.1
+
+
+def test_settings_that_a_score_does_not_have_are_refused():
+    for given, word in (({"score_cap": 5.0}, "score_cap"), ({"score": "dot", "score_scale": 2.0}, "score_scale")):
+        with pytest.raises(weft.WeftError, match=f"mixer.{word} is given, but the score .* has none: use .*capped-dot"):
+            DecoderSpec(mixer=AttentionSpec(heads=4, **given))
+    with pytest.raises(weft.WeftError, match="the score 'additive' has no cap: use capped-dot, or leave it out"):
+        build_score("additive", 3, 3, cap=2.0)
+    with pytest.raises(weft.WeftError, match="greater than 0"):
+        AttentionSpec(score="capped-dot", score_cap=0.0)
 
 
 def test_widths_that_do_not_fit_and_unknown_scores_are_refused():

@@ -89,7 +89,30 @@ ILLEGAL = [
         lambda: DecoderSpec(mixer={"kind": "linear-attention", "heads": 3}, positions={"kind": "none"}),
         "does not divide into mixer.heads 3",
     ),
-    (lambda: EncoderDecoderSpec(mixer={"kind": "recurrence"}, positions={"kind": "none"}), "recurrent-seq2seq"),
+    (lambda: EncoderDecoderSpec(mixer={"kind": "recurrence"}), "but mixer has none"),
+    (
+        lambda: EncoderDecoderSpec(mixer={"kind": "recurrence", "bidirectional": True}, positions={"kind": "none"}),
+        "mixer.bidirectional looks ahead",
+    ),
+    (
+        lambda: EncoderDecoderSpec(mixer={"kind": "convolution", "kernel": 4}, positions={"kind": "none"}),
+        "in the encoder, mixer.kernel 4 has no center",
+    ),
+    (lambda: EncoderDecoderSpec(encoder={"mixer": {"kind": "recurrence"}}), "in the encoder, positions 'rotary' act"),
+    (lambda: EncoderDecoderSpec(encoder={"width": 30}), "in the encoder, width 30 does not divide"),
+    (lambda: EncoderDecoderSpec(cross={"heads": 5}), "does not divide into cross.heads 5"),
+    (lambda: EncoderDecoderSpec(cross={"window": 5}), "leave cross.window out"),
+    (
+        lambda: EncoderDecoderSpec(source={"kind": "vectors"}, target_vocabulary=31),
+        "source vectors has no vocabulary",
+    ),
+    (lambda: EncoderDecoderSpec(source={"kind": "sounds"}), "sounds"),
+    (lambda: EncoderDecoderSpec(source={"kind": "patches", "image": 30}), "does not divide into patch 8"),
+    (
+        lambda: EncoderDecoderSpec(source={"kind": "patches"}, encoder={"positions": {"kind": "learned"}}),
+        "set by source.grid",
+    ),
+    (lambda: EncoderDecoderSpec(encoder={"mixer": {"kind": "grid-convolution"}}), "does not work in this family"),
     (lambda: EncoderDecoderSpec(positions={"kind": "sinusoidal", "join": "concatenate"}), "use head.kind linear"),
     (lambda: VisionSpec(image=30), "image 30 .* does not divide into patch 4"),
     (lambda: VisionSpec(mixer={"kind": "grid-convolution"}), "set pool to mean"),
@@ -108,7 +131,7 @@ ILLEGAL = [
     (lambda: DecoderSpec.from_toml("="), "not TOML"),
     (lambda: DecoderSpec.from_json('{"version": 99}'), "upgrade Weft"),
     (lambda: DecoderSpec.from_json('{"version": "x"}'), "whole numbers"),
-    (lambda: weft.preset("nonsense"), "choose one of gpt2"),
+    (lambda: weft.preset("nonsense"), "choose one of encoder, decoder"),
 ]
 
 

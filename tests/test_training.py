@@ -529,3 +529,35 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
         planner = Planner(prepared.task, prepared.train, prepared.validation, {}, {}, 0, torch.device("cpu"))
         _, _, plan = planner.plan_minutes(weft.preset("nano-vit"), minutes, time.perf_counter())
         assert plan.steps * plan.batch / rate == pytest.approx(0.88 * 60 * minutes, rel=0.1)
+
+
+def test_a_slow_machine_gets_a_small_model_even_if_only_one_was_measured(tmp_path, monkeypatch):
+    """Measuring the first candidate takes all the time there is for measuring; the formula knows smaller ones."""
+    from weft.training import planner as planning
+
+    clock = [0.0]
+    monkeypatch.setattr(planning.time, "perf_counter", lambda: clock[0])
+
+    def timed(planner, spec, options, batch):
+        clock[0] += 30
+        return StepTiming(planning._flops(spec) * batch / speed, batch, 1)
+
+    monkeypatch.setattr(Planner, "_time_steps", timed)
+    kind = task_named("text")
+    prepared = kind.prepare(["sample:markov"], kind.Options(), 0, tmp_path)
+    widths = {}
+    for speed in (1e8, 1e13):
+        clock[0] = 0.0
+        planner = Planner(prepared.task, prepared.train, prepared.validation, {}, {}, 0, torch.device("cpu"))
+        _, _, plan = planner.plan_minutes(None, 2.0, 0.0)
+        chosen = plan.tried[0]
+        widths[speed] = chosen["width"]
+        spec = prepared.task.default_model(next(size for size in LADDER if size.width == chosen["width"]))
+        measured = plan.steps * plan.batch * planning._flops(spec)
+        assert measured / speed <= 0.88 * (120 - clock[0])
+    assert widths[1e8] == 48 < widths[1e13]
+
+
+def test_a_timed_training_takes_its_least_steps():
+    plan = small_plan(steps=1000, minutes=1.0, before=10.0, step_seconds=0.05, least_steps=700)
+    assert plan.shorten(100, 10.0).last == 700

@@ -17,7 +17,7 @@ from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
-ORDER = ("demo", "train", "predict", "eval", "look", "laws", "show", "import", "export")
+ORDER = ("demo", "train", "predict", "chat", "tokens", "eval", "look", "lookup", "laws", "show", "import", "export")
 
 
 class _Commands(TyperGroup):
@@ -95,6 +95,8 @@ def _weft(
       weft demo                   train two small models and see what they learned
       weft train text book.txt --out runs/book --minutes 5
       weft predict runs/book "Once upon a time"
+      weft chat runs/smollm       talk to a chat model
+      weft tokens runs/book "Once upon a time"
       weft look runs/book "Once upon a time" --out book.html
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import FAILED, AsJson, app
+from weft.cli.factory import make_module
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -20,17 +19,19 @@ if TYPE_CHECKING:
 
 
 WHOLE = 20_000_000  # parameters up to which a preset is checked at its own size
-COLORS = {"holds": "green", "broken": "bold red", "not declared": "dim", "not testable": "yellow"}
+COLORS = {"holds": "green", "broken": "bold red", "caution": "yellow", "not declared": "dim", "not testable": "dim"}
 
 
 @app.command()
 def laws(
-    preset: Annotated[
-        str | None, typer.Argument(metavar="RUN|PRESET", help="Folder of a run or name of a preset.")
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN|PRESET|FILE.py:FACTORY",
+            help="Folder of a run, name of a preset, or your model: path/file.py:factory or package.module:factory.",
+        ),
     ] = None,
-    module: Annotated[
-        str | None, typer.Option(help="Your own model: package.module:factory, a function that makes it.")
-    ] = None,
+    module: Annotated[str | None, typer.Option(hidden=True, help="The same as FILE.py:FACTORY.")] = None,
     example: Annotated[
         str | None, typer.Option(help="Token ids to check it with, such as 3,1,4; random ones if left out.")
     ] = None,
@@ -45,67 +46,71 @@ def laws(
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Also compare with the model under torch.compile.")
     ] = False,
+    list_all: Annotated[
+        bool, typer.Option("--all", help="List all laws, also those that hold and those that were not tested.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Also write the report to this HTML file.", metavar="FILE")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check that a model does what it declares.
 
     A causal model does not look ahead; padding, other rows of the batch and packing change nothing; decoding with a
-    cache equals the full forward pass; and more. The exit code is 1 if a declared law is broken.
+    cache equals the full forward pass; and more. Listed are laws that are broken, with the submodule to blame, and
+    cautions: laws that hold only with an argument that callers often leave out. The exit code is 1 if a declared law
+    is broken or none could be tested.
 
     \b
     Examples:
       weft laws nano-gpt
       weft laws mixtral-8x7b --json                large presets are checked at a smaller size
-      weft laws --module my_project.model:build --causal --html laws.html
+      weft laws my_model.py:build                  build() gives your model; or package.module:build
+      weft laws my_model.py:build --causal --all --html laws.html
     """
     given = {"causal": causal, "positions": positions, "reach": reach, "vocabulary": vocabulary}
     declared = {name: value for name, value in given.items() if value is not None}
-    if not run_laws(preset, module, example, declared, as_json, html, compiled):
+    if (model is None) == (module is None):
+        raise WeftError("give one model: `weft laws gpt2`, `weft laws path/file.py:factory` or the folder of a run")
+    report = _check(model or "", module, example, declared, compiled)
+    if html is not None:
+        from weft.laws.page import write_page
+
+        write_page(report, html)
+    if as_json:
+        from weft.cli.terminal import print_json
+
+        print_json({**report.to_tree(), "html": None if html is None else str(html)})
+    else:
+        _print(report, html, list_all)
+    if report.broken or not report.tested:
         raise typer.Exit(FAILED)
 
 
-def run_laws(
-    name: str | None,
-    module: str | None,
-    example: str | None,
-    declared: dict[str, Any],
-    as_json: bool,
-    html: Path | None,
-    compiled: bool,
-) -> bool:
-    """Check a model and print the verdicts; True if no declared law is broken."""
-    from weft.cli.terminal import print_json
+def _check(model: str, module: str | None, example: str | None, declared: dict[str, Any], compiled: bool) -> Report:
+    """The report on a run, a preset, or what a factory in the user's own code makes."""
+    from weft.checkpoints.sample_runs import locate_run
     from weft.laws import check
-    from weft.laws.page import write_page
 
-    if (name is None) == (module is None):
-        raise WeftError(
-            "give either a preset or run, or a module: `weft laws gpt2` or `weft laws --module package.module:factory`"
-        )
-    subject, said = _preset(name) if name is not None else (_module(module or ""), None)
+    if module is not None or (":" in model and not locate_run(model).is_dir()):
+        return check(make_module(module or model), _example(example), compiled=compiled, **declared)
+    subject, said = _preset(model)
     report = check(subject, _example(example), compiled=compiled, **declared)
-    if name is not None:
-        assumed = report.assumed if said is None else (said, *report.assumed)
-        report = replace(report, model=name, assumed=assumed)
-    if html is not None:
-        write_page(report, html)
-    if as_json:
-        print_json({**report.to_tree(), "html": None if html is None else str(html)})
-    else:
-        _print(report, html)
-    return not report.broken
+    return replace(report, model=model, assumed=report.assumed if said is None else (said, *report.assumed))
 
 
 def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     """The model of a run or of a preset; a large preset at a smaller size, with the same kinds of parts."""
+    from weft.checkpoints.sample_runs import locate_run
     from weft.models.build import build
     from weft.models.presets import preset
     from weft.models.shrink import shrink
     from weft.runs.run import load
 
-    if Path(name).is_dir():
+    if locate_run(name).is_dir():
         return load(name).module, None
+    if name.endswith(".py"):
+        raise WeftError(
+            f"{name!r} names no factory: write {name}:factory, with a function or class that gives the model"
+        )
     spec = preset(name)
     parameters = sum(p.numel() for p in build(spec, device="meta").parameters())
     if parameters <= WHOLE:
@@ -114,32 +119,6 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     layers = "" if small.family == "recurrent-seq2seq" else f", {small.layers} layers"
     said = f"{parameters:,} parameters are checked at a smaller size: the same parts, width {small.width}{layers}"
     return build(small), said
-
-
-def _module(place: str) -> Any:
-    """The module that a factory in the user's own code makes: package.module:factory."""
-    import torch
-
-    path, _, factory = place.partition(":")
-    if not path or not factory:
-        raise WeftError(f"{place!r} names no factory: write package.module:factory")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(path), factory)
-    except ModuleNotFoundError as error:
-        raise WeftError(f"there is no module {error.name!r} here: run from its folder or install it") from error
-    except AttributeError as error:
-        raise WeftError(f"module {path!r} has no {factory!r}: name a function or class that gives the model") from error
-    except Exception as error:
-        raise WeftError(f"importing {path!r} fails with {type(error).__name__}: {error}") from error
-    if isinstance(found, torch.nn.Module):
-        return found
-    if not callable(found):
-        raise WeftError(f"{place!r} is a {type(found).__name__}: name a module or a function that makes one")
-    try:
-        return found()
-    except Exception as error:
-        raise WeftError(f"{place} fails with {type(error).__name__}: {error}") from error
 
 
 def _example(text: str | None) -> torch.Tensor | None:
@@ -153,7 +132,8 @@ def _example(text: str | None) -> torch.Tensor | None:
         raise WeftError(f"an example is token ids such as 3,1,4,1,5, not {text!r:.60}") from None
 
 
-def _print(report: Report, html: Path | None) -> None:
+def _print(report: Report, html: Path | None, list_all: bool) -> None:
+    """Broken laws and cautions one by one; of the rest a count, unless all are asked for."""
     from rich.table import Table
     from rich.text import Text
 
@@ -162,13 +142,17 @@ def _print(report: Report, html: Path | None) -> None:
     out = console()
     for text in report.assumed:
         out.print(Text(f"Assumed: {text}.", style="dim"))
-    table = Table(title=f"Laws of {report.model}", title_justify="left", expand=False)
-    for heading in ("Law", "Verdict", "Evidence", "Blame and likely cause"):
-        table.add_column(heading, overflow="fold")
-    for f in report.findings:
-        blame = ": ".join(text for text in (f.blame, f.cause) if text)
-        table.add_row(f.law, Text(f.verdict, style=COLORS[f.verdict]), Text(f.evidence), Text(blame))
-    out.print(table)
-    out.print(f"{report.headline} ({report.seconds:.1f} s).", markup=False)
+    listed = report.by_weight if list_all else [*report.broken, *report.cautions]
+    if listed:
+        table = Table(title=f"Laws of {report.model}", title_justify="left", expand=False)
+        for heading in ("Law", "Verdict", "Evidence", "Blame and likely cause"):
+            table.add_column(heading, overflow="fold")
+        for f in listed:
+            blame = ": ".join(text for text in (f.blame, f.cause) if text)
+            table.add_row(f.law, Text(f.verdict, style=COLORS[f.verdict]), Text(f.evidence), Text(blame))
+        out.print(table)
+    rest = "" if list_all else "; --all lists them"
+    said = f"Laws of {report.model}: {report.headline} (judged in {report.precision}, {report.seconds:.1f} s{rest})."
+    out.print(said, markup=False)
     if html is not None:
         out.print(f"Report: {html}", markup=False)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from weft.cli import demo, evaluate, export, import_checkpoint, laws, look, predict, show, train
+from weft.cli import chat, demo, evaluate, export, import_checkpoint, laws, look, lookup, predict, show, tokens, train
 from weft.cli.app import app, run
 
-__all__ = ["app", "demo", "evaluate", "export", "import_checkpoint", "laws", "look", "predict", "run", "show", "train"]
+__all__ = [
+    "app",
+    "chat",
+    "demo",
+    "evaluate",
+    "export",
+    "import_checkpoint",
+    "laws",
+    "look",
+    "lookup",
+    "predict",
+    "run",
+    "show",
+    "tokens",
+    "train",
+]

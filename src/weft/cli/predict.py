@@ -11,6 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import AsJson, Device, Quantize, app
+from weft.cli.generation_options import (
+    MaxTokens,
+    MinP,
+    Repetition,
+    Seed,
+    Speculative,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    given_options,
+)
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -18,7 +30,7 @@ if TYPE_CHECKING:
     from weft.tasks.task import Answer
 
 
-MOST = 8
+MOST = 8  # classes whose probabilities are shown
 
 
 @app.command()
@@ -28,26 +40,22 @@ def predict(
         list[str] | None,
         typer.Argument(help="Texts, or paths of images and tables; lines of stdin if left out.", metavar="INPUT"),
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 takes the most probable token.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample among the most probable tokens that reach this probability together.")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Leave out tokens below this share of the highest probability.")
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     beam: Annotated[int | None, typer.Option(help="Number of beam search hypotheses.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Largest number of new tokens.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    max_tokens: MaxTokens = None,
+    seed: Seed = 0,
     samples: Annotated[int, typer.Option(help="Number of answers per input.")] = 1,
-    repetition: Annotated[
-        float, typer.Option(help="Repetition penalty: above 1, repeated tokens are less probable.")
-    ] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; repeatable.")] = None,
-    speculative: Annotated[
-        bool, typer.Option(help="Speculative decoding by prompt lookup: faster where texts repeat themselves.")
+    repetition: Repetition = 1.0,
+    stop: Stop = None,
+    speculative: Speculative = False,
+    top: Annotated[
+        int | None, typer.Option(help="Show the N most probable first tokens with their probabilities.", metavar="N")
+    ] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Show for each new token the distribution that it was chosen from.")
     ] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
@@ -65,10 +73,16 @@ def predict(
       weft predict runs/digits seven.png three.png --json
       cat sentences.txt | weft predict runs/ende --beam 5
       weft predict runs/book "Once upon a time" --quantize int8 --stop "The end"
+      weft predict runs/book "Once upon a" --top 10 --max-tokens 1
+      weft predict runs/ende "a small house" --steps --top 3
     """
-    how: dict[str, object] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "beam": beam}
-    how |= {"max_tokens": max_tokens, "seed": seed, "samples": samples}
-    how |= {"repetition": repetition, "stop": stop, "speculative": speculative, "chat": chat, "overflow": overflow}
+    if top is not None and top < 1:
+        raise WeftError(f"--top {top} shows no token: use 1 or more, or leave it out")
+    how = given_options(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, beam=beam, max_tokens=max_tokens, seed=seed,
+        samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
+        overflow=overflow,
+    )  # fmt: skip
     run_predict(run, inputs or [], how, device, quantize, as_json)
 
 
@@ -85,20 +99,21 @@ def run_predict(
             f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
         )
     opened = load(run, device, quantize)  # type: ignore[arg-type]
-    wanted = {name: value for name, value in how.items() if value is not None}
-    continues = opened.task.continues_input and not wanted.get("chat")
-    if opened.task.continues_input and _waits_for_one(given, wanted) and not as_json:
-        _stream(opened, given[0], wanted)
+    task, asked = opened.task, "top" in how or how.get("steps", False)
+    if task.continues_input and not asked and _waits_for_one(given, how) and not as_json:
+        _stream(opened, given[0], how)
         return
-    alone = len(given) == 1 and wanted.get("samples", 1) == 1
-    wanted.setdefault("top", MOST if as_json or (alone and sys.stdout.isatty()) else 0)
-    answers = opened.answer(given, **wanted)
+    if task.generates and not asked and not as_json:
+        how = {**how, "top": 0}
+    answers = opened.answer(given, **how)
     if as_json:
         print_json([answer.to_tree() for answer in answers])
         return
     out = console()
     for answer in answers:
-        _print(out, answer, continues, len(answers) > 1)
+        _print(out, answer, task.continues_input and not how.get("chat"), len(answers) > 1)
+        if asked or (len(answers) == 1 and sys.stdout.isatty()):
+            _print_probabilities(out, answer, task.generates)
     if any(answer.more.get("slid") for answer in answers):
         _note(opened)
 
@@ -116,13 +131,14 @@ def _waits_for_one(given: list[str], how: dict[str, Any]) -> bool:
 
 
 def _stream(run: Run, given: str, how: dict[str, Any]) -> None:
-    text = given
+    from weft.cli.terminal import TerminalText
+
+    text, shown = given, TerminalText(sys.stdout)
     if not how.get("chat"):
-        sys.stdout.write(given)
+        shown.write(given)
     for piece in run.stream(given, **how):
         text += piece
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        shown.write(piece)
     sys.stdout.write("\n")
     written = [] if run.tokenizer is None else run.tokenizer.encode(text)
     if how.get("overflow") == "slide" and len(written) > getattr(run.module.spec, "length", len(written)):
@@ -140,21 +156,30 @@ def _lines() -> list[str]:
 
 def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:
     """The answer; after its input where it continues it, or where there are many."""
-    from weft.cli.terminal import bars
+    from weft.cli.terminal import without_controls
 
     shown = answer.output if isinstance(answer.output, str) else _readable(answer.output)
     if continues:
-        out.print(f"{answer.input}{shown}", markup=False, soft_wrap=True)
+        shown = f"{answer.input}{shown}"
     elif many or "\n" in shown:
-        out.print(f"{answer.input}\t{shown}", markup=False, soft_wrap=True)
-    else:
-        out.print(shown, markup=False, soft_wrap=True)
+        shown = f"{answer.input}\t{shown}"
+    out.print(without_controls(shown) if out.is_terminal else shown, markup=False, soft_wrap=True)
+
+
+def _print_probabilities(out: Any, answer: Answer, generates: bool) -> None:
+    """Bars of the first token, or of every step; for other tasks of the likeliest classes."""
+    from weft.cli.terminal import print_bars, quoted
+
     shares = answer.more.get("probabilities")
-    if isinstance(shares, dict) and not many and sys.stdout.isatty():
-        ranked = sorted(shares.items(), key=lambda item: -item[1])[:MOST]
-        title = "the first new token" if continues else "probabilities"
-        lines = bars([(repr(name) if continues else name, share) for name, share in ranked])
-        out.print(f"\n{title}\n{lines}", markup=False)
+    for number, step in enumerate(answer.more.get("steps", ()), 1):
+        rows = [(quoted(one["token"]), one["probability"]) for one in step["probabilities"]]
+        chosen = next(n for n, one in enumerate(step["probabilities"]) if one["id"] == step["id"])
+        out.print(f"\nstep {number}: {quoted(step['token'])}", markup=False)
+        print_bars(out, rows, chosen)
+    if isinstance(shares, dict) and "steps" not in answer.more:
+        ranked = list(shares.items()) if generates else sorted(shares.items(), key=lambda item: -item[1])[:MOST]
+        out.print("\nthe first new token" if generates else "\nprobabilities")
+        print_bars(out, [(quoted(name) if generates else name, share) for name, share in ranked])
 
 
 def _readable(value: Any) -> str:

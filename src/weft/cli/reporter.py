@@ -45,6 +45,9 @@ class TerminalReporter(Reporter):
         else:
             self._line(f"{stage} ...")
 
+    def on_model(self, description: str) -> None:
+        self._line(f"model: {description}")
+
     def on_plan(self, plan: TrainingPlan, description: str) -> None:
         if plan.evaluate_tokens < plan.held_out:
             self.subset = f" on {plan.evaluate_tokens:,} of {plan.held_out:,} tokens"
@@ -86,6 +89,9 @@ class TensorBoardReporter(Reporter):
 
     def on_stage(self, stage: str) -> None:
         self.inner.on_stage(stage)
+
+    def on_model(self, description: str) -> None:
+        self.inner.on_model(description)
 
     def on_plan(self, plan: TrainingPlan, description: str) -> None:
         self.inner.on_plan(plan, description)

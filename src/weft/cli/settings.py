@@ -70,6 +70,7 @@ def _value(text: str) -> Any:
 def list_defaults(task: str) -> str:
     """Every data and training option of a task with its default, as lines of help."""
     from weft.data.samples import samples
+    from weft.models.plain_presets import plain_presets
     from weft.tasks.registry import task_named
     from weft.training.training_spec import TrainingSpec
 
@@ -83,8 +84,13 @@ def list_defaults(task: str) -> str:
         lines += [f"  {line.strip()}".rstrip() for line in (spec.__doc__ or "").strip().splitlines()] + [""]
     own = samples().get(task, ())
     lines += [f"Built-in data: {', '.join(f'sample:{name}' for name in own)}", ""] if own else []
+    chosen = (
+        f"Model (--preset auto, the default): {kind.auto}." if kind.auto else "Model (--preset auto): the task's own."
+    )
+    plain = plain_presets(kind.families)
+    lines += [chosen, f"Plain, as lectures draw it: --preset {', '.join(plain)}.", ""] if plain else [chosen, ""]
     lines.append(
-        f"Model: families {', '.join(kind.families)}; any field of the spec, such as --set layers=6; see `weft show`."
+        f"Families: {', '.join(kind.families)}; any field of the spec, such as --set layers=6; see `weft show`."
     )
     return "\n".join(lines)
 

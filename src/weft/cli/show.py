@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".toml")
 WIDE = 100
+DRAWN = 20  # tokens of a mask in its picture
 
 
 @app.command()
@@ -62,6 +62,7 @@ def show_presets(as_json: bool) -> None:
     """Print all presets with family and number of parameters."""
     from weft.cli.terminal import console, print_json
     from weft.models.estimates import estimate
+    from weft.models.plain_presets import PLAIN
     from weft.models.presets import preset, presets
 
     rows = []
@@ -76,7 +77,12 @@ def show_presets(as_json: bool) -> None:
         table.add_row(str(row["preset"]), str(row["family"]), f"{row['parameters']:,}")
     out = console()
     out.print(table)
-    out.print("\n[dim]Details of one: weft show gpt2[/dim]")
+    names = list(PLAIN)
+    out.print(
+        f"\n[dim]{names[0]} to {names[-1]}: the models as lectures draw them; training chooses their size.[/dim]",
+        soft_wrap=True,
+    )
+    out.print("[dim]Details of one: weft show gpt2[/dim]")
 
 
 def show_model(source: str, length: int | None, as_json: bool) -> None:
@@ -87,10 +93,14 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
     spec = find_spec(source)
     found = estimate(spec, length)
     if as_json:
-        print_json({"name": source, **found.to_tree(), "declares": asdict(spec.declares())})
+        declares = spec.declares()
+        masks = None if declares.masks is None else [repr(mask) for mask in declares.masks]
+        tree = {**asdict(replace(declares, masks=None)), "masks": masks}
+        print_json({"name": source, **found.to_tree(), "declares": tree})
         return
     out = console()
     _print_head(out, source, found)
+    _print_masks(out, spec, found.length)
     _print_parts(out, found)
     _print_products(out, found)
     _print_memory(out, found)
@@ -100,12 +110,13 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
 def find_spec(source: str) -> AnySpec:
     """The spec of a preset, of a run's model, or in a .json or .toml file."""
     from weft.checkpoints.run_folder import RunFolder
+    from weft.checkpoints.sample_runs import locate_run
     from weft.models.build import read_spec
     from weft.models.presets import preset, presets
 
     if source in presets():
         return preset(source)
-    path = Path(source)
+    path = locate_run(source)
     if path.is_dir():
         return read_spec(RunFolder(path).read_spec().model)
     if path.suffix.lower() not in SUFFIXES:
@@ -163,6 +174,17 @@ def _print_head(out: Console, source: str, found: Estimate) -> None:
     for note in found.notes:
         out.print(f"[yellow]Note: {note}[/yellow]")
     out.print()
+
+
+def _print_masks(out: Console, spec: AnySpec, length: int) -> None:
+    """The masks of the layers as pictures, where there are more than causality and windows."""
+    masks, length = spec.declares().masks or (), min(length, spec.declares().length or length)
+    for mask in dict.fromkeys(masks):
+        layers = ", ".join(str(layer) for layer, own in enumerate(masks) if own == mask)
+        out.print(f"[bold]Mask of layers {layers}[/bold]: {mask!r}", highlight=False)
+        out.print(mask.text(min(length, DRAWN)), highlight=False)
+        visible = f"{mask.share(length):.1%} of the N x N pairs are visible at N = {length:,}"
+        out.print(f"[dim]{visible}; FLOPs below count N keys per query, within a window or blocks only those.[/dim]\n")
 
 
 def _print_parts(out: Console, found: Estimate) -> None:
@@ -231,10 +253,27 @@ def _print_memory(out: Console, found: Estimate) -> None:
         table.add_row("state, float32", in_bytes(memory.state_float32), f"{kept}; one sequence of {N} tokens")
         table.add_row("state, 2 bytes", in_bytes(memory.state_2_bytes), "")
     if found.heads:
-        fate = "a fused kernel never stores them" if found.layers else "kept as the alignment"
-        how = f"H x N x N = {found.heads} x {N} x {N}, 2 bytes, one layer; {fate}"
+        how = f"H x N x N = {found.heads} x {N} x {N}, 2 bytes, one layer; {_fate_of_weights(found)}"
         table.add_row("attention weights", in_bytes(memory.unfused_attention), how)
+    for words, purposes in _kernels_in_words(found).items():
+        table.add_row("", "" if len(purposes) > 1 else purposes[0], words)
     out.print(table, "", sep="\n")
+
+
+def _kernels_in_words(found: Estimate) -> dict[str, list[str]]:
+    """Each kernel that runs and why, with what for."""
+    words: dict[str, list[str]] = {}
+    for use in found.kernels:
+        words.setdefault(f"{use.kernel}: {use.reason}", []).append(use.purpose)
+    return words
+
+
+def _fate_of_weights(found: Estimate) -> str:
+    """Whether the attention weights are stored, in words."""
+    if not found.kernels:
+        return "kept as the alignment"
+    purposes = dict.fromkeys(use.purpose for use in found.kernels if use.stores_weights)
+    return f"stored in {' and '.join(purposes)}" if purposes else "never stored"
 
 
 def _print_flops(out: Console, found: Estimate) -> None:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
+from rich.bar import Bar
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 PLAIN_WIDTH = 120
 PLAIN_LINES = 10
+BAR_WIDTH = 40
+# Escape sequences: with parameters (CSI), strings up to their end (OSC, DCS, ...), and two characters.
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ\\`-~])")
+UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?$")
+LONGEST_ESCAPE = 256  # characters that are held back for the end of a sequence
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Pipe(Console):
@@ -53,10 +65,76 @@ def _scaled(count: int, step: int, units: tuple[str, ...]) -> str:
     return f"{size:,.{digits}f} {units[unit]}"
 
 
-def bars(shares: list[tuple[str, float]], width: int = 40) -> str:
-    """One line per label, with a bar as long as its share of 1."""
-    widest = max((len(label) for label, _ in shares), default=0)
-    return "\n".join(f"{label:>{widest}} {share:6.1%} {'█' * round(share * width)}".rstrip() for label, share in shares)
+def bars(shares: Sequence[tuple[str, float]], width: int = BAR_WIDTH, marked: int | None = None) -> str:
+    """One line per label, with a bar as long as its share of 1; the marked one has an arrow."""
+    widest = max((cell_len(label) for label, _ in shares), default=0)
+    marks = ["" if marked is None else "> " if n == marked else "  " for n in range(len(shares))]
+    return "\n".join(
+        f"{mark}{' ' * (widest - cell_len(label))}{label} {share:6.1%} {'█' * round(share * width)}".rstrip()
+        for mark, (label, share) in zip(marks, shares, strict=True)
+    )
+
+
+def print_bars(out: Console, shares: Sequence[tuple[str, float]], marked: int | None = None) -> None:
+    """Labels with bars as long as their shares of 1: colored on a terminal, plain text elsewhere."""
+    if not out.is_terminal:
+        out.print(bars(shares, marked=marked), markup=False, soft_wrap=True)
+        return
+    table = Table.grid(padding=(0, 1))
+    for justify in ("left", "right", "right", "left"):
+        table.add_column(justify=justify, no_wrap=True)
+    for n, (label, share) in enumerate(shares):
+        color, style = ("green", "bold") if n == marked else ("blue", "")
+        bar = Bar(1.0, 0.0, share, width=BAR_WIDTH, color=color)
+        table.add_row(">" if n == marked else "", Text(label, style), Text(f"{share:.1%}", style), bar)
+    out.print(table)
+
+
+def quoted(text: str) -> str:
+    """A text in quotes, on one line: what cannot be seen is escaped."""
+    return f"'{''.join(sign if sign.isprintable() else _escaped(sign) for sign in text)}'"
+
+
+def visible(text: str) -> str:
+    """A text whose blanks and control characters can be seen: `␣`, `␊`, `␛`; other invisible ones are escaped."""
+    return "".join(_visible(sign) for sign in text)
+
+
+def _visible(sign: str) -> str:
+    code = ord(sign)
+    if code <= 0x20 or code == 0x7F:
+        return "␡" if code == 0x7F else "␣" if sign == " " else chr(0x2400 + code)
+    # A mark that combines with the letter before it needs one to stand on.
+    return f"◌{sign}" if unicodedata.combining(sign) else sign if sign.isprintable() else _escaped(sign)
+
+
+def _escaped(sign: str) -> str:
+    return sign.encode("unicode_escape").decode("ascii")
+
+
+def without_controls(text: str) -> str:
+    """A text that only writes: without escape sequences and control characters but tabs and line ends."""
+    return CONTROLS.sub("", ESCAPES.sub("", text))
+
+
+class TerminalText:
+    """Generated text, piece by piece: on a terminal without what would command it, elsewhere as it is.
+
+    An escape sequence may come in several pieces; its beginning is held back.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.filters, self.held = stream, stream.isatty(), ""
+
+    def write(self, piece: str) -> None:
+        """Write what is complete, at once."""
+        if self.filters:
+            piece = ESCAPES.sub("", self.held + piece)
+            unfinished = UNFINISHED.search(piece)
+            self.held = unfinished.group() if unfinished and len(unfinished.group()) <= LONGEST_ESCAPE else ""
+            piece = CONTROLS.sub("", piece[: len(piece) - len(self.held)])
+        self.stream.write(piece)
+        self.stream.flush()
 
 
 @contextmanager

@@ -54,7 +54,10 @@ def train(
     data: Annotated[list[str], typer.Argument(help="Files or folders, or sample: for built-in data.", metavar="DATA")],
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.", metavar="RUN")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Name of a preset; auto fits the model to data and time.", show_default="auto")
+        str | None,
+        typer.Option(
+            help="Name of a preset, such as encoder or vit; auto fits the model to data and time.", show_default="auto"
+        ),
     ] = None,
     settings: Annotated[
         list[str],
@@ -89,6 +92,7 @@ def train(
       weft train text book.txt --out runs/book --minutes 5
       weft train translation train.en train.de --out runs/ende --preset nano-gru-additive --steps 2000
       weft train images sample:digits --out runs/digits --set training.rate=0.001
+      weft train images sample:digits --out runs/vit --preset vit          the vision transformer as lectures draw it
       weft train text letters.txt --from runs/book --lora 8 --out runs/letters
       weft train classification reviews.csv --from runs/minilm --out runs/reviews
       weft train text --help                   every default of a task

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.exact import Exact
 from weft.foreign.huggingface_config import (
     EXPERTS,
     causal_of,
@@ -19,7 +18,8 @@ from weft.foreign.huggingface_config import (
     positions_of,
     window_of,
 )
-from weft.foreign.plain import first_tensor, per_token
+from weft.foreign.huggingface_copy import open_gates, refine_buffers, stop_expert_dropout
+from weft.foreign.plain import counted, first_tensor, per_token
 from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 
@@ -43,10 +43,12 @@ ASIDE = {
 class HuggingFaceSubject(Subject):
     """A PreTrainedModel. With padding, position_ids are given where the class takes them, as `generate` does.
 
-    `pad_token` is written at padded places where the class looks for it; `first_position` is where it counts from.
+    With a cache they are given where `number_steps`. `pad_token` is written at padded places where the class looks for
+    it; `first_position` is where it counts from.
     """
 
     give_positions: bool = True
+    number_steps: bool = False
     first_position: int = 0
     pad_token: int | None = None
     source_name: str = "input_ids"
@@ -57,7 +59,7 @@ class HuggingFaceSubject(Subject):
 
     def run(self, call: SubjectCall) -> Tensor:
         """[B, T] -> logits or hidden states [B, T, C]."""
-        with Exact():
+        with self.exact:
             if self.declares.seq2seq:
                 return self._run_seq2seq(call)
             if self.images:
@@ -70,7 +72,7 @@ class HuggingFaceSubject(Subject):
                 )
             call.takes("real", "positions", "documents")
             content, extra = self._masked(call.content, call.real), self._extra(call)
-            out = per_token(first_tensor(self.module(input_ids=content, **extra)), call.content.shape[1])
+            out = first_tensor(self.module(input_ids=content, **extra))
             if call.documents is not None:
                 self._refuse_unless_packed(call.content, extra, out)
             return out
@@ -88,7 +90,7 @@ class HuggingFaceSubject(Subject):
                 raise NotTestable("its forward takes no attention_mask")
             extra["attention_mask"] = call.real.long()
             if self.give_positions and call.positions is None and "position_ids" in self.names:
-                extra["position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0) + self.first_position
+                extra["position_ids"] = counted(call.real) + self.first_position
         if call.documents is not None:
             extra["position_ids"] = self._packed(call.documents) + self.first_position
             extra |= self._boundaries(call.documents)
@@ -131,12 +133,11 @@ class HuggingFaceSubject(Subject):
                 raise NotTestable("its forward takes no decoder_attention_mask")
             extra["decoder_attention_mask"] = call.real.long()
             if self.give_positions and self._takes("decoder_position_ids", "decoder"):
-                extra["decoder_position_ids"] = (call.real.long().cumsum(1) - 1).clamp(min=0)
+                extra["decoder_position_ids"] = counted(call.real)
         if call.source_real is not None and self.give_positions and self._takes("", "encoder"):
-            extra["position_ids"] = (call.source_real.long().cumsum(1) - 1).clamp(min=0)
+            extra["position_ids"] = counted(call.source_real)
         extra |= self._source(call)
-        out = first_tensor(self.module(decoder_input_ids=self._masked(call.content, call.real), **extra))
-        return per_token(out, call.content.shape[1])
+        return first_tensor(self.module(decoder_input_ids=self._masked(call.content, call.real), **extra))
 
     def _takes(self, name: str, side: str) -> bool:
         """Whether one side's positions can be given: by name, or passed on by a model composed of two others."""
@@ -159,24 +160,44 @@ class HuggingFaceSubject(Subject):
         """No past yet: the model makes its own in the first call."""
         if not self.declares.cached:
             raise NotTestable(f"its forward takes none of {', '.join(CACHES)}")
-        return None, None
+        return None, None, 0
 
     def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Feed tokens with the past; their logits and the new past. A source is encoded once, as `generate` does."""
         call.takes("source")
-        encoded, past = cache
+        encoded, past, count = cache
         name = self._cache_name
-        with Exact():
+        with self.exact:
             given: dict[str, Any] = {"input_ids": call.content}
             if self.declares.seq2seq:
                 if encoded is None:
                     encoded = self.module.get_encoder()(**self._source(call), return_dict=True)  # type: ignore[operator]
                 given = {"encoder_outputs": encoded, "decoder_input_ids": call.content}
+            if self.number_steps:
+                given["position_ids"] = torch.arange(count, count + call.content.shape[1])[None] + self.first_position
             out = self.module(**given, **{name: past}, use_cache=True)
         past = getattr(out, name, None)
         if past is None:
             raise NotTestable(f"with use_cache=True its answer holds no {name}: it keeps its state to itself")
-        return per_token(first_tensor(out), call.content.shape[1]), (encoded, past)
+        return per_token(first_tensor(out), call.content.shape[1]), (encoded, past, count + call.content.shape[1])
+
+    def without_positions(self) -> tuple[Subject, str] | None:
+        """Without position_ids, which `generate` passes with padding and people who call the model often do not."""
+        side = "decoder" if self.declares.seq2seq else ""
+        name = "decoder_position_ids" if side else "position_ids"
+        if self.images or not self.give_positions or not (self._takes(name, side) if side else name in self.names):
+            return None
+        other = copy.copy(self)
+        other.give_positions = False
+        return other, name
+
+    def with_step_positions(self) -> tuple[Subject, str] | None:
+        """With position_ids that go on counting from the cache, which `generate` passes too."""
+        if self.declares.seq2seq or self.number_steps or "position_ids" not in self.names:
+            return None
+        other = copy.copy(self)
+        other.number_steps = True
+        return other, "position_ids"
 
     def backends(self) -> tuple[str, ...]:
         """Eager and SDPA where both can be set."""
@@ -199,7 +220,7 @@ class HuggingFaceSubject(Subject):
         before, lengths = self._implementation, self._lengths(call)
         try:
             self.module.set_attn_implementation("eager")  # type: ignore[operator]
-            with Exact():
+            with self.exact:
                 out = self.module(**self._tokens_of(call), output_attentions=True)
         finally:
             self.module.set_attn_implementation(before)  # type: ignore[operator]
@@ -232,11 +253,11 @@ class HuggingFaceSubject(Subject):
     def widened(self) -> Subject:
         """The copy's experts are computed in float64 too; what only inputs that are not tried pass is left aside."""
         other = super().widened()
-        _refine_buffers(other.module)
-        _open_gates(other.module)
+        refine_buffers(other.module)
+        open_gates(other.module)
         if self.declares.experts and hasattr(other.module, "set_experts_implementation"):
             other.module.set_experts_implementation("eager")  # type: ignore[operator]
-            other.assumed = (*other.assumed, *_without_dropout_in_experts(other.module))
+            other.assumed = (*other.assumed, *stop_expert_dropout(other.module))
         for word, why in self._aside().items():
             parameters = [p for name, p in other.module.named_parameters() if word in name and p.requires_grad]
             for parameter in parameters:
@@ -248,7 +269,7 @@ class HuggingFaceSubject(Subject):
     def _aside(self) -> dict[str, str]:
         """Parts by a word in their path, and what alone passes them."""
         aside = {word: why for word, why in ASIDE.items() if not (self.declares.seq2seq and "encoder" in why)}
-        if self.images:
+        if self.images or type(self.module).__name__.endswith(("SequenceClassification", "MultipleChoice")):
             del aside["pooler"]
         if type(self.module).__name__.endswith("TextModel"):
             aside["head."] = ASIDE["pooler"]
@@ -257,47 +278,6 @@ class HuggingFaceSubject(Subject):
         if "pixel_values" in self.names and not self.images:
             aside |= dict.fromkeys(("vision", "visual", "image", "projector", "connector"), "only images pass")
         return aside
-
-
-def _without_dropout_in_experts(module: nn.Module) -> list[str]:
-    """Dropout inside an expert draws as many numbers as it has tokens, so other tokens' draws would move."""
-    found = [
-        part
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Dropout) and "expert" in name and part.p > 0
-    ]
-    for part in found:
-        part.p = 0.0
-    return (
-        [f"dropout inside experts is left out of {len(found)} places: its draws depend on the routing"] if found else []
-    )
-
-
-def _refine_buffers(module: nn.Module) -> None:
-    """Tables that were rounded to float32 when the model was made, made again in float64 where they are the same."""
-    tables = {
-        name: table for name, table in module.named_buffers() if table.is_floating_point() and "inv_freq" not in name
-    }
-    if not tables:
-        return
-    try:
-        with torch.random.fork_rng(devices=[]), Exact():
-            again = dict(type(module)(copy.deepcopy(module.config)).named_buffers())
-    except Exception:  # a class that is not made from its config alone keeps its tables
-        return
-    for name, table in tables.items():
-        exact = again.get(name)
-        if exact is not None and exact.shape == table.shape and torch.allclose(exact.double(), table, rtol=1e-5):
-            table.copy_(exact)
-
-
-def _open_gates(module: nn.Module) -> None:
-    """Gates that start at exactly zero would hide whatever they multiply; an empty weight has nothing to learn."""
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            if weight.dim() == 1 and weight.numel() and not weight.any() and not name.endswith("bias"):
-                weight.copy_(torch.linspace(0.01, 0.02, len(weight)))
-            weight.requires_grad_(weight.requires_grad and bool(weight.numel()))
 
 
 def _of_image(out: Any) -> Tensor:
@@ -382,7 +362,6 @@ def _assumptions(subject: HuggingFaceSubject) -> list[str]:
         said.append("with padding, position_ids count real tokens only, as generate() passes them")
     if _counts_pads(subject):
         said.append("it takes no position_ids, so padding on the left would be counted: pad on the right")
-    said.append("its casts to float32 inside are judged in float64")
     return said
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.exact import Exact
 from weft.foreign.huggingface import HuggingFaceSubject
 from weft.foreign.huggingface_config import image_of
 from weft.foreign.plain import first_tensor, per_token
@@ -23,7 +22,7 @@ class ImageTextSubject(HuggingFaceSubject):
     def run(self, call: SubjectCall) -> Tensor:
         """Text [B, T] after an image -> logits [B, T, C] of the text alone."""
         call.takes("real", "source")
-        with Exact():
+        with self.exact:
             out = first_tensor(self.module(**self._with_image(call), **self._extra(self._prefixed(call))))
             out = per_token(out, call.content.shape[1] + self._prefix)
             return out.gather(1, self._places(call)[..., None].expand(-1, -1, out.shape[2]))
@@ -60,9 +59,13 @@ class ImageTextSubject(HuggingFaceSubject):
         given = {"input_ids": call.content} if begun else self._with_image(call)
         if begun and "token_type_ids" in self.names:
             given["token_type_ids"] = torch.zeros_like(call.content)
-        with Exact():
+        with self.exact:
             out = self.module(**given, past_key_values=cache[1], use_cache=True)
-        return first_tensor(out)[:, 0 if begun else self._prefix :], (None, out.past_key_values)
+        return first_tensor(out)[:, 0 if begun else self._prefix :], (None, out.past_key_values, 0)
+
+    def with_step_positions(self) -> tuple[Subject, str] | None:
+        """Its steps count from the image on; they are not numbered from outside."""
+        return None
 
     def _aside(self) -> dict[str, str]:
         """Which layer of the vision part is tapped is the config's choice; those after it are not passed."""

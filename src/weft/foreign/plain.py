@@ -1,14 +1,19 @@
-"""Modules called as `module(tokens)` that give logits or hidden states [B, T, C]: a tensor, in a tuple or an object."""
+"""Modules called as `module(tokens)` that give logits or hidden states [B, T, C], or one answer per text [B, C].
+
+The answer is a tensor, in a tuple or an object.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.exact import Exact
+from weft.foreign.observed_masks import ObservedMasks
 from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
 
@@ -18,6 +23,7 @@ POSITION_NAMES = ("position_ids", "positions", "pos")
 TARGET_NAMES = ("targets", "labels")
 LENGTH_NAMES = ("block_size", "max_seq_len", "max_length", "max_len", "context_length", "n_ctx", "n_positions")
 POSITION_WORDS = ("pos", "wpe")
+SEEN = 13  # tokens with which its masks are observed
 DECODERS = ("causallm", "lmhead", "gpt", "decoder", "languagemodel")
 
 
@@ -43,22 +49,78 @@ def per_token(out: Tensor, length: int) -> Tensor:
     return out
 
 
+def counted(real: Tensor) -> Tensor:
+    """Positions [B, T] that count real tokens only; padding before them has 0."""
+    return (real.long().cumsum(1) - 1).clamp(min=0)
+
+
+@dataclass
 class PlainSubject(Subject):
     """Called with the content alone; a mask or positions only where the signature names them.
 
     Whether True in a mask means real or hidden is found by trial: marking all tokens as real must change nothing.
+    `decided`: whether its name, attributes, buffers or the caller say if it may look ahead; else its masks are
+    observed. `tried`: what trials found of its arguments.
     """
+
+    give_positions: bool = True
+    decided: bool = False
+    tried: dict[str, int] = field(default_factory=dict)
 
     def run(self, call: SubjectCall) -> Tensor:
         real, position = self._argument(REAL_NAMES), self._argument(POSITION_NAMES)
         call.takes(*(["real"] if real else []), *(["positions"] if position else []))
         extra: dict[str, Any] = {}
-        with Exact():
+        with self.exact:
             if call.positions is not None and position:
                 extra[position] = call.positions
             if call.real is not None and real:
                 extra[real] = self._mark(call, real, extra)
+                if position and call.positions is None and self.give_positions:
+                    extra |= self._numbered(call, position, real)
             return self._answer(call.content, extra)
+
+    def without_positions(self) -> tuple[Subject, str] | None:
+        """Without positions, which padding on the left needs and people often leave out."""
+        position = self._argument(POSITION_NAMES)
+        if position is None or not self.give_positions:
+            return None
+        other = copy.copy(self)
+        other.give_positions = False
+        return other, position
+
+    def widened(self) -> Subject:
+        """In the copy, the masks of its attentions say what it is meant to see, where nothing else does."""
+        other = super().widened()
+        if self.decided:
+            return other
+        length, random = min(SEEN, self.declares.length or SEEN), torch.Generator().manual_seed(0)
+        masks = ObservedMasks()
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), self.exact, masks:
+                other._answer(other.content(1, length, random), {})  # type: ignore[attr-defined]
+        except Exception:  # what cannot be called, each law says
+            return other
+        if masks.causal:
+            said = f"{masks.causal} of {masks.attentions} attentions inside run with a causal mask, so it is "
+            meant = 2 * masks.causal >= masks.attentions
+            other.declares = replace(other.declares, causal=meant)
+            other.assumed = (f"{said}{'' if meant else 'not '}taken to declare causality", *other.assumed[1:])
+        return other
+
+    def _numbered(self, call: SubjectCall, name: str, real: str) -> dict[str, Tensor]:
+        """Positions of real tokens, if the argument is one for positions: counting an unpadded text changes nothing."""
+        assert call.real is not None
+        if "positions" not in self.tried:
+            whole = replace(call, real=torch.ones_like(call.real))
+            marked = {real: self._mark(whole, real, {})}
+            try:
+                plain = self._answer(call.content, marked)
+                numbered = self._answer(call.content, {**marked, name: counted(torch.ones_like(call.real))})
+                self.tried["positions"] = int(torch.allclose(numbered, plain, rtol=0, atol=1e-9))
+            except Exception:  # it wants something else
+                self.tried["positions"] = 0
+        return {name: counted(call.real)} if self.tried["positions"] else {}
 
     def _argument(self, known: tuple[str, ...]) -> str | None:
         names = inspect.signature(self.module.forward).parameters
@@ -69,21 +131,26 @@ class PlainSubject(Subject):
         target = self._argument(TARGET_NAMES)
         if out.dim() == 3 and out.shape[1] == 1 < content.shape[1] and target:
             out = first_tensor(self.module(content, **extra, **{target: content}))
-        return per_token(out, content.shape[1])
+        return out
 
     def _mark(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> Tensor:
         """The mask in the sense and type in which an unpadded text stays as it is without one."""
         assert call.real is not None
+        if "sense" not in self.tried:
+            self.tried["sense"] = self._find_sense(call, name, extra)
+        return _senses(call.real)[self.tried["sense"]]
+
+    def _find_sense(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> int:
+        assert call.real is not None
         required = inspect.signature(self.module.forward).parameters[name].default is inspect.Parameter.empty
         plain = None if required else self._answer(call.content, extra)
-        whole = torch.ones_like(call.real)
-        for given, everything in zip(_senses(call.real), _senses(whole), strict=True):
+        for number, everything in enumerate(_senses(torch.ones_like(call.real))):
             try:
                 marked = self._answer(call.content, {**extra, name: everything})
             except Exception:  # a sense that its code refuses is not the one
                 continue
             if plain is None or torch.allclose(marked, plain, rtol=0, atol=1e-9):
-                return given
+                return number
         raise NotTestable(
             f"its argument {name} is not a mask [B, T] of real tokens: a text that is all real changes with it"
         )
@@ -96,7 +163,7 @@ def _senses(real: Tensor) -> tuple[Tensor, ...]:
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
     """The last resort: a callable from content to one vector per token."""
     causal, why = guess_causal(module)
-    vocabulary, said = None, [why, "called as module(content)"]
+    vocabulary, said = None, [why or UNSAID.format(type(module).__name__), "called as module(content)"]
     tables = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]
     tokens = [(name, part) for name, part in tables if not any(word in name for word in POSITION_WORDS)]
     if example is None and tokens:
@@ -108,12 +175,18 @@ def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
     subject = PlainSubject(module, declares, (), example, library="torch")
     if (name := subject._argument(REAL_NAMES)) is not None:
         said.append(f"{name} marks padding, in the sense in which a text without padding stays as it is")
-    subject.assumed = (*said, "its casts to float32 inside are judged in float64")
+    subject.assumed, subject.decided = tuple(said), why is not None
     return subject
 
 
-def guess_causal(module: nn.Module) -> tuple[bool, str]:
-    """Whether a module is taken to look only back, and why: its name, a flag, or a triangle that it keeps as a mask."""
+UNSAID = "nothing in {} is named a decoder or causal, so no causality is taken as declared"
+
+
+def guess_causal(module: nn.Module) -> tuple[bool, str | None]:
+    """Whether a module is taken to look only back, and why: its name, a flag, or a triangle that it keeps as a mask.
+
+    None where nothing says so.
+    """
     kind = type(module).__name__
     if any(word in kind.lower() for word in DECODERS) and "encoder" not in kind.lower():
         return True, f"{kind} is named a decoder, so it is taken to declare causality"
@@ -127,7 +200,7 @@ def guess_causal(module: nn.Module) -> tuple[bool, str]:
     for name, buffer in module.named_buffers():
         if _is_triangle(buffer):
             return True, f"its buffer {name} is a triangle, so it is taken to declare causality"
-    return False, f"nothing in {kind} is named a decoder or causal, so no causality is taken as declared"
+    return False, None
 
 
 def _is_triangle(buffer: Tensor) -> bool:

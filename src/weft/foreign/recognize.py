@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.plain import plain_subject
+from weft.foreign.plain import PlainSubject, plain_subject
 from weft.foreign.subject import Subject
 from weft.foreign.weft_models import KINDS, WeftSubject
 from weft.foundation.errors import WeftError
@@ -40,12 +40,16 @@ class _Function(nn.Module):
 
 def subject_of(module: Any, example: Tensor | None = None, **declared: Any) -> Subject:
     """The subject for a module of any library; `declared` overrides what it is taken to declare (causal=True, ...)."""
+    if example is not None and not isinstance(example, Tensor):
+        raise WeftError(f"an example is a tensor of tokens [B, T] or vectors [B, T, C], not a {type(example).__name__}")
     subject = module if isinstance(module, Subject) else _recognize(module, example)
     unknown = set(declared) - set(DECLARABLE)
     if unknown:
         raise WeftError(f"nothing called {min(unknown)!r} can be declared: choose from {', '.join(DECLARABLE)}")
     if declared:
         subject.declares = type(subject.declares)(**{**subject.declares.__dict__, **declared})
+        if "causal" in declared and isinstance(subject, PlainSubject):
+            subject.decided = True
         said = ", ".join(f"{name}={value}" for name, value in declared.items())
         subject.assumed = (*subject.assumed, f"declared by the caller: {said}")
     return subject

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.foreign.exact import Exact
 from weft.foundation.errors import WeftError
 from weft.models.output import Declaration
 from weft.parts.masks import Mask
@@ -100,7 +101,7 @@ class Subject:
     """A module, what it declares, and what was assumed in saying so.
 
     `avoid`: tokens with a meaning of their own, never drawn. `beside`: names of parts that the outputs asked for do not
-    pass (a pooler, a classifier), so no gradient is expected to reach them.
+    pass (a pooler, a classifier), so no gradient is expected to reach them. Within `exact`, narrower casts are widened.
     """
 
     module: nn.Module
@@ -111,10 +112,10 @@ class Subject:
     avoid: tuple[int, ...] = ()
     beside: tuple[str, ...] = ()
     library: str = "torch"
-    notes: list[str] = field(default_factory=list)
+    exact: Exact = field(default_factory=Exact)
 
     def run(self, call: SubjectCall) -> Tensor:
-        """One output vector per token, [B, T, C], computed all at once."""
+        """One output vector per token, [B, T, C], computed all at once; or one per text, [B, C]."""
         raise NotImplementedError
 
     def make_cache(self, batch: int) -> Any:
@@ -124,6 +125,14 @@ class Subject:
     def run_cached(self, call: SubjectCall, cache: Any) -> tuple[Tensor, Any]:
         """Outputs for the next tokens, given the cache; and the cache after them."""
         raise NotTestable("this kind of module is called without a cache")
+
+    def without_positions(self) -> tuple[Subject, str] | None:
+        """The same subject, not told positions with padding, as callers often leave them out; and their name."""
+        return None
+
+    def with_step_positions(self) -> tuple[Subject, str] | None:
+        """The same subject, told positions with each step of a cache, as callers often do not; and their name."""
+        return None
 
     def backends(self) -> tuple[str, ...]:
         """Names of the ways to compute attention that can be chosen between."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.foreign.exact import Exact
 from weft.foreign.plain import first_tensor, per_token
 from weft.foreign.subject import NotTestable, Subject, SubjectCall
 from weft.models.output import Declaration
@@ -23,7 +22,7 @@ class XTransformersSubject(Subject):
 
     def run(self, call: SubjectCall) -> Tensor:
         """[B, T] or [B, T, C] -> logits or vectors [B, T, C]."""
-        with Exact():
+        with self.exact:
             if self.images:
                 call.takes()
                 return self.module(call.content, return_embeddings=True)
@@ -61,7 +60,7 @@ class XTransformersSubject(Subject):
         size = call.content.shape[1]
         tokens = call.content if cache is None else torch.cat((cache[0], call.content), 1)
         extra = {} if cache is None else {"cache": cache[1], "cache_age": size}
-        with Exact():
+        with self.exact:
             out, kept = self._net(tokens, return_intermediates=True, **extra, **self._encoded(call))
         return out[:, -size:], (tokens, kept)
 
@@ -84,7 +83,7 @@ class XTransformersSubject(Subject):
         before = [attend.flash for attend in self._attends()]
         try:
             self.set_backend("explicit")
-            with Exact():
+            with self.exact:
                 _, maps = self._net(call.content, return_attn=True, **self._encoded(call))
         finally:
             for attend, flash in zip(self._attends(), before, strict=True):
@@ -160,7 +159,7 @@ def _assumptions(subject: XTransformersSubject, kind: str, wrapped: bool) -> tup
         said.append(
             "mask=True marks real tokens; padding on the left is also told by seq_start_pos, as generate() does"
         )
-    return (*said, "its casts to float32 inside are judged in float64")
+    return tuple(said)
 
 
 def _positions(inner: Any, layers: Any) -> Nature:

@@ -14,40 +14,36 @@ if TYPE_CHECKING:
 
 
 def local_dependence(probe: Probe, path: str, mode: Mode) -> Tensor | None:
-    """D [T, T] at the output of one submodule, from T copies with one token replaced each."""
+    """D [T, T] at the output of one submodule, from one text with one token replaced at a time."""
     T = probe.length
     part = probe.subject.module.get_submodule(path)
     found: list[Tensor] = []
 
     def keep(_: object, __: object, out: object) -> None:
-        tensor = next((t for t in tensors_in(out) if t.dim() >= 3 and t.shape[0] == T and t.shape[1] == T), None)
+        tensor = next((t for t in tensors_in(out) if t.dim() >= 3 and t.shape[:2] == (1, T)), None)
         if tensor is not None:
             found.append(tensor.detach().double())
 
     hook = part.register_forward_hook(keep)
     try:
-        call = probe.spread(probe.content)
-        for content in (
-            probe.content.expand(T, *probe.content.shape[1:]).clone(),
-            probe.one_changed_each(probe.content),
-        ):
-            call.content = content
-            probe.run(call, mode)
+        for place in (None, *range(T)):
+            content = probe.content if place is None else probe.one_changed(probe.content, place)
+            probe.run(probe.call(content), mode)
     finally:
         hook.remove()
-    if len(found) < 2 or len(found) % 2:
+    if not found or len(found) % (T + 1):
         return None
-    same, changed = found[0], found[len(found) // 2]
-    return (changed - same).abs().flatten(2).amax(-1).T
+    firsts = found[:: len(found) // (T + 1)]
+    return torch.stack([(changed - firsts[0])[0].abs().flatten(1).amax(-1) for changed in firsts[1:]], 1)
 
 
-def causality_cause(probe: Probe, path: str | None, D: Tensor, mode: Mode) -> str:
-    """Why the future is seen."""
+def causality_cause(probe: Probe, path: str | None, D: Tensor, mode: Mode, limit: float) -> str:
+    """Why the future is seen; up to `limit` a difference is rounding."""
     kind = "" if not path else type(probe.subject.module.get_submodule(path)).__name__
     name = f"{kind} {(path or '').rsplit('.', 1)[-1]}".lower()
     local = None if not path else local_dependence(probe, path, mode)
     D = D if local is None else local
-    T, limit = D.shape[0], probe.tolerance
+    T = D.shape[0]
     ahead = limit < D
     distances = [(int(j) - int(i)) for i, j in ahead.triu(1).nonzero()]
     sees_past = bool(ahead.tril(-1).any())
@@ -70,10 +66,14 @@ def causality_cause(probe: Probe, path: str | None, D: Tensor, mode: Mode) -> st
     return "some later tokens are seen"
 
 
-def padding_cause(seen: bool, side: str, takes_positions: bool, finite: bool = True) -> str:
+def padding_cause(seen: bool, side: str, takes_positions: bool, finite: bool = True, pooled: bool = False) -> str:
     """Why padding changes what real tokens give; `seen`: whether the padding's own content matters."""
     if not finite:
         return "rows of padding become NaN and spread (0 x NaN): softmax over nothing must give zeros"
+    if pooled and side == "left":
+        return "padding is averaged in, or the answer is read at the first place, which is padding: pad on the right"
+    if seen and pooled:
+        return "padding is looked at, or its vectors are averaged in: weigh the average by the padding mask"
     if seen:
         return "padding is looked at: the padding mask is missing, inverted or shifted"
     if side == "left" and takes_positions:

@@ -32,6 +32,7 @@ LAWS: Registry[Law] = Registry(
         "causality": dependence.causality,
         "reach": dependence.reach,
         "prefix": dependence.prefix,
+        "masks": dependence.masks,
         "graph reach": dependence.graph_reach,
         "batch independence": dependence.batch_independence,
         "left padding": sameness.left_padding,
@@ -85,8 +86,11 @@ def check(
         if tokenizer is not None:
             findings.append(_judge("tokenizer round trip", lambda p: sanity.tokenizer(p, tokenizer), probe))
         matrix, allowed, tolerance = _matrices(probe)
+    assumed = subject.assumed
+    if subject.exact.casts:
+        assumed = (*assumed, "its casts to narrower numbers inside are judged in float64")
     seconds = time.perf_counter() - started
-    return Report(name, tuple(findings), subject.assumed, matrix, allowed, tolerance, seconds)
+    return Report(name, tuple(findings), assumed, matrix, allowed, tolerance, probe.precision, seconds)
 
 
 @contextmanager
@@ -106,6 +110,7 @@ ON_SEQUENCES = (
     "causality",
     "reach",
     "prefix",
+    "masks",
     "graph reach",
     "left padding",
     "right padding",
@@ -146,8 +151,8 @@ def _matrices(probe: Probe) -> tuple[list[list[float]] | None, list[list[bool]] 
     if probe.subject.images:
         return None, None, 0.0
     try:
-        D, tolerance = probe.matrix, probe.tolerance
+        D = probe.matrix
     except NotTestable:
         return None, None, 0.0
     D = torch.nan_to_num(D, posinf=float(D[D.isfinite()].max()) if D.isfinite().any() else 1.0)
-    return D.tolist(), dependence.declared_matrix(probe).tolist(), tolerance
+    return D.tolist(), dependence.declared_matrix(probe).tolist(), 1e-12 * probe.scale

@@ -14,13 +14,13 @@ import pytest
 
 @pytest.fixture
 def weft_laws() -> Callable[..., Any]:
-    """`weft_laws(module, example, **declared)` fails the test if a declared law is broken; gives the report."""
+    """`weft_laws(module, example, **declared)` fails the test if a declared law is broken or none can be tested."""
 
     def judge(module: Any, example: Any = None, **declared: Any) -> Any:
         from weft.laws import check
 
         report = check(module, example, **declared)
-        if report.broken:
+        if report.broken or not report.tested:
             pytest.fail(str(report), pytrace=False)
         return report
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from weft.foreign.subject import CallFailed, NotTestable, SubjectCall, subject_code
+from weft.foreign.subject import CallFailed, NotTestable, Subject, SubjectCall, subject_code
 from weft.laws.causes import any_difference, cache_cause, padding_cause
 from weft.laws.dependence import traces
 from weft.laws.finding import Finding
@@ -17,6 +18,7 @@ from weft.laws.probe import Probe
 from weft.laws.trace import diverged_at_all, diverged_in_slice, first_blind, first_divergence, trace
 
 PADS = 4
+Side = Literal["left", "right"]
 
 
 def left_padding(probe: Probe) -> Finding:
@@ -29,7 +31,7 @@ def right_padding(probe: Probe) -> Finding:
     return _padding(probe, "right")
 
 
-def _padded(probe: Probe, side: str, seed: int) -> SubjectCall:
+def _padded(probe: Probe, side: Side, seed: int) -> SubjectCall:
     """Two rows of T: the first is a text of T - PADS tokens and padding, the second is full."""
     T = probe.length
     n = T - PADS
@@ -43,36 +45,64 @@ def _padded(probe: Probe, side: str, seed: int) -> SubjectCall:
     return call
 
 
-def _padding(probe: Probe, side: str) -> Finding:
+def _padding(probe: Probe, side: Side) -> Finding:
     law, T = f"{side} padding", probe.length
-    n, first = T - PADS, PADS if side == "left" else 0
-    if n < 2:
+    if T - PADS < 2:
         return Finding(law, "not testable", f"it takes only {T} tokens")
     call = _padded(probe, side, seed=1)
-    out = probe.run(call)
-    alone = probe.run(probe.call(probe.content[:, :n]))
-    value = float(torch.nan_to_num((out[:1, first : first + n] - alone).abs(), nan=float("inf")).max())
-    full = float(torch.nan_to_num((out[1:] - probe.outputs).abs(), nan=float("inf")).max())
-    if max(value, full) <= probe.tolerance:
-        return Finding(law, "holds", f"padded and alone differ by {probe.say(value)}", violation=value)
-    if value <= probe.tolerance:
-        return Finding(
-            law,
-            "broken",
+    row = _first_row(probe, call)
+    value = _beside_padding(probe, row, side)
+    if probe.differs(value):
+        return _padding_broken(probe, row, side, value)
+    full = 0.0  # that rows of a batch meet at all is another law's finding
+    if not probe.row_leak("eval").found:
+        full = float(torch.nan_to_num((probe.run(call)[1:] - probe.outputs).abs(), nan=float("inf")).max())
+    if probe.differs(full):
+        said, cause = (
             f"a full row beside a padded one changes by {full:.2g}",
-            None,
             "the padding of one row is applied to another",
-            full,
         )
-    again = probe.run(_padded(probe, side, seed=2))
-    seen = float(torch.nan_to_num((out[0] - again[0])[call.real[0]].abs(), nan=float("inf")).max()) > probe.tolerance  # type: ignore[index]
-    row = replace(call, content=call.content[:1], real=None if call.real is None else call.real[:1])
-    row.source = probe.source
+        return Finding(law, "broken", said, None, cause, full)
+    left_out = probe.subject.without_positions() if side == "left" else None
+    if left_out is not None:
+        lean, argument = left_out
+        bare = _beside_padding(probe, row, side, lean)
+        if probe.differs(bare):
+            said = f"without {argument}, padded and alone differ by {bare:.2g}; with {argument}, by {probe.say(value)}"
+            cause = f"positions count the padding: pass {argument} that count real tokens only, or pad on the right"
+            return Finding(law, "caution", said, None, cause, bare)
+    return Finding(law, "holds", f"padded and alone differ by {probe.say(value)}", violation=value)
+
+
+def _first_row(probe: Probe, call: SubjectCall) -> SubjectCall:
+    """The padded row by itself."""
+    return replace(
+        call, content=call.content[:1], real=None if call.real is None else call.real[:1], source=probe.source
+    )
+
+
+def _beside_padding(probe: Probe, row: SubjectCall, side: Side, subject: Subject | None = None) -> float:
+    """How much a padded text differs from itself without padding; where it has one answer per text, that answer."""
+    n, first = probe.length - PADS, PADS if side == "left" else 0
+    out = probe.run(row, subject=subject)
+    alone = probe.run(probe.call(probe.content[:, :n]), subject=subject)
+    padded = out if probe.pooled else out[:, first : first + n]
+    return float(torch.nan_to_num((padded - alone).abs(), nan=float("inf")).max())
+
+
+def _padding_broken(probe: Probe, row: SubjectCall, side: Side, value: float) -> Finding:
+    """Where padding first shows, and whether its own content does."""
+    n, first = probe.length - PADS, PADS if side == "left" else 0
+    out, again = (probe.run(call) for call in (row, _first_row(probe, _padded(probe, side, seed=2))))
+    apart = (out - again)[0].abs()
+    if not probe.pooled and row.real is not None:
+        apart = apart[row.real[0]]
+    seen = probe.differs(float(torch.nan_to_num(apart, nan=float("inf")).max()))
     runs = traces(probe, [probe.call(probe.content[:, :n]), row])
-    path = first_divergence(*runs, diverged_in_slice(n, T, first, probe.tolerance))
+    path = first_divergence(*runs, diverged_in_slice(n, probe.length, first, probe.tolerance))
     takes_positions = "position_ids" in str(getattr(probe.subject, "names", ""))
-    cause = padding_cause(seen, side, takes_positions, value != float("inf"))
-    return Finding(law, "broken", f"padded and alone differ by {value:.2g}", path, cause, value)
+    cause = padding_cause(seen, side, takes_positions, value != float("inf"), probe.pooled)
+    return Finding(f"{side} padding", "broken", f"padded and alone differ by {value:.2g}", path, cause, value)
 
 
 def source_padding(probe: Probe) -> Finding:
@@ -83,7 +113,8 @@ def source_padding(probe: Probe) -> Finding:
     S = probe.source.shape[1]
     alone = probe.outputs
     worst = 0.0
-    for side in ("left", "right"):
+    sides: tuple[Side, ...] = ("left", "right")
+    for side in sides:
         source = probe.subject.source(1, S + PADS, torch.Generator().manual_seed(3))
         assert source is not None
         real = torch.ones(1, S + PADS, dtype=torch.bool)
@@ -94,7 +125,7 @@ def source_padding(probe: Probe) -> Finding:
         real[:, slice(0, PADS) if side == "left" else slice(S, None)] = False
         out = probe.run(SubjectCall(probe.content, source=source, source_real=real))
         value = float((out - alone).abs().max())
-        if value > probe.tolerance:
+        if probe.differs(value):
             runs = traces(
                 probe, [probe.call(probe.content), SubjectCall(probe.content, source=source, source_real=real)]
             )
@@ -105,7 +136,7 @@ def source_padding(probe: Probe) -> Finding:
             assert other is not None
             other[:, kept] = probe.source
             again = probe.run(SubjectCall(probe.content, source=other, source_real=real))
-            cause = padding_cause(float((again - out).abs().max()) > probe.tolerance, side, False)
+            cause = padding_cause(probe.differs(float((again - out).abs().max())), side, False)
             return Finding(
                 law, "broken", f"{side} padding of the source changes outputs by {value:.2g}", path, cause, value
             )
@@ -148,31 +179,56 @@ def cache(probe: Probe) -> Finding:
     law = "cache = full forward"
     if not probe.subject.declares.cached:
         return Finding(law, "not declared", "it keeps no cache")
-    T, worst = probe.length, 0.0
-    for name, sizes in (("token by token", [1] * T), ("in chunks", _chunks(T))):
+    probe.expect_tokens()
+    worst = 0.0
+    for name, sizes in _ways(probe):
         out = _run_in_chunks(probe, sizes)
         value = float(torch.nan_to_num((out - probe.outputs).abs(), nan=float("inf")).max())
-        if value > probe.tolerance:
+        if probe.differs(value):
             differences = any_difference(out, probe.outputs)
             cause = cache_cause(torch.where(differences > probe.tolerance, differences, 0.0), name == "in chunks")
             path = _blame_cache(probe, sizes, differences)
             step = int((differences > probe.tolerance).nonzero()[0])
-            return Finding(
-                law, "broken", f"{name}, output {step} differs by {value:.2g}", path, cause, value, (step, step)
-            )
+            said, cure = f"{name}, output {step} differs by {value:.2g}", _cure_of_cache(probe)
+            if cure is not None:
+                return Finding(
+                    law, "caution", f"{said} without {cure}", path, f"{cause}: pass {cure}", value, (step, step)
+                )
+            return Finding(law, "broken", said, path, cause, value, (step, step))
         worst = max(worst, value)
     return Finding(law, "holds", f"token by token and in chunks, {probe.say(worst)}", violation=worst)
 
 
-def _chunks(T: int) -> list[int]:
-    """Chunks of uneven sizes, one token among them."""
-    sizes = [4, 1, 3]
+def _ways(probe: Probe) -> tuple[tuple[str, list[int]], ...]:
+    """How a text is cut into steps."""
+    T = probe.length
+    prefix = min(T, probe.subject.declares.text_prefix or 1)
+    return ("token by token", [prefix] + [1] * (T - prefix)), ("in chunks", _chunks(T, prefix))
+
+
+def _cure_of_cache(probe: Probe) -> str | None:
+    """The argument with which the cache gives what the full forward gives, where callers often leave it out."""
+    found = probe.subject.with_step_positions()
+    if found is None:
+        return None
+    subject, argument = found
+    try:
+        outs = [_run_in_chunks(probe, sizes, subject) for _, sizes in _ways(probe)]
+    except NotTestable:
+        return None
+    apart = max(float(torch.nan_to_num((out - probe.outputs).abs(), nan=float("inf")).max()) for out in outs)
+    return None if probe.differs(apart) else argument
+
+
+def _chunks(T: int, prefix: int) -> list[int]:
+    """Chunks of uneven sizes, one token among them; the first holds the prefix, which is seen in both directions."""
+    sizes = [max(4, prefix), 1, 3]
     while sum(sizes) < T:
         sizes.append(min(5, T - sum(sizes)))
     return sizes
 
 
-def _run_in_chunks(probe: Probe, sizes: list[int]) -> Tensor:
+def _run_in_chunks(probe: Probe, sizes: list[int], subject: Subject | None = None) -> Tensor:
     pieces, first = [], 0
     with torch.no_grad(), probe.in_mode("eval"):
         kept = probe.make_cache(1)
@@ -180,7 +236,7 @@ def _run_in_chunks(probe: Probe, sizes: list[int]) -> Tensor:
             piece = probe.content[:, first : first + size]
             if not piece.shape[1]:
                 break
-            out, kept = probe.run_cached(SubjectCall(piece, source=probe.source), kept)
+            out, kept = probe.run_cached(SubjectCall(piece, source=probe.source), kept, subject)
             pieces.append(out)
             first += size
     return torch.cat(pieces, 1)
@@ -225,7 +281,7 @@ def backends(probe: Probe) -> Finding:
         if probe.subject.library == "weft":
             probe.set_backend("auto")
     value = max(float((outs[0] - other).abs().max()) for other in outs[1:])
-    if value > probe.tolerance:
+    if probe.differs(value):
         path = _blame_backend(probe, names)
         return Finding(
             law,
@@ -255,13 +311,14 @@ def compiled(probe: Probe) -> Finding:
         copied.module.compile(dynamic=False)
         out = copied.run(probe.call(probe.content)).double()
     value = float((out - probe.outputs).abs().max())
-    verdict = "holds" if value <= max(probe.tolerance, 1e-9 * probe.scale) else "broken"
+    verdict = "holds" if not probe.differs(value) or value <= 1e-9 * probe.scale else "broken"
     return Finding(law, verdict, f"compiled and eager differ by {probe.say(value)}", violation=value)  # type: ignore[arg-type]
 
 
 def lengths(probe: Probe) -> Finding:
     """One set of weights serves all lengths: shorter texts run, and a causal model's agree with a longer one's."""
     law, worst, whole = "all lengths", 0.0, probe.outputs  # what cannot be called at all is no matter of length
+    prefixes = probe.subject.declares.causal and not probe.pooled
     for length in sorted({1, 2, probe.length // 2, probe.length - 1} - {0}):
         call = probe.call(probe.content[:, :length])
         try:
@@ -270,16 +327,16 @@ def lengths(probe: Probe) -> Finding:
             return Finding(law, "broken", f"a text of {length} tokens fails: {why.reason:.120}")
         if not torch.isfinite(out).all():
             return Finding(law, "broken", f"a text of {length} tokens gives numbers that are not finite")
-        if not probe.subject.declares.causal:
+        if not prefixes or length < (probe.subject.declares.text_prefix or 1):
             continue
         value = float((out - whole[:, :length]).abs().max())
-        if value > probe.tolerance:
+        if probe.differs(value):
             differs = diverged_in_slice(length, probe.length, 0, probe.tolerance)
             path = first_divergence(*traces(probe, [call, probe.call(probe.content)]), differs)
             said = f"the first {length} tokens alone differ by {value:.2g} from themselves in a longer text"
             return Finding(law, "broken", said, path, "something depends on the length", value)
         worst = max(worst, value)
-    said = f"; prefixes agree to {probe.say(worst)}" if probe.subject.declares.causal else ""
+    said = f"; prefixes agree to {probe.say(worst)}" if prefixes else ""
     return Finding(law, "holds", f"1 to {probe.length} tokens{said}", violation=worst)
 
 

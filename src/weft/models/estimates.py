@@ -4,7 +4,8 @@ The model is built on the meta device (shapes without numbers), so parameters ar
 
 FLOPs: 2 per multiply-add of a matrix product, all else 0; one forward pass over one sequence of N tokens. Scores
 count at length N, a causal mask is not discounted, a window of w keys counts as w. Training is 3 x forward: one
-forward, two for the gradients of inputs and weights. Encoder-decoders read a source and a target of N tokens each.
+forward, two for the gradients of inputs and weights. Encoder-decoders read a source and a target of N tokens each; a
+source that is an image has its patches.
 Memory: in bytes, for one sequence; activations of training are not counted.
 """
 
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
+from weft.models.attention_kernels import KernelUse, attention_kernels
 from weft.models.build import AnySpec, build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder
@@ -65,7 +67,7 @@ class KeptMemory:
 @dataclass(frozen=True)
 class MemoryUse:
     """Bytes. `training_adamw`: weights, gradients and two moments in float32. `unfused_attention`: one layer's
-    H x N x N weights in 2 bytes, which a fused kernel never stores."""
+    H x N x N weights in 2 bytes if they were stored; `Estimate.kernels` says whether they are."""
 
     weights_float32: int
     weights_2_bytes: int
@@ -95,6 +97,7 @@ class Estimate:
     groups: tuple[Group, ...]
     state: tuple[KeptMemory, ...]
     memory: MemoryUse
+    kernels: tuple[KernelUse, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -127,6 +130,7 @@ class Estimate:
                 "convention": "2 per multiply-add, attention scores at length N, causal not discounted; training 3 x",
             },
             "memory": {**asdict(self.memory), "state_numbers": {kept.what: kept.numbers for kept in self.state}},
+            "attention_kernels": [asdict(use) for use in self.kernels],
             "notes": list(self.notes),
         }
 
@@ -177,6 +181,7 @@ def estimate(spec: AnySpec, length: int | None = None) -> Estimate:
             state_2_bytes=2 * kept,
             unfused_attention=unfused_attention_bytes(plan.heads, plan.tokens),
         ),
+        kernels=attention_kernels(model, plan.tokens),
         notes=_notes(spec, length),
     )
 
@@ -271,13 +276,15 @@ def _around(
 
 @_plan.register
 def _encoder_decoder(model: EncoderDecoder, length: int) -> _Plan:
+    source = model.spec.source.tokens(length)
     groups = (
-        *_stack_groups("encoder block", model.encoder, length),
-        *_stack_groups("decoder block", model.decoder, length, source=length),
+        Group("input", 1, products(model.embedding, ProductView.full(source))),
+        *_stack_groups("encoder block", model.encoder, source),
+        *_stack_groups("decoder block", model.decoder, length, source=source),
         Group("output", 1, products(model.head, ProductView.full(length))),
     )
     heads = max(_heads(model.encoder), _heads(model.decoder))
-    return _Plan(length, _filled(groups), _stack_state(model.decoder, length, source=length), heads)
+    return _Plan(length, _filled(groups), _stack_state(model.decoder, length, source=source), heads)
 
 
 @_plan.register

@@ -6,6 +6,7 @@ Other packages add kinds: a subclass of `PositionSpec` with its `kind`, in the e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
@@ -22,12 +23,24 @@ from weft.parts.relative import (
     BucketedBias,
     Linear,
     Llama3,
+    RelativeKeysAndValues,
+    RelativeScale,
     RelativeVectors,
     Rotary,
     Scaling,
+    YaRN,
 )
 
 Nature = Literal["none", "absolute", "relative"]
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """Of the attention that a position acts in: H, D_K and D_V."""
+
+    heads: int
+    key_width: int
+    value_width: int
 
 
 class PositionSpec(Spec):
@@ -50,6 +63,14 @@ class PositionSpec(Spec):
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition | None:
         """What acts inside attention."""
         return None
+
+    def acts_on_values(self) -> bool:
+        """Whether it acts on values, too, so that D_V counts."""
+        return False
+
+    def build_inside(self, sizes: HeadSizes, causal: bool) -> AttentionPosition | None:
+        """`build_attention` for heads of these sizes; a kind that acts on values overrides it."""
+        return self.build_attention(sizes.heads, sizes.key_width, causal)
 
 
 class NoPositionsSpec(PositionSpec):
@@ -97,13 +118,26 @@ class SinusoidalSpec(PositionSpec):
 
 
 class RelativeVectorsSpec(PositionSpec):
-    """A learned vector for each distance up to `reach`."""
+    """A learned vector for each distance up to `reach`, added to keys, and others to values where `values` is set.
+
+    `scale`: q.a has the score's own scale, or 1/sqrt(D_K) whatever the score ("width", as in older runs).
+    """
 
     kind: Literal["relative"] = "relative"
     reach: PositiveInt = 16
+    values: bool = False
+    scale: RelativeScale = "score"
+
+    def acts_on_values(self) -> bool:
+        return self.values
 
     def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
-        return RelativeVectors(head_width, self.reach)
+        return self.build_inside(HeadSizes(heads, head_width, head_width), causal)
+
+    def build_inside(self, sizes: HeadSizes, causal: bool) -> AttentionPosition:
+        if self.values:
+            return RelativeKeysAndValues(sizes.key_width, sizes.value_width, self.reach, self.scale)
+        return RelativeVectors(sizes.key_width, self.reach, self.scale)
 
 
 class BucketedSpec(PositionSpec):
@@ -168,7 +202,24 @@ class Llama3ScalingSpec(Spec):
         return Llama3(self.factor, self.low, self.high, self.original)
 
 
-ScalingSpec = Annotated[LinearScalingSpec | NTKScalingSpec | Llama3ScalingSpec, Field(discriminator="kind")]
+class YaRNScalingSpec(Spec):
+    """Slow waves stretched, fast ones kept, scores grown; see `weft.parts.relative.YaRN`."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: PositiveFloat
+    original: PositiveInt
+    fast: PositiveFloat = 32.0
+    slow: PositiveFloat = 1.0
+    rounded: bool = True
+    magnitude: PositiveFloat | None = None
+
+    def build(self) -> Scaling:
+        return YaRN(self.factor, self.original, self.fast, self.slow, self.rounded, self.magnitude)
+
+
+ScalingSpec = Annotated[
+    LinearScalingSpec | NTKScalingSpec | Llama3ScalingSpec | YaRNScalingSpec, Field(discriminator="kind")
+]
 
 
 class RotarySpec(PositionSpec):
@@ -179,7 +230,13 @@ class RotarySpec(PositionSpec):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     scaling: ScalingSpec | None = None
 
-    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if isinstance(self.scaling, YaRNScalingSpec) and self.base <= 1:
+            raise ValueError(f"positions.base {self.base:g}: YaRN counts turns by powers of the base; raise it above 1")
+        return self
+
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> Rotary:
         return Rotary(head_width, self.base, self.fraction, None if self.scaling is None else self.scaling.build())
 
 
@@ -247,3 +304,22 @@ class GridSinusoidsSpec(Spec):
 
 
 GridSpec = Annotated[NoGridSpec | GridTableSpec | GridAxesSpec | GridSinusoidsSpec, Field(discriminator="kind")]
+
+
+def old_relative_scale(tree: Any) -> Any:
+    """The tree of version 2 with relative vectors scaled as they were then: by 1/sqrt(D_K), whatever the score."""
+    if isinstance(tree, list):
+        return [old_relative_scale(value) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tree = {name: old_relative_scale(value) for name, value in tree.items()}
+    positions = tree.get("positions")
+    if isinstance(positions, dict) and positions.get("kind") == "relative" and not _scaled_dots(tree.get("mixer")):
+        tree["positions"] = {"scale": "width", **positions}
+    return tree
+
+
+def _scaled_dots(mixer: Any) -> bool:
+    """Whether all of a tree's mixers score by q.k / sqrt(D_K), where both rules say the same."""
+    mixers = mixer if isinstance(mixer, list) else [mixer]
+    return all(one.get("score", "scaled-dot") == "scaled-dot" for one in mixers if isinstance(one, dict))

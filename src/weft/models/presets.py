@@ -1,4 +1,7 @@
-"""Presets: numbers only. The classics have the parameter counts of the originals, exactly; nano ones suit two cores."""
+"""Presets: numbers only. The classics have the parameter counts of the originals, exactly; nano ones suit two cores.
+
+Those of `plain_presets` are the lectures' own models, of any size.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING
 from weft.foundation.errors import WeftError
 from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, VectorsSpec
-from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.encoder_decoder import EncoderDecoderSpec, EncoderSideSpec
 from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import (
     AttentionSpec,
@@ -20,10 +23,13 @@ from weft.models.part_specs import (
     InitializationSpec,
     LayerNormSpec,
     LinearHeadSpec,
+    NoFeedForwardSpec,
+    NoNormSpec,
     RecurrenceSpec,
     RMSNormSpec,
     TiedHeadSpec,
 )
+from weft.models.plain_presets import PLAIN, plain_preset
 from weft.models.position_specs import (
     BucketedSpec,
     GridTableSpec,
@@ -35,6 +41,7 @@ from weft.models.position_specs import (
 )
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.models.series import SeriesSpec
+from weft.models.sources import PatchSourceSpec, SeriesSourceSpec
 from weft.models.vision import VisionSpec
 
 if TYPE_CHECKING:
@@ -180,6 +187,34 @@ def _nano_encoder(**fields: object) -> EncoderSpec:
     return EncoderSpec(**(numbers | fields))
 
 
+def _nano_image_seq2seq() -> EncoderDecoderSpec:
+    """Patches of an image in, text out; each word looks at the image by cross-attention."""
+    return EncoderDecoderSpec(
+        source=PatchSourceSpec(image=48, patch=8),
+        length=64,
+        width=128,
+        layers=2,
+        decoder_layers=3,
+        mixer=AttentionSpec(heads=4),
+        positions=LearnedSpec(),
+    )
+
+
+def _nano_speech_seq2seq() -> EncoderDecoderSpec:
+    """Log-mel frames in, text out: the encoder mixes near frames by convolution and all by attention in turn."""
+    return EncoderDecoderSpec(
+        source=SeriesSourceSpec(channels=40, patch=4, length=256),
+        length=128,
+        width=128,
+        layers=4,
+        decoder_layers=2,
+        mixer=AttentionSpec(heads=4),
+        encoder=EncoderSideSpec(width=96, mixer=(ConvolutionSpec(kernel=5), AttentionSpec(heads=3))),
+        positions=SinusoidalSpec(),
+        initialization=InitializationSpec(scheme="fan-in"),
+    )
+
+
 def _nano_gru(attention: str, **fields: object) -> RecurrentSeq2SeqSpec:
     return RecurrentSeq2SeqSpec(attention=attention, vocabulary=256, width=96, hidden=128, **fields)
 
@@ -214,6 +249,18 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
     "nano-sequences": lambda: _nano_encoder(
         input=VectorsSpec(channels=60), length=512, output=PooledSpec(pool="mean", classes=4), class_token=False
     ),
+    "lookup": lambda: EncoderSpec(
+        input=VectorsSpec(channels=10),
+        length=16,
+        width=32,
+        layers=1,
+        mixer=AttentionSpec(heads=1, bias=False),
+        feedforward=NoFeedForwardSpec(),
+        positions=NoPositionsSpec(),
+        norm=NoNormSpec(),
+        output=PooledSpec(pool="first", classes=4),
+        initialization=InitializationSpec(scheme="fan-in"),
+    ),
     "nano-seq2seq": lambda: EncoderDecoderSpec(
         vocabulary=256,
         length=256,
@@ -224,6 +271,8 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
         embedding_scale=math.sqrt(128),
         initialization=InitializationSpec(scheme="xavier", embedding=128**-0.5),
     ),
+    "nano-image-seq2seq": _nano_image_seq2seq,
+    "nano-speech-seq2seq": _nano_speech_seq2seq,
     "nano-t5": lambda: _t5(256, 3, 128, 4, 256),
     "nano-gru-additive": lambda: _nano_gru("additive"),
     "nano-gru-bilinear": lambda: _nano_gru("bilinear", wiring="after"),
@@ -241,11 +290,13 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
 
 def presets() -> list[str]:
     """The names of all presets."""
-    return list(_PRESETS)
+    return [*PLAIN, *_PRESETS]
 
 
 def preset(name: str) -> AnySpec:
     """The spec of this name; frozen, `replace` gives a changed copy."""
+    if name in PLAIN:
+        return plain_preset(name)
     if name not in _PRESETS:
-        raise WeftError(f"there is no preset {name!r}: choose one of {', '.join(_PRESETS)}")
+        raise WeftError(f"there is no preset {name!r}: choose one of {', '.join(presets())}")
     return _PRESETS[name]()

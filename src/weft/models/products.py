@@ -14,13 +14,22 @@ from typing import Any
 from torch import nn
 
 from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
-from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
 from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
 from weft.parts.experts import Experts
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.linear_attention import LinearAttention
-from weft.parts.outputs import DistilledHead, ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
+from weft.parts.outputs import (
+    CappedHead,
+    DistilledHead,
+    ForecastHead,
+    LanguageHead,
+    MaskedLanguageHead,
+    PooledHead,
+    TiedHead,
+    TokenHead,
+)
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition
 from weft.parts.word_embedding import WordEmbedding
@@ -62,6 +71,17 @@ def _cross_attention(part: CrossAttention, view: ProductView) -> Products:
         *(MatrixProduct(f"cross {p.name}", *_rest(p)) for p in part.score.matrix_products((K, K), view, H)),
         MatrixProduct("cross A V", "A V", view.queries, view.seen, V, H),
         _linear("cross output", "Z W_O", part.output, view.queries),
+    )
+
+
+@products.register
+def _plain_cross_attention(part: PlainCrossAttention, view: ProductView) -> Products:
+    K, V = part.head_width, part.value_width
+    return (
+        _linear("K", "X W_K", part.key, view.keys),
+        _linear("V", "X W_V", part.value, view.keys),
+        *part.score.matrix_products((K, K), view),
+        MatrixProduct("A V", "A V", view.queries, view.seen, V),
     )
 
 
@@ -183,6 +203,11 @@ def _language(part: LanguageHead | TiedHead, view: ProductView) -> Products:
 
 
 @products.register
+def _capped(part: CappedHead, view: ProductView) -> Products:
+    return products(part.head, view)
+
+
+@products.register
 def _pooled(part: PooledHead, view: ProductView) -> Products:
     hidden = () if part.hidden is None else (_linear("hidden", "x W_P", part.hidden, 1),)
     return hidden if part.linear is None else (*hidden, _linear("classes", "x W_C", part.linear, 1))
@@ -196,6 +221,11 @@ def _distilled(part: DistilledHead, view: ProductView) -> Products:
 @products.register
 def _per_token(part: TokenHead, view: ProductView) -> Products:
     return (_linear("classes", "X W_C", part.linear, view.queries),)
+
+
+@products.register
+def _masked_language(part: MaskedLanguageHead, view: ProductView) -> Products:
+    return (_linear("transform", "X W_P", part.transform, view.queries), *products(part.tied, view))
 
 
 @products.register

@@ -16,10 +16,11 @@ from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.shapes import expect_width
 from weft.parts import observer
 from weft.parts.attention_context import AttentionContext
-from weft.parts.kernels import Backend, attention_weights, blocked, choose_kernel, explicit, fused
+from weft.parts.kernels import Backend, KernelChoice, attention_weights, blocked, choose_kernel, explicit, fused
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
-from weft.parts.scores import ScaledDot, Score, weigh
+from weft.parts.relative import Rotary
+from weft.parts.scores import ScaledDot, Score, scaled_dot, weigh
 from weft.parts.state import KeyValueState, TensorState
 
 
@@ -34,12 +35,29 @@ def parameter_free_attention(x: Tensor, mask: Mask | None = None) -> tuple[Tenso
     return weights.to(x.dtype) @ x, weights
 
 
+def cross_attention(query: Tensor, data: Tensor, W_K: Tensor, W_V: Tensor) -> tuple[Tensor, Tensor]:
+    """(Y, A) of queries Q [..., N_Q, D_Q], used as they are, and data X [..., N_X, D_X]:
+
+        K = X W_K [N_X, D_Q],  V = X W_V [N_X, D_V],  E = Q K^T / sqrt(D_Q),  A = softmax(E),  Y = A V [N_Q, D_V]
+
+    W_K is [D_X, D_Q] and W_V [D_X, D_V]: the queries alone say how wide keys are.
+    """
+    D_Q, D_X = query.shape[-1], data.shape[-1]
+    if W_K.shape != (D_X, D_Q) or W_V.dim() != 2 or W_V.shape[0] != D_X:
+        raise ShapeError(
+            f"queries of width {D_Q} and data of width {D_X} need W_K [{D_X}, {D_Q}] and W_V [{D_X}, D_V], "
+            f"but these are {list(W_K.shape)} and {list(W_V.shape)}: transpose or resize them"
+        )
+    weights = weigh(scaled_dot(query, data @ W_K))
+    return weights.to(data.dtype) @ (data @ W_V), weights
+
+
 class ResidualLinear(nn.Linear):
     """A linear map whose result is added to the residual stream; initialization may scale or zero it."""
 
 
 class _Attention(nn.Module):
-    """The steps that self- and cross-attention share: score, mask, weigh, gather, merge."""
+    """The steps that all kinds of attention share: score, mask, weigh, gather, merge."""
 
     heads: int
     key_heads: int
@@ -70,20 +88,25 @@ class _Attention(nn.Module):
 
     def _gather(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        kernel, _ = choose_kernel(context, self.score, self.backend)
+        kernel = self.kernel(context, query.shape[0]).kernel
         if kernel == "explicit":
             return explicit(query, key, value, context, self.score, dropout)[0]
-        mapped, scale = self.score.as_dot_product(query)
         run = blocked if kernel == "blocked" else fused
-        return run(mapped, key, value, context, scale, dropout)
+        return run(query, key, value, context, self.score, dropout)
 
     def weights(self, query: Tensor, key: Tensor, context: AttentionContext) -> Tensor:
         """A [B, H, T, S] from the same queries and keys, for looking at."""
         return attention_weights(query, key, context, self.score)
 
-    def note(self, context: AttentionContext) -> str:
+    def kernel(self, context: AttentionContext, batch: int = 1) -> KernelChoice:
+        """Which kernel runs for this context."""
+        dropout = self.dropout if self.training else 0.0
+        return choose_kernel(context, self.score, self.backend, dropout, batch * self.heads)
+
+    def note(self, context: AttentionContext, batch: int = 1) -> str:
         """Which kernel runs for this context and why, in words."""
-        return ": ".join(choose_kernel(context, self.score, self.backend))
+        found = self.kernel(context, batch)
+        return f"{found.kernel}: {found.reason}"
 
     def merge(self, y: Tensor) -> Tensor:
         """Concatenate heads and project: [B, H, T, V] -> [B, T, D]."""
@@ -95,6 +118,7 @@ class SelfAttention(_Attention):
 
     head_h = softmax(Q_h K_h^T / sqrt(D_K)) V_h, Y = [head_1; ...; head_H] W_O. `key_heads` < `heads` shares keys and
     values between heads (grouped; 1 = multi-query). `head_width` is D_K (D / H if not given), `value_width` D_V.
+    `rotary` turns queries and keys in place of what turns those of all layers.
     """
 
     def __init__(
@@ -110,8 +134,10 @@ class SelfAttention(_Attention):
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
         dropout: float = 0.0,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__(score, query_norm, key_norm, dropout)
+        self.rotary = rotary
         self.width, self.heads, self.key_heads, self.head_width, self.value_width = _sizes(
             width, heads, key_heads, head_width, value_width
         )
@@ -129,7 +155,11 @@ class SelfAttention(_Attention):
         """Norm queries and keys where asked for, then rotate them by their positions."""
         query = query if self.query_norm is None else self.query_norm(query)
         key = key if self.key_norm is None else self.key_norm(key)
-        return context.rotate(query), context.rotate(key)
+        return self.rotate(query, context), self.rotate(key, context)
+
+    def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Queries or keys [B, H, T, K] turned by their positions: by this layer's own rotary ones if it has them."""
+        return context.rotate(x, self.rotary)
 
     def forward(self, x: Tensor, context: AttentionContext | None = None, state: KeyValueState | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
@@ -208,6 +238,37 @@ class CrossAttention(_Attention):
         return self.merge(self.gather(self.project(x), *kept, context))
 
 
+class PlainCrossAttention(_Attention):
+    """Cross-attention as lectures first draw it: one head, queries used as they are, no output projection.
+
+    K = X W_K, V = X W_V, Y = softmax(Q K^T / sqrt(D_Q)) V; see `cross_attention`. `CrossAttention` adds heads, W_Q and
+    W_O. D_Q is `query_width`, D_X `data_width`, D_V `value_width` (D_Q if not given).
+    """
+
+    def __init__(self, query_width: int, data_width: int, value_width: int | None = None) -> None:
+        super().__init__(None, None, None, 0.0)
+        self.heads = self.key_heads = 1
+        self.head_width, self.data_width, self.value_width = query_width, data_width, value_width or query_width
+        self.key = nn.Linear(data_width, query_width, bias=False)
+        self.value = nn.Linear(data_width, self.value_width, bias=False)
+
+    def project(self, data: Tensor) -> tuple[Tensor, Tensor]:
+        """X W_K and X W_V, as the keys and values of one head."""
+        expect_width(data, self.data_width, "cross-attention's data")
+        return self.split(self.key(data), 1), self.split(self.value(data), 1)
+
+    def merge(self, y: Tensor) -> Tensor:
+        """[B, 1, T, V] -> [B, T, V]: there is one head, and nothing follows it."""
+        return y.squeeze(1)
+
+    def forward(self, query: Tensor, data: Tensor, context: AttentionContext | None = None) -> Tensor:
+        """[B, N_Q, D_Q], [B, N_X, D_X] -> [B, N_Q, D_V]."""
+        expect_width(query, self.head_width, "cross-attention's queries")
+        if context is None:
+            context = AttentionContext(AttentionContext.of(query).queries, AttentionContext.of(data).queries)
+        return self.merge(self.gather(self.split(query, 1), *self.project(data), context))
+
+
 def set_backend(module: nn.Module, backend: Backend) -> None:
     """Make every attention inside `module` run one backend: auto, explicit, fused or blocked."""
     if backend not in get_args(Backend):
@@ -232,8 +293,10 @@ def _sizes(
 
 __all__ = [
     "CrossAttention",
+    "PlainCrossAttention",
     "ResidualLinear",
     "SelfAttention",
+    "cross_attention",
     "parameter_free_attention",
     "set_backend",
 ]

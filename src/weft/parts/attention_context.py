@@ -16,6 +16,7 @@ from weft.foundation.lazy import lazy
 from weft.parts import observer
 from weft.parts.masks import Causal, Everything, Mask, arrange, both, rules_of, visible_pairs
 from weft.parts.relative import AttentionPosition, RotaryAngles, rotate_pairs
+from weft.parts.score import Score
 from weft.parts.token_positions import TokenPositions, document_begins
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class AttentionContext:
             position = None if position is None else one.on_attention_position(position)
         self.position = position
         self.cache_write = cache_write
-        self._angles: dict[torch.dtype, RotaryAngles | None] = {}
+        self._angles: dict[tuple[AttentionPosition, torch.dtype], RotaryAngles | None] = {}
 
     @staticmethod
     def of(x: Tensor, mask: Mask | None = None, position: AttentionPosition | None = None) -> AttentionContext:
@@ -115,26 +116,46 @@ class AttentionContext:
             return self.queries.start - self.keys.start
         return 0 if self.queries.packed and self.keys is self.queries else None
 
-    def rotate(self, x: Tensor) -> Tensor:
-        """Rotate new queries or keys [B, H, T, K] by their positions' angles, where the position is a rotary one."""
-        if self.position is None:
+    def rotate(self, x: Tensor, position: AttentionPosition | None = None) -> Tensor:
+        """Rotate new queries or keys [B, H, T, K] by their positions' angles, where the position is a rotary one.
+
+        `position` stands in place of the context's own: a layer may turn at another speed than the others.
+        """
+        position = self.position if position is None else position
+        if position is None:
             return x
-        if x.dtype not in self._angles:
-            self._angles[x.dtype] = self.position.angles_of(self.queries, x.dtype)
-        angles = self._angles[x.dtype]
+        key = (position, x.dtype)
+        if key not in self._angles:
+            self._angles[key] = position.angles_of(self.queries, x.dtype)
+        angles = self._angles[key]
         return x if angles is None else rotate_pairs(x, *angles)
 
     @property
     def has_bias(self) -> bool:
         """Whether the position adds to the scores."""
-        return self.position is not None and type(self.position).bias is not AttentionPosition.bias
+        return self.position is not None and self.position.acts_on_scores
 
-    def bias(self, query: Tensor, extent: Extent | None = None) -> Tensor | None:
+    def bias(self, query: Tensor, score: Score, extent: Extent | None = None) -> Tensor | None:
         """What the position adds to the scores, [B or 1, H, T, S], or only for one block of queries and keys."""
         if self.position is None or not self.has_bias:
             return None
+        query = score.scaled_query(query) if self.position.scaled_by_score else query
+        return self.position.bias(query, *self._pieces(extent))
+
+    @property
+    def has_value_bias(self) -> bool:
+        """Whether the position adds to what is gathered, which takes the weights."""
+        return self.position is not None and self.position.acts_on_values
+
+    def value_bias(self, weights: Tensor, extent: Extent | None = None) -> Tensor | None:
+        """What the position adds to Y for the weights A [B, H, T, S], or only for one block of queries and keys."""
+        if self.position is None or not self.has_value_bias:
+            return None
+        return self.position.value_bias(weights, *self._pieces(extent))
+
+    def _pieces(self, extent: Extent | None) -> tuple[TokenPositions, TokenPositions]:
         q0, q1, k0, k1 = extent or (0, self.queries.length, 0, self.keys.length)
-        return self.position.bias(query, self.queries.slice(q0, q1), self.keys.slice(k0, k1))
+        return self.queries.slice(q0, q1), self.keys.slice(k0, k1)
 
 
 def _document_bounds(documents: Tensor, edges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,14 +1,16 @@
 """Positions inside attention: they depend on distances i - j only, so shifting a sequence changes nothing.
 
-Two steps of attention may use them: `rotate` turns queries and keys (rotary), `bias` adds to the scores (ALiBi, T5,
-relative vectors). They come with the `AttentionContext`, so that angles and biases are computed once for all layers.
+Three steps of attention may use them: `rotate` turns queries and keys (rotary), `bias` adds to the scores (ALiBi, T5,
+relative vectors), `value_bias` adds to what is gathered (relative vectors on the side of values). They come with the
+`AttentionContext`, so that angles are computed once for all layers.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +25,22 @@ RotaryAngles = tuple[Tensor, Tensor]
 
 
 class AttentionPosition(nn.Module):
-    """What a relative position does inside attention; either step may be left as it is."""
+    """What a relative position does inside attention; each step may be left as it is.
+
+    `scaled_by_score`: whether `bias` is given the query as the score compares it with keys, mapped and scaled.
+    """
+
+    scaled_by_score: bool = False
+
+    @property
+    def acts_on_scores(self) -> bool:
+        """Whether it has a `bias`."""
+        return type(self).bias is not AttentionPosition.bias
+
+    @property
+    def acts_on_values(self) -> bool:
+        """Whether it has a `value_bias`, which takes the weights."""
+        return type(self).value_bias is not AttentionPosition.value_bias
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles | None:
         """(cos, sin), each [B, 1, T, R], by which queries and keys at these positions turn."""
@@ -37,17 +54,25 @@ class AttentionPosition(nn.Module):
         """What is added to the scores, broadcastable to [B, H, T, S]."""
         return None
 
+    def value_bias(self, weights: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor | None:
+        """What is added to Y, [B, H, T, V], for the weights A [B, H, T, S]."""
+        return None
+
     def matrix_products(self, view: ProductView, heads: int) -> Products:
         """What it multiplies for one sequence."""
         return ()
 
 
-class Scaling(Protocol):
+class Scaling(ABC):
     """How rotary frequencies are stretched to reach farther than trained."""
 
+    @abstractmethod
     def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
         """The frequencies theta_i, i = 0, 2, .. width - 2."""
-        ...
+
+    def amplitude(self) -> float:
+        """What turned queries and keys are multiplied with, each."""
+        return 1.0
 
 
 def rotary_frequencies(base: float, width: int, like: Tensor) -> Tensor:
@@ -57,7 +82,7 @@ def rotary_frequencies(base: float, width: int, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Unscaled:
+class Unscaled(Scaling):
     """Frequencies as trained."""
 
     def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
@@ -65,7 +90,7 @@ class Unscaled:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Scaling):
     """Positions are divided by a factor (Chen et al. 2023)."""
 
     factor: float
@@ -76,7 +101,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class NTK:
+class NTK(Scaling):
     """The base grows so that slow frequencies stretch and fast ones stay: base * factor^(R/(R-2))."""
 
     factor: float
@@ -87,7 +112,7 @@ class NTK:
 
 
 @dataclass(frozen=True)
-class Llama3:
+class Llama3(Scaling):
     """Long waves are stretched by `factor`, short ones kept, a smooth step between (Llama 3.1)."""
 
     factor: float = 8.0
@@ -101,6 +126,41 @@ class Llama3:
         waves = self.original * theta / (2 * math.pi)
         smooth = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
         return theta * ((1 - smooth) / self.factor + smooth)
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling):
+    """Waves that turn fewer than `slow` times in the `original` length are stretched by `factor`, those that turn more
+    than `fast` times are kept, a linear ramp between; scores grow by m^2, m = 0.1 ln(factor) + 1 (Peng et al. 2023).
+
+    `rounded`: whether the ramp's ends are whole coordinates; `magnitude`: m, where it is not the paper's.
+    """
+
+    factor: float
+    original: int
+    fast: float = 32.0
+    slow: float = 1.0
+    rounded: bool = True
+    magnitude: float | None = None
+
+    def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
+        """theta_i * (1 - r_i) + theta_i / factor * r_i, r_i = clamp((i/2 - low) / (high - low), 0, 1)."""
+        theta = rotary_frequencies(base, width, like)
+        low, high = (self._coordinate(turns, base, width) for turns in (self.fast, self.slow))
+        if self.rounded:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
+        pair = torch.arange(width // 2, device=like.device, dtype=like.dtype)
+        ramp = ((pair - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+        return theta * (1 - ramp) + theta / self.factor * ramp
+
+    def _coordinate(self, turns: float, base: float, width: int) -> float:
+        """The pair of coordinates whose wave turns so many times in the original length."""
+        return width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    def amplitude(self) -> float:
+        """m."""
+        return 0.1 * math.log(max(self.factor, 1.0)) + 1.0 if self.magnitude is None else self.magnitude
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -154,10 +214,11 @@ class Rotary(AttentionPosition):
         return self._tables[key]
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles:
-        """(cos t theta_i, -sin t theta_i and sin t theta_i), for the first and the second of each pair."""
+        """(cos t theta_i, -sin t theta_i and sin t theta_i), for the first and the second of each pair; scaled."""
         t = positions.to(wide(dtype))
         angle = t[:, None, :, None] * self.scaling.frequencies(self.base, self.width, t)
-        cos, sin = angle.cos(), angle.sin()
+        amplitude = self.scaling.amplitude()
+        cos, sin = angle.cos() * amplitude, angle.sin() * amplitude
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
@@ -212,21 +273,54 @@ class BucketedBias(AttentionPosition):
         return self.table[bucket].permute(0, 3, 1, 2)
 
 
-class RelativeVectors(AttentionPosition):
-    """e_ij + q_i^T a_(j-i) / sqrt(D_K), a learned vector for each distance clipped to +-reach (Shaw et al. 2018)."""
+RelativeScale = Literal["score", "width"]
 
-    def __init__(self, head_width: int, reach: int = 16) -> None:
+
+class RelativeVectors(AttentionPosition):
+    """e_ij = s q_i^T (k_j + a_(j-i)), a learned vector for each distance clipped to +-reach (Shaw et al. 2018).
+
+    s is the score's own scale: 1/sqrt(D_K), or 1 for a plain dot product; `scale` "width" takes 1/sqrt(D_K) for a,
+    whatever the score.
+    """
+
+    def __init__(self, head_width: int, reach: int = 16, scale: RelativeScale = "score") -> None:
         super().__init__()
-        self.reach = reach
+        self.reach, self.scaled_by_score = reach, scale == "score"
         self.table = normal_parameter(2 * reach + 1, head_width, std=head_width**-0.5)
 
     def bias(self, query: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor:
         """[B, H, T, S]; each query meets each of the 2 reach + 1 vectors once, then pairs look theirs up."""
-        met_BHTR = (query * query.shape[-1] ** -0.5) @ self.table.T
-        index = (-distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach
-        return met_BHTR.gather(-1, index[:, None].expand(*query.shape[:3], -1))
+        query = query if self.scaled_by_score else query * query.shape[-1] ** -0.5
+        met_BHTR = query @ self.table.T
+        return met_BHTR.gather(-1, self._index(queries, keys).expand(*query.shape[:3], -1))
+
+    def _index(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
+        """Which vector each pair has, [B or 1, 1, T, S]."""
+        return ((-distances(queries, keys)).clamp(-self.reach, self.reach) + self.reach)[:, None]
 
     def matrix_products(self, view: ProductView, heads: int) -> Products:
         """Each query with each distance's vector."""
         count, K = self.table.shape
         return (MatrixProduct("distances", "Q a^T", view.queries, K, count, heads),)
+
+
+class RelativeKeysAndValues(RelativeVectors):
+    """Relative vectors on both sides: y_i = sum_j A_ij (v_j + b_(j-i)), too (Shaw et al. 2018, equation 3)."""
+
+    def __init__(
+        self, head_width: int, value_width: int | None = None, reach: int = 16, scale: RelativeScale = "score"
+    ) -> None:
+        super().__init__(head_width, reach, scale)
+        V = value_width or head_width
+        self.value_table = normal_parameter(2 * reach + 1, V, std=V**-0.5)
+
+    def value_bias(self, weights: Tensor, queries: TokenPositions, keys: TokenPositions) -> Tensor:
+        """[B, H, T, V]; the weights of keys at one distance are added first, then meet its vector."""
+        sums_BHTR = weights.new_zeros(*weights.shape[:3], len(self.value_table))
+        index = self._index(queries, keys).expand_as(weights)
+        return sums_BHTR.scatter_add(-1, index, weights) @ self.value_table
+
+    def matrix_products(self, view: ProductView, heads: int) -> Products:
+        count, V = self.value_table.shape
+        values = MatrixProduct("distance values", "A b, by distance", view.queries, count, V, heads)
+        return (*super().matrix_products(view, heads), values)

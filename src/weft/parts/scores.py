@@ -1,7 +1,7 @@
 """Scores e(q, k): how well a query fits a key, and how scores become attention weights.
 
 Shapes: q [B, H, T, D_Q], k [B, H, S, D_K] -> e [B, H, T, S]. A score that is a dot product after a map of the query
-says so with `as_dot_product`, and then runs in the fused kernel; the others are computed explicitly.
+says so with `as_dot_product`, and then runs in the fused kernel; the others are computed explicitly, or in blocks.
 
 A new score is one class: a subclass of `Score`, named in `SCORES` or in the entry points `weft.scores` of its package.
 """
@@ -9,19 +9,19 @@ A new score is one class: a subclass of `Score`, named in `SCORES` or in the ent
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
 from weft.foundation.numerics import widen
 from weft.foundation.plugins import Registry
 from weft.parts.parameters import normal_parameter
+from weft.parts.score import Fusable, Score, ScoreStep, softmax_steps, weigh
 
-Fusable = Literal["plain", "mapped", "never"]
+CAP = 50.0  # that of Gemma 2
 
 
 def dot(query: Tensor, key: Tensor) -> Tensor:
@@ -29,9 +29,20 @@ def dot(query: Tensor, key: Tensor) -> Tensor:
     return query @ key.transpose(-2, -1)
 
 
-def scaled_dot(query: Tensor, key: Tensor) -> Tensor:
-    """e_ij = q_i^T k_j / sqrt(D_K): unit variance for unit normal q, k, softmax starts soft (Vaswani et al. 2017)."""
-    return dot(query * query.shape[-1] ** -0.5, key)
+def scaled_dot(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
+    """e_ij = q_i^T k_j / sqrt(D_K): unit variance for unit normal q, k, softmax starts soft (Vaswani et al. 2017).
+
+    `scale`: another number in place of 1/sqrt(D_K).
+    """
+    return dot(query * (query.shape[-1] ** -0.5 if scale is None else scale), key)
+
+
+def capped_dot(query: Tensor, key: Tensor, cap: float = CAP, scale: float | None = None) -> Tensor:
+    """e_ij = c tanh(q_i^T k_j / sqrt(D_K) / c): close to the scaled dot product while small, always within +-c.
+
+    A score that cannot grow keeps the softmax from closing on one key (Gemma Team 2024, Gemma 2).
+    """
+    return cap * torch.tanh(widen(scaled_dot(query, key, scale)) / cap)
 
 
 def bilinear(query: Tensor, key: Tensor, W: Tensor) -> Tensor:
@@ -72,90 +83,6 @@ def concatenated(query: Tensor, key: Tensor, w: Tensor) -> Tensor:
     return q_BHT[..., :, None] + k_BHS[..., None, :]
 
 
-def weigh(scores: Tensor, visible: Tensor | None = None) -> Tensor:
-    """A = softmax(E + M) over the keys, in float32 or wider; a row that may look nowhere gets zeros, never NaN."""
-    wide_scores = widen(scores)
-    if visible is None:
-        return wide_scores.softmax(-1)
-    lowest = torch.finfo(wide_scores.dtype).min
-    return wide_scores.masked_fill(~visible, lowest).softmax(-1) * visible
-
-
-@dataclass(frozen=True)
-class ScoreStep:
-    """One step of a score in numbers, for an explanation: values by name, one row per key where `per_key`.
-
-    `weight` names the parameter that the step uses.
-    """
-
-    name: str
-    formula: str
-    values: dict[str, Tensor]
-    weight: str = ""
-    per_key: bool = True
-
-
-class Score(nn.Module):
-    """A score with its weights, one set per head: `score(q, k)` gives e [B, H, T, S].
-
-    A subclass states `kind` (its name in a spec), `formula` and `matrix_products`. `equal_widths`: whether it needs
-    D_Q = D_K. `fusable`: whether e = s q'^T k, which the fused kernel can run, with q' the query itself or a map of it.
-    `normalized`: whether the weights of a row are a distribution, as after a softmax.
-    """
-
-    kind: ClassVar[str] = ""
-    formula: ClassVar[str] = ""
-    equal_widths: ClassVar[bool] = False
-    fusable: Fusable = "never"
-    normalized: ClassVar[bool] = True
-
-    def __init__(self, query_width: int | None = None, key_width: int | None = None, heads: int = 1) -> None:
-        super().__init__()
-
-    def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
-        """(q', s) with e = s q'^T k, for the fused kernel."""
-        raise WeftError(f"{type(self).__name__} is not a dot product: compute it explicitly")
-
-    def prepare(self, key: Tensor) -> Tensor:
-        """What can be computed from the keys alone, once for all queries that come one by one."""
-        return key
-
-    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
-        """e(q, k) for prepared keys."""
-        return self(query, prepared)
-
-    def weigh(self, scores: Tensor, visible: Tensor | None = None) -> Tensor:
-        """A [..., S] from e with the position's bias, 0 where not `visible`: a softmax, unless the score says else."""
-        return weigh(scores, visible)
-
-    def matrix_products(self, widths: tuple[int, int], view: ProductView, heads: int = 1) -> Products:
-        """The products of e(q, k) for queries and keys of `widths` (D_Q, D_K)."""
-        raise WeftError(f"the matrix products of the score {_name(self)} are not known: define its matrix_products")
-
-    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
-        """The steps to e_j for one query [D_Q] and its keys [S, D_K] in one head; the last holds them as "e"."""
-        if not self.formula:
-            raise WeftError(f"the score {_name(self)} cannot be explained: state its formula")
-        given = (x.expand(1, heads, *x.shape) for x in (query[None], keys))
-        return (ScoreStep("scores", self.formula, {"e": widen(self(*given))[0, head, 0]}),)
-
-    def explain_weights(self, scores: Tensor) -> tuple[ScoreStep, ...]:
-        """The steps from e_j [S], -inf where hidden, to the weights; the first holds them as "a"."""
-        return softmax_steps(scores)
-
-
-def softmax_steps(scores: Tensor) -> tuple[ScoreStep, ...]:
-    """The softmax over e_j [S], -inf where hidden, in numbers."""
-    hidden = scores.isneginf()
-    weights = weigh(scores, ~hidden)
-    shifted = torch.zeros_like(scores) if bool(hidden.all()) else (scores - scores.max()).exp()
-    formula = "a_ij = exp(e_ij) / sum_j exp(e_ij)   (all divided by exp of the largest)"
-    return (
-        ScoreStep("softmax", formula, {"exp": shifted, "a": weights}),
-        ScoreStep("sum of exp", "sum_j exp(e_ij - max)", {"sum": shifted.sum()}, per_key=False),
-    )
-
-
 class _DotProduct(Score):
     """What the kinds of q^T k share: equal widths, one product per head."""
 
@@ -185,23 +112,44 @@ class Dot(_DotProduct):
 
 
 class ScaledDot(_DotProduct):
-    """q^T k / sqrt(D_K), see `scaled_dot`."""
+    """q^T k / sqrt(D_K), see `scaled_dot`; `scale` in place of 1/sqrt(D_K) where it is given."""
 
     kind = "scaled-dot"
     formula = "e_ij = q_i.k_j / sqrt(D_K)"
+    settings: ClassVar[tuple[str, ...]] = ("scale",)
     fusable: Fusable = "plain"
+
+    def __init__(
+        self,
+        query_width: int | None = None,
+        key_width: int | None = None,
+        heads: int = 1,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__(query_width, key_width, heads)
+        self.scale = scale
+        if scale is not None:
+            self.formula = self.formula.replace("q_i.k_j / sqrt(D_K)", f"{scale:.4g} q_i.k_j")
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
         _expect_equal(query, key)
-        return scaled_dot(query, key)
+        return scaled_dot(query, key, self.scale)
+
+    def scale_of(self, width: int) -> float:
+        """The number that q^T k is multiplied by, for queries and keys of this width."""
+        return width**-0.5 if self.scale is None else self.scale
 
     def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
-        return query, 1.0 / math.sqrt(query.shape[-1])
+        return query, self.scale_of(query.shape[-1])
+
+    def scaled_query(self, query: Tensor) -> Tensor:
+        return query * self.scale_of(query.shape[-1])
 
     def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
         K = query.shape[-1]
-        return scaled_steps(keys @ query, K**-0.5, f"{self.formula}, D_K = {K}, sqrt = {math.sqrt(K):.4g}")
+        words = f", D_K = {K}, sqrt = {math.sqrt(K):.4g}" if self.scale is None else ""
+        return scaled_steps(keys @ query, self.scale_of(K), self.formula + words)
 
 
 def scaled_steps(products: Tensor, scale: float, formula: str) -> tuple[ScoreStep, ...]:
@@ -230,6 +178,42 @@ class LinearDot(ScaledDot):
     def explain_weights(self, scores: Tensor) -> tuple[ScoreStep, ...]:
         weights = self.weigh(scores, ~scores.isneginf())
         return (ScoreStep("weights", "a_ij = e_ij, no softmax, 0 where hidden", {"a": weights}),)
+
+
+class CappedDot(ScaledDot):
+    """c tanh(q^T k / sqrt(D_K) / c), see `capped_dot`; `scale` in place of 1/sqrt(D_K) where it is given."""
+
+    kind = "capped-dot"
+    formula = "e_ij = c tanh(q_i.k_j / sqrt(D_K) / c)"
+    settings = ("scale", "cap")
+    fusable: Fusable = "never"
+
+    def __init__(
+        self,
+        query_width: int | None = None,
+        key_width: int | None = None,
+        heads: int = 1,
+        scale: float | None = None,
+        cap: float = CAP,
+    ) -> None:
+        super().__init__(query_width, key_width, heads, scale)
+        self.cap = cap
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        """[B, H, T, K], [B, H, S, K] -> [B, H, T, S]."""
+        _expect_equal(query, key)
+        return capped_dot(query, key, self.cap, self.scale)
+
+    def as_dot_product(self, query: Tensor) -> tuple[Tensor, float]:
+        raise WeftError("the capped score puts a tanh on the dot product: compute it explicitly or in blocks")
+
+    def explain(self, query: Tensor, keys: Tensor, head: int = 0, heads: int = 1) -> tuple[ScoreStep, ...]:
+        inner = (keys @ query) * self.scale_of(query.shape[-1])
+        formula = self.formula.removeprefix("e_ij = c tanh(").removesuffix(" / c)")
+        return (
+            ScoreStep("scaled products", formula, {"s": inner}),
+            ScoreStep("scores", f"{self.formula}, c = {self.cap:.4g}", {"e": self.cap * torch.tanh(inner / self.cap)}),
+        )
 
 
 class Bilinear(Score):
@@ -341,27 +325,34 @@ class Concatenated(Score):
 SCORES: Registry[type[Score]] = Registry(
     "weft.scores",
     "score",
-    {score.kind: score for score in (ScaledDot, Dot, Bilinear, Additive, Concatenated, LinearDot)},
+    {score.kind: score for score in (ScaledDot, Dot, Bilinear, Additive, Concatenated, LinearDot, CappedDot)},
 )
 
 
-def build_score(kind: str, query_width: int, key_width: int, heads: int = 1) -> Score:
-    """The score of this kind, with one set of weights per head."""
+def build_score(
+    kind: str, query_width: int, key_width: int, heads: int = 1, scale: float | None = None, cap: float | None = None
+) -> Score:
+    """The score of this kind, with one set of weights per head; `scale` and `cap` for those that have them."""
     score = SCORES[kind]
     if not (isinstance(score, type) and issubclass(score, Score)):
         raise WeftError(f"score {kind!r} is not a class of weft.parts.scores.Score: fix the package that adds it")
     if score.equal_widths and query_width != key_width:
         raise ShapeError(_unequal(query_width, key_width))
-    return score(query_width, key_width, heads)
+    given = {name: value for name, value in (("scale", scale), ("cap", cap)) if value is not None}
+    for name in given:
+        if name not in score.settings:
+            raise WeftError(f"the score {kind!r} has no {name}: {setting_remedy(name)}")
+    return score(query_width, key_width, heads, **given)
+
+
+def setting_remedy(name: str) -> str:
+    """Which scores have this setting, in words."""
+    return f"use {' or '.join(kind for kind in SCORES.builtin if name in SCORES[kind].settings)}, or leave it out"
 
 
 def _of_head(weight: Tensor, head: int, like: Tensor) -> Tensor:
     """One head's weights; one set may serve all heads."""
     return weight[head if weight.shape[0] > 1 else 0].to(like)
-
-
-def _name(score: Score) -> str:
-    return repr(score.kind) if score.kind else type(score).__name__
 
 
 def _expect_equal(query: Tensor, key: Tensor) -> None:
@@ -374,3 +365,30 @@ def _unequal(query_width: int, key_width: int) -> str:
         f"a dot product needs queries and keys of one width, but D_Q = {query_width} and D_K = {key_width}: "
         "use a bilinear, additive or concatenated score"
     )
+
+
+__all__ = [
+    "CAP",
+    "SCORES",
+    "Additive",
+    "Bilinear",
+    "CappedDot",
+    "Concatenated",
+    "Dot",
+    "Fusable",
+    "LinearDot",
+    "ScaledDot",
+    "Score",
+    "ScoreStep",
+    "additive",
+    "bilinear",
+    "build_score",
+    "capped_dot",
+    "concatenated",
+    "dot",
+    "scaled_dot",
+    "scaled_steps",
+    "setting_remedy",
+    "softmax_steps",
+    "weigh",
+]

@@ -277,9 +277,15 @@ class State:
         plain = all(isinstance(own, KeyValueState) or own == TensorState() for own in self.layers)
         return plain and self.counter.number is None
 
+    def can_take_back(self, count: int) -> bool:
+        """Whether `rollback(count)` is possible: not beyond the first token, nor what a ring has overwritten."""
+        rings = any(slots.window is not None for slots in self.cache_slots.values())
+        read = self.counter.next - self.counter.origin if isinstance(self.counter.next, int) else RING_SLACK
+        return self.can_rollback and count <= (min(read, RING_SLACK) if rings else read)
+
     def rollback(self, count: int) -> None:
         """Take back each row's last `count` tokens, as if they had never been given."""
-        if not self.can_rollback or count > RING_SLACK:
+        if not self.can_take_back(count):
             raise WeftError(f"this state cannot take {count} tokens back: go on with a copy() made before them")
         self.counter.next = self.counter.next - count
         for slots in self.cache_slots.values():

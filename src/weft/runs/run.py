@@ -6,20 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.sample_runs import locate_run
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from weft.figures.web.page import Page
 from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
-from weft.models.build import build, read_spec
+from weft.models.build import AnySpec, build, read_spec
 from weft.models.estimates import estimate
 from weft.tasks.registry import TASKS, task_named
+from weft.tasks.support.conversation import Conversation
 from weft.tasks.support.few_shot import FewShotOptions
 from weft.tasks.task import Answer, GenerationOptions, Task
 
@@ -43,6 +46,25 @@ class Run:
         spec = read_spec(self.spec.model)
         return f"Run({self.task.name}, {spec.family}, {estimate(spec).parameters:,} parameters, {self.folder})"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: what it is, what it reached, and what can be done with it."""
+        spec = read_spec(self.spec.model)
+        rows = [
+            ("task", self.task.name),
+            ("model", f"{spec.family}, {estimate(spec).parameters:,} parameters"),
+            ("folder", str(self.folder)),
+        ]
+        if self.tokenizer is not None:
+            rows.insert(2, ("tokenizer", f"{self.tokenizer.vocabulary:,} tokens"))
+        reached: dict[str, Any] = {}
+        for row in RunFolder(self.folder).read_metrics():
+            reached = row.get("metrics", reached)
+        rows += [(name, f"{value:.4g}") for name, value in reached.items() if isinstance(value, (int, float))]
+        rows.append(("next", "run.predict(...), run.evaluate(data), weft.watch(run), weft.laws.check(run.module)"))
+        page = Page(f"Run {self.folder.name}")
+        page.table(("", ""), rows)
+        return page.fragment()
+
     def predict(self, inputs: Any, **options: Any) -> Any:
         """The answer to one input, or a list of answers to a list: `run.predict("Once", max_tokens=80, seed=1)`."""
         one = isinstance(inputs, (str, Path))
@@ -53,11 +75,24 @@ class Run:
         """Answers with what belongs to them: probabilities, tokens, alignments, bands."""
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
-        return self.task.predict(self.module, list(inputs), _generation_options(options))
+        generation = _generation_options(options)
+        ranks = self.task.generates or self.task.ranks_tokens
+        if (generation.top and not ranks) or (generation.steps and not self.task.generates):
+            raise WeftError(
+                f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
+            )
+        return self.task.predict(self.module, list(inputs), generation)
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
         return self.task.stream(self.module, given, _generation_options(options))
+
+    def chat(self, system: str | None = None, template: str | None = None, **options: Any) -> Conversation:
+        """A conversation with a language model: `for piece in run.chat().say("hello"): ...`.
+
+        `template` is the name or file of a chat template, for models that have none of their own.
+        """
+        return self.task.chat(self.module, _generation_options(options), system, template)
 
     def evaluate(
         self,
@@ -81,11 +116,11 @@ class Run:
             task = copy(task)
             task.options = type(task.options)(**{**task.options.to_tree(), **options})
         split = task.read([str(path) for path in paths], cache_folder())
-        length = getattr(self.module.spec, "length", None)
+        split = split.fit(cast(AnySpec, self.module.spec))
         # Models from elsewhere read so much at once that windows of that length would take all memory.
-        return self.task.measure(
-            self.module, split if length is None else split.cut(min(length, EVALUATION_BATCH)), EVALUATION_BATCH
-        )
+        if (getattr(self.module.spec, "length", None) or 0) > EVALUATION_BATCH:
+            split = split.cut(EVALUATION_BATCH)
+        return self.task.measure(self.module, split, EVALUATION_BATCH)
 
     def few_shot(
         self,
@@ -132,8 +167,8 @@ def task_of(place: RunFolder, spec: RunSpec) -> Task:
 
 
 def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:
-    """The run in a folder; `quantize` rounds its weights, to be used with less memory and more speed."""
-    place = RunFolder(Path(folder))
+    """The run in a folder, or `sample:dates-run`; `quantize` rounds its weights, for less memory and more speed."""
+    place = RunFolder(locate_run(folder))
     spec = place.read_spec()
     task = task_of(place, spec)
     module = build(read_spec(spec.model), device="meta")

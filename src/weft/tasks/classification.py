@@ -25,10 +25,17 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
-from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import BagOfBigrams
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
-from weft.tasks.support.input_encoders import InputEncoder, TokenEncoder, WordEncoder, learn_encoder, pooled_answer
+from weft.tasks.support.imported_text import ImportedTextTask
+from weft.tasks.support.input_encoders import (
+    InputEncoder,
+    SetEncoder,
+    TokenEncoder,
+    WordEncoder,
+    learn_encoder,
+    pooled_answer,
+)
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, macro_f1
 from weft.tasks.support.node_encoder import NodeEncoder
@@ -55,9 +62,10 @@ Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with 
 class ClassificationOptions(DataSpec):
     """`columns`: text and label, by name or number; without it they are recognized.
 
-    `tokenizer`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
-    words and bpe. In training a token seen n times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r =
-    `rarity`, so that the model relies on no single word.
+    `tokenizer`: auto (words with their characters; characters where texts have no spaces), sets (words whose order says
+    nothing), characters, words, bpe, or a file to load; `vocabulary` bounds words and bpe. In training a token seen n
+    times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r = `rarity`, so that the model relies on no
+    single word.
     """
 
     columns: Names = ()
@@ -76,8 +84,13 @@ class ClassificationTask(Task):
     picture = "classification"
     example = '"a text"'
     Options = ClassificationOptions
-    compatible_tasks = ("embedding",)
+    auto = (
+        "an encoder that reads words by their characters, with convolution and attention in turn (hybrid); "
+        "for graphs, attention alone"
+    )
+    compatible_tasks = ("embedding", "fill-mask", "regression")
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
+    plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
     def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.encoder, self.classes = options, encoder, classes
@@ -90,7 +103,7 @@ class ClassificationTask(Task):
         options: ClassificationOptions,
         seed: int,
         cache: Path,
-        known: ClassificationTask | EmbeddingTask | None = None,
+        known: ClassificationTask | ImportedTextTask | None = None,
     ) -> PreparedData:
         """Read labeled texts or graphs, learn words and classes from what is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -106,6 +119,8 @@ class ClassificationTask(Task):
             strata, _ = number_labels([labels[0] if len(labels) == 1 else "" for _, labels in train], learn=False)
             kept, out = hold_out(strata, options.held_out, seed)
             train, held = [train[n] for n in kept], [train[n] for n in out]
+        if found is not None and not found.ordered and options.tokenizer == "auto":
+            options = options.replace(tokenizer="sets")
         task = cls._learn([given for given, _ in train], classes, options, known)
         best = None if found is None else found.best
         hiding = Hiding(options.hidden, options.rarity, blind=True)
@@ -117,14 +132,14 @@ class ClassificationTask(Task):
         inputs: Sequence[Any],
         classes: tuple[str, ...],
         options: ClassificationOptions,
-        known: ClassificationTask | EmbeddingTask | None,
+        known: ClassificationTask | ImportedTextTask | None,
     ) -> ClassificationTask:
         """How inputs are read, and the classes; what a run that is trained on knows already stays."""
         graphs = isinstance(inputs[0], LabeledGraph)
         if known is None:
             learned = NodeEncoder.learn(inputs) if graphs else None
             return cls(options, learned or learn_encoder(options.tokenizer, inputs, options.vocabulary), classes)
-        encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
+        encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, ImportedTextTask) else known.encoder
         if graphs != isinstance(encoder, NodeEncoder):
             found, learned_on = ("graphs", "texts") if graphs else ("texts", "graphs")
             raise DataError(
@@ -224,8 +239,9 @@ def _files(paths: Sequence[str], options: ClassificationOptions, learn: bool) ->
 def _restored(facts: Tree, tokenizer: Tokenizer | None) -> InputEncoder:
     if facts["reading"] == NodeEncoder.kind:
         return NodeEncoder(tuple(facts["names"]))
-    if facts["reading"] == WordEncoder.kind:
-        return WordEncoder(Lexicon.from_tree(facts["lexicon"]))
+    for kind in (WordEncoder, SetEncoder):
+        if facts["reading"] == kind.kind:
+            return kind(Lexicon.from_tree(facts["lexicon"]))
     if tokenizer is None:
         raise WeftError("this run has no tokenizer.json: restore the file or train again")
     return TokenEncoder(tokenizer, Frame.of(facts))

@@ -88,6 +88,7 @@ class ForecastTask(Task):
     picture = "forecast"
     example = "series.csv"
     Options = ForecastOptions
+    auto = "a series decoder with one convolution layer before attention, and no norms (hybrid)"
     evaluates_on_tail = True
 
     options: ForecastOptions

@@ -156,6 +156,7 @@ class ImagesTask(Task):
     picture = "images"
     example = "picture.png"
     Options = ImagesOptions
+    auto = "a vision transformer with a stem of convolutions, convolution and attention in turn, and mean pool (hybrid)"
     takes_images = True
 
     def __init__(
@@ -287,6 +288,12 @@ class ImagesTask(Task):
         assert isinstance(spec, VisionSpec)
         patch = _patch(self.side, spec.stem, spec.patch)
         return spec.replace(image=self.side, channels=self.channels, classes=len(self.classes), patch=patch)
+
+    def fit_plain(self, name: str, size: Size) -> VisionSpec:
+        """Patches that leave a small grid."""
+        spec = super().fit_plain(name, size)
+        assert isinstance(spec, VisionSpec)
+        return spec.replace(patch=_patch(self.side, spec.stem))
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""

@@ -92,6 +92,7 @@ class SequencesTask(Task):
     picture = "sequences"
     example = "sequence.npz"
     Options = SequencesOptions
+    auto = "an encoder with convolution and attention in turn, rotary positions and mean pool (hybrid)"
 
     def __init__(
         self, options: SequencesOptions, classes: Sequence[str], raw: int, length: int, preparation: Preparation
@@ -110,6 +111,7 @@ class SequencesTask(Task):
             data = _as_sequences(found.name, found.train, found.classes)
             held = _as_sequences(found.name, found.validation, found.classes)
             up: VerticalAxis | None = "z" if found.name == "skeletons" else None
+            options = options if found.train.ordered else options.replace(augmentation=("none",))
         else:
             data, held = _hold_out(read_sequences(paths), options, seed)
             up = "y" if all(SKELETON_FILE.match(name) for name in data.names) else None

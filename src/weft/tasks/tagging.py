@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -27,14 +27,14 @@ from weft.models.encoder import EncoderSpec, PerTokenSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
+from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
 from weft.tasks.support.prompt_format import Frame
 from weft.tasks.support.sentences import Sentences, ask, evaluate, probabilities
-from weft.tasks.support.tag_encoders import PieceTagEncoder, TagEncoder, WordTagEncoder
+from weft.tasks.support.tag_encoders import PieceTagEncoder, TagEncoder, WordTagEncoder, learn_tag_encoder
 from weft.tasks.task import (
     Answer,
     Batch,
@@ -58,11 +58,14 @@ SHOWN = 12
 class TaggingOptions(DataSpec):
     """`column` of the tag, from 1: without it UPOS in CoNLL-U (column 4; 5 is XPOS), else the last one.
 
-    `vocabulary` bounds the words. A word seen n times is hidden in training with chance rarity / (rarity + n), so that
-    the model learns to go by its characters; then it can do so with new words.
+    `tokenizer`: auto (words with their characters), words, characters, bpe, or a file to load; of a word in pieces the
+    first one has the tag. `vocabulary` bounds words and bpe. A word seen n times is hidden in training with chance
+    rarity / (rarity + n), so that the model learns to go by its characters or its neighbors; then it can do so with new
+    words.
     """
 
     column: PositiveInt | None = None
+    tokenizer: str = "auto"
     vocabulary: PositiveInt = 30_000
     rarity: NonNegativeFloat = 1.0
 
@@ -76,7 +79,9 @@ class TaggingTask(Task):
     picture = "tagging"
     example = '"a sentence"'
     Options = TaggingOptions
-    compatible_tasks = ("embedding",)
+    auto = "an encoder that reads words by their characters, with convolution and attention in turn (hybrid)"
+    compatible_tasks = ("embedding", "fill-mask", "regression")
+    plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
     def __init__(self, options: TaggingOptions, encoder: TagEncoder, tags: tuple[str, ...]) -> None:
         self.options, self.encoder, self.tags = options, encoder, tags
@@ -89,7 +94,7 @@ class TaggingTask(Task):
         options: TaggingOptions,
         seed: int,
         cache: Path,
-        known: TaggingTask | EmbeddingTask | None = None,
+        known: TaggingTask | ImportedTextTask | None = None,
     ) -> PreparedData:
         """Read tagged sentences, learn words, characters and tags from what is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -107,14 +112,16 @@ class TaggingTask(Task):
         if len(tags) < 2:
             raise DataError(f"there is only one tag ({tags[0]!r}): two or more are needed to tell apart")
         if known is None:
-            task = cls(options, WordTagEncoder(Lexicon.learn((words for words, _ in train), options.vocabulary)), tags)
+            task = cls(options, learn_tag_encoder(options.tokenizer, [w for w, _ in train], options.vocabulary), tags)
         else:
             encoder = (
-                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
+                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, ImportedTextTask) else known.encoder
             )
             task = cls(options, encoder, classes_after(tags, known.answers or ()))
         best = None if found is None else found.best
-        return PreparedData(task, task._split(train, options.rarity), task._split(held), best)
+        # The pieces of a model that was trained elsewhere are all known to it.
+        hides = known is None or isinstance(task.encoder, WordTagEncoder)
+        return PreparedData(task, task._split(train, options.rarity if hides else 0.0), task._split(held), best)
 
     def _split(self, sentences: Sequence[Tagged], rarity: float = 0.0) -> Sentences:
         numbers, names = number_labels([tag for _, tags in sentences for tag in tags], learn=False)
@@ -167,6 +174,10 @@ class TaggingTask(Task):
         """The words, characters and tags of this data."""
         assert isinstance(spec, EncoderSpec)
         return self.encoder.fit_spec(spec, len(self.tags))
+
+    def fit_plain(self, name: str, size: Size) -> AnySpec:
+        """Every word has an answer of its own, so there is no class token."""
+        return super().fit_plain(name, size).replace(class_token=False)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: a word's tag follows from few others."""

@@ -25,8 +25,10 @@ from weft.foundation.spec import Spec, Tree
 from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
+from weft.models.plain_presets import plain_preset
 
 if TYPE_CHECKING:
+    from weft.tasks.support.conversation import Conversation
     from weft.tasks.support.few_shot import FewShotOptions
 
 SAMPLE = "sample:"
@@ -85,6 +87,11 @@ class Split(ABC):
         """The same for a model that takes at most `length` tokens."""
         return self
 
+    def fit(self, spec: AnySpec) -> Split:
+        """The same for a model of this spec."""
+        length = spec.declares().length
+        return self if length is None else self.cut(length)
+
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
         order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
@@ -119,6 +126,12 @@ class Size:
     layers: int = 4
     context: int = 256
     dropout: float = 0.0
+
+    @classmethod
+    def of(cls, spec: AnySpec) -> Size:
+        """That of a model; what its family does not have is as usual."""
+        layers, context = getattr(spec, "layers", cls.layers), getattr(spec, "length", cls.context)
+        return cls(spec.width, layers, context, spec.dropout)
 
     @property
     def heads(self) -> int:
@@ -160,7 +173,8 @@ class GenerationOptions:
     user says, and the answer is the assistant's.
 
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
-    on as it is (extend). `top`: number of likeliest first tokens that a text task gives with their probabilities.
+    on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
+    probabilities, 8 or all there are if not given; `steps`: those of every further step too.
     """
 
     temperature: float | None = None
@@ -177,7 +191,8 @@ class GenerationOptions:
     overflow: Overflow = "slide"
     chat: bool = False
     batch: int = 64
-    top: int = 8
+    top: int | None = None
+    steps: bool = False
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -185,7 +200,7 @@ class GenerationOptions:
         for name, number in least.items():
             if number is not None and number < 1:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
-        if self.top < 0:
+        if self.top is not None and self.top < 0:
             raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
 
     def sampling(self, temperature: float) -> Sampling:
@@ -236,11 +251,14 @@ class Task(ABC):
     Options: ClassVar[type[DataSpec]] = DataSpec
     compatible_tasks: ClassVar[tuple[str, ...]] = ()  # other tasks whose runs may be trained on as this one
     fine_tuning_options: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
+    plain_options: ClassVar[Tree] = {}  # options of data that suit a plain preset
+    auto: ClassVar[str] = ""  # what `default_model` is, in words for --help
 
     # Capabilities
     trainable: ClassVar[bool] = True  # else its runs are imported
     generates: ClassVar[bool] = False  # the answer is a text, written token by token
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
+    ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
@@ -279,6 +297,16 @@ class Task(ABC):
     def fit(self, spec: AnySpec) -> AnySpec:
         """A preset's spec with vocabulary, classes and lengths of this data."""
         raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """Refuse a model that cannot take this data, whatever was changed in its spec."""
+        return  # most tasks leave it to the families that they take
+
+    def fit_plain(self, name: str, size: Size) -> AnySpec:
+        """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""
+        spec = plain_preset(name, size.width, size.layers, size.heads)
+        spec = spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
+        return self.fit(spec).replace(dropout=size.dropout)
 
     @property
     def sample_seed(self) -> int:
@@ -327,6 +355,12 @@ class Task(ABC):
     def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written."""
         raise WeftError(f"task {self.name} answers at once: use predict")
+
+    def chat(
+        self, module: nn.Module, generation: GenerationOptions, system: str | None = None, template: str | None = None
+    ) -> Conversation:
+        """A conversation with the model; `template` is the name or file of a chat template in place of its own."""
+        raise WeftError(f"a run of task {self.name} holds no conversation: use a language model that was trained to")
 
     def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
         """How well the model labels texts after labeled examples in its prompt; nothing is learned."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
@@ -35,8 +36,9 @@ from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
+from weft.tasks.support.conversation import Conversation
 from weft.tasks.support.few_shot import FewShot
-from weft.tasks.support.generation import generate_texts
+from weft.tasks.support.generation import TEMPERATURE, generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
@@ -58,7 +60,7 @@ ALPHABET = 512
 LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
 WINDOW = 512  # tokens per window when a model is trained on: those from elsewhere read more than memory holds
 PROMPT, PREVIEW = 24, 60
-CONTINUATION, TEMPERATURE = 120, 0.8
+CONTINUATION = 120
 
 
 class TextOptions(DataSpec):
@@ -79,13 +81,15 @@ class TextOptions(DataSpec):
 class TextSplit(Split):
     """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
 
-    `most`: what a window holds however long the model is.
+    `most`: what a window holds however long the model is. `prefix`: number of first tokens that the model sees in both
+    directions; what it sees it is not asked, so answers begin after them.
     """
 
     store: TokenStore
     context: int = 256
     isolate: bool = False
     most: int | None = None
+    prefix: int = 0
 
     def __len__(self) -> int:
         return max(1, -(-(len(self.store) - 1) // self.context))
@@ -99,6 +103,15 @@ class TextSplit(Split):
         """Windows of at most `length`; a short text is one window."""
         length = length if self.most is None else min(length, self.most)
         return replace(self, context=max(1, min(length, len(self.store) - 1)))
+
+    def fit(self, spec: AnySpec) -> Split:
+        """Windows for this model, whose prefix is given and not asked for."""
+        split = replace(cast(TextSplit, super().fit(spec)), prefix=spec.declares().text_prefix or 0)
+        if split.context < split.prefix:
+            raise DataError(
+                f"windows of {split.context} tokens lie in the prefix of {split.prefix}: shorten mixer.mask.length"
+            )
+        return split
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Windows in random order, or one after the other."""
@@ -136,6 +149,8 @@ class TextSplit(Split):
             if self.isolate:
                 documents[row, :n] = window.documents[:-1]
                 labels[row, :n][window.documents[1:] != window.documents[:-1]] = IGNORED
+            if self.prefix:
+                labels[row, :n][_places(window.documents[:-1] if self.isolate else None, n) + 1 < self.prefix] = IGNORED
         inputs: dict[str, Any] = {"tokens": torch.from_numpy(tokens)}
         if self.isolate:
             inputs["documents"] = torch.from_numpy(documents)
@@ -152,6 +167,7 @@ class TextTask(FewShot, Task):
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    auto = "a decoder of attention alone, with rotary positions and squared ReLU"
     generates = continues_input = True
 
     tokenizer: Tokenizer
@@ -224,7 +240,7 @@ class TextTask(FewShot, Task):
             preset("nano-gpt").replace(
                 width=size.width,
                 layers=size.layers,
-                length=max(size.context, self.options.context or 0),
+                length=self._length(size),
                 dropout=size.dropout,
                 norm=LayerNormSpec(bias=False),
                 **{"mixer.heads": size.heads, "mixer.query_key_norm": LayerNormSpec(bias=False)},
@@ -235,6 +251,14 @@ class TextTask(FewShot, Task):
         """The vocabulary of this data."""
         assert isinstance(spec, DecoderSpec)
         return spec.replace(vocabulary=self.tokenizer.vocabulary)
+
+    def fit_plain(self, name: str, size: Size) -> AnySpec:
+        """As long as the windows that are asked for."""
+        return super().fit_plain(name, replace(size, context=self._length(size)))
+
+    def _length(self, size: Size) -> int:
+        """The length of a new model."""
+        return max(size.context, self.options.context or 0)
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Text that is read many times is regularized by dropout."""
@@ -261,7 +285,7 @@ class TextTask(FewShot, Task):
         }
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
-        """Continuations; with each, the likeliest first tokens and their probabilities if `top` asks for them."""
+        """Continuations; with each, the likeliest tokens and their probabilities if `top` and `steps` ask for them."""
         texts = [str(text) for text in inputs]
         request = self._request(texts, generation)
         speculative = generation.speculative and self._fits(module, request)
@@ -273,8 +297,7 @@ class TextTask(FewShot, Task):
                     "tokens": self.tokenizer.pieces(one.tokens),
                     "log_probabilities": [round(value, 6) for value in one.log_probabilities],
                 }
-                if one.first_probabilities is not None:
-                    more["probabilities"] = self._by_name(one.first_probabilities)
+                more |= name_probabilities(one, self.tokenizer)
                 more["finish_reason"] = one.finish_reason
                 if generation.overflow == "slide" and len(prompt) + len(one.tokens) > self._longest(module):
                     more["slid"] = True
@@ -292,7 +315,6 @@ class TextTask(FewShot, Task):
             samples=generation.samples,
             overflow=generation.overflow,
             detokenizer=Detokenizer(self.tokenizer, tuple(generation.stop)),
-            top=generation.top,
         )
 
     def _fits(self, module: nn.Module, request: GenerationRequest) -> bool:
@@ -303,6 +325,11 @@ class TextTask(FewShot, Task):
         """A continuation as it is generated."""
         steps = stream(module, self._request([str(given)], replace(generation, samples=1)))
         return (step.text for step in steps if step.text)
+
+    def chat(
+        self, module: nn.Module, generation: GenerationOptions, system: str | None = None, template: str | None = None
+    ) -> Conversation:
+        return Conversation(module, self.tokenizer, self.prompt_format, generation, system, template)
 
     def _prompt(self, text: str, generation: GenerationOptions) -> list[int]:
         if generation.chat:
@@ -318,15 +345,23 @@ class TextTask(FewShot, Task):
     def _longest(self, module: nn.Module) -> int:
         return cast(DecoderSpec, module.spec).length
 
-    def _by_name(self, probabilities: Sequence[tuple[int, float]]) -> dict[str, float]:
-        return {self.tokenizer.pieces([token])[0]: round(share, 6) for token, share in probabilities}
-
     def preview(self, module: nn.Module, split: Split) -> str:
         """A continuation of the held-out text's beginning."""
         assert isinstance(split, TextSplit)
-        prompt = self.tokenizer.decode(split.store.window(0, min(PROMPT, len(split.store))).tokens.tolist())
+        if len(split.store) < split.prefix:
+            return ""
+        shown = split.store.window(0, min(max(PROMPT, split.prefix + 1), len(split.store)))
+        prompt = self.tokenizer.decode(shown.tokens.tolist())
         answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
+
+
+def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
+    """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
+    index = np.arange(count)
+    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
+    begins = np.concatenate(([True], documents[1:] != documents[:-1]))
+    return index - np.maximum.accumulate(np.where(begins, index, 0))
 
 
 def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:

@@ -32,7 +32,7 @@ from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
 from weft.tasks.support.cross_alignment import EXAMPLES, AlignmentLayer, choose_layer, read_alignments
-from weft.tasks.support.generation import generate_texts
+from weft.tasks.support.generation import generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
@@ -85,6 +85,7 @@ class TranslationTask(Task):
     picture = "translation"
     example = '"a sentence"'
     Options = TranslationOptions
+    auto = "an encoder-decoder of attention alone, with rotary positions and squared ReLU"
     generates = True
 
     tokenizer: Tokenizer
@@ -178,7 +179,8 @@ class TranslationTask(Task):
         assert isinstance(split, PairsSplit)
         trial = evenly(len(split), TRIAL)
         began = time.perf_counter()
-        self._translate(module, [split.source(example) for example in trial], GenerationOptions(beam=self.options.beam))
+        generation = GenerationOptions(beam=self.options.beam, top=0)
+        self._translate(module, [split.source(example) for example in trial], generation)
         pace = (time.perf_counter() - began) / len(trial)
         fitting = int(seconds / pace)
         return split if fitting >= len(split) else replace(split, decoded=max(len(trial), fitting))
@@ -203,11 +205,20 @@ class TranslationTask(Task):
     def fit(self, spec: AnySpec) -> Any:
         """The vocabulary and the lengths of this data; dropout against few pairs where a preset has none."""
         assert isinstance(spec, (EncoderDecoderSpec, RecurrentSeq2SeqSpec))
+        self.expect_model(spec)
         length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
         dropout = spec.dropout or (0.0 if self.letters or self.pairs > MANY else PRESET_DROPOUT)
         return spec.replace(
             vocabulary=self.tokenizer.vocabulary, target_vocabulary=None, length=length, dropout=dropout
         )
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """The source must be tokens."""
+        if isinstance(spec, EncoderDecoderSpec) and spec.source.kind != "tokens":
+            raise WeftError(
+                f"task {self.name} reads tokens, but this model's source is {spec.source.kind}: "
+                "choose source.kind tokens, such as --preset nano-seq2seq"
+            )
 
     @property
     def letters(self) -> bool:
@@ -241,7 +252,7 @@ class TranslationTask(Task):
         assert isinstance(split, PairsSplit)
         loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split), split.decoded)
-        generation = GenerationOptions(beam=self.options.beam)
+        generation = GenerationOptions(beam=self.options.beam, top=0)
         found = self._translate(module, [split.source(example) for example in chosen], generation)
         texts = [self.tokenizer.decode(row[0].tokens).strip() for row in found]
         sources, references = ([split.pairs[example][side] for example in chosen] for side in (0, 1))
@@ -276,6 +287,7 @@ class TranslationTask(Task):
                 more: Tree = {"tokens": self.tokenizer.pieces(one.tokens), "source_tokens": self.tokenizer.pieces(row)}
                 if (alignment := next(aligned)) is not None:
                     more["alignment"] = [[round(share, 6) for share in looks] for looks in alignment]
+                more |= name_probabilities(one, self.tokenizer)
                 answers.append(Answer(text, self.tokenizer.decode(one.tokens).strip(), more))
         return answers
 
@@ -356,7 +368,7 @@ class TranslationTask(Task):
         """The translation of one held-out source."""
         assert isinstance(split, PairsSplit)
         source, target = split.pairs[0]
-        found = self._translate(module, [split.source(0)], GenerationOptions())[0][0]
+        found = self._translate(module, [split.source(0)], GenerationOptions(top=0))[0][0]
         return f"{source!r} -> {self.tokenizer.decode(found.tokens)!r} ({target!r})"
 
     def references(self, train: Split, split: Split) -> dict[str, float]:

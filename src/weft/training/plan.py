@@ -27,6 +27,7 @@ class TrainingPlan(Spec):
     """
 
     steps: PositiveInt
+    least_steps: PositiveInt = 1
     batch: PositiveInt
     evaluate_every: PositiveInt
     evaluate_tokens: PositiveInt
@@ -61,7 +62,7 @@ class TrainingPlan(Spec):
         if pace <= SLOWDOWN * self.step_seconds:
             return self
         left = 60 * self.minutes - self.before - seconds
-        steps = max(step + 1, step + int(left / pace))
+        steps = max(self.least_steps, step + 1, step + int(left / pace))
         if steps >= self.steps:
             return self
         return self.replace(shortened=PlanRevision(at=step, steps=steps, slower=pace / self.step_seconds))

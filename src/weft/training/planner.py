@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -80,7 +80,8 @@ def suitable_batch(tokens: float) -> int:
 class Planner:
     """Makes a plan for one task and its data.
 
-    Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe.
+    Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe. `design` gives
+    the model of a size where no spec is given: the task's default model, unless another is asked for.
     """
 
     task: Task
@@ -91,6 +92,10 @@ class Planner:
     seed: int
     device: torch.device
     defaults: Tree = field(default_factory=dict)
+    design: Callable[[Size], AnySpec] | None = None
+
+    def __post_init__(self) -> None:
+        self.model_of = self.design or self.task.default_model
 
     def plan_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
         """A plan for a number of steps with the given or a medium-sized model; nothing is measured."""
@@ -117,14 +122,16 @@ class Planner:
         while True:
             choice = self._measure(sizes[candidate], spec, budget, found)
             found[sizes[candidate]] = choice
-            if time.perf_counter() > deadline or len(sizes) == 1:
+            candidate = -1 if len(sizes) == 1 else self._next_candidate(sizes, found, budget)
+            if candidate < 0 or time.perf_counter() > deadline:
                 break
-            candidate = self._next_candidate(sizes, found, budget)
-            if candidate < 0:
-                break
+        if candidate >= 0 and _weight(sizes[candidate]) < min(map(_weight, found)):
+            # A slow machine had no time to measure the smaller model that suits it.
+            found[sizes[candidate]] = self._extrapolate(sizes[candidate], budget, found)
         best = min(found.values(), key=lambda choice: choice.loss)
         left = self._seconds_for_steps(minutes, started)
-        best = replace(best, steps=max(1, min(best.steps, int(left / best.timing.seconds))))
+        least = self._configure(best.size, spec, 1.0)[1].least_steps
+        best = replace(best, steps=max(least, min(best.steps, int(left / best.timing.seconds))))
         epochs = best.steps * best.batch / max(1, self.train.tokens)
         chosen, options = self._configure(best.size, spec, epochs)
         plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads)
@@ -170,10 +177,10 @@ class Planner:
             if size in found:
                 expected_losses.append(found[size].loss)
                 continue
-            near = min(found, key=lambda other: abs(math.log(_weight(other) / _weight(size))))
-            spec = self.task.default_model(size) if size is not None else found[near].spec
-            cost = _flops(spec) / _flops(found[near].spec)
-            tokens = budget * found[near].timing.tokens_per_second / cost
+            near = _nearest(size, found)
+            spec = self.model_of(size) if size is not None else near.spec
+            cost = _flops(spec) / _flops(near.spec)
+            tokens = budget * near.timing.tokens_per_second / cost
             expected_losses.append(self._expected(spec, tokens))
         best = min(range(len(expected_losses)), key=expected_losses.__getitem__)
         return -1 if sizes[best] in found else best
@@ -194,12 +201,22 @@ class Planner:
             batch = suitable_batch(timing.tokens_per_second * budget)
         if not 0.4 < batch / timed < 2.5:
             timing, timed = self._time_steps(chosen, options, batch), batch
-        timing = timing.scaled(batch / timed)
-        recipe: Recipe = self.task.recipe(size or Size(), 1.0)
+        return self._planned(size or Size(), chosen, batch, timing.scaled(batch / timed), budget)
+
+    def _extrapolate(self, size: Size | None, budget: float, found: dict[Size | None, PlannedSize]) -> PlannedSize:
+        """A size that was not measured: its time per token is that of the nearest one, scaled by FLOPs."""
+        near = _nearest(size, found)
+        chosen, options = self._configure(size or Size(), None, 1.0)
+        timing = replace(near.timing, seconds=near.timing.seconds * _flops(chosen) / _flops(near.spec))
+        batch = options.batch or suitable_batch(timing.tokens_per_second * budget)
+        return self._planned(size or Size(), chosen, batch, timing.scaled(batch / near.batch), budget)
+
+    def _planned(self, size: Size, spec: AnySpec, batch: int, timing: StepTiming, budget: float) -> PlannedSize:
+        """As many steps as fit in the time, or as the task's recipe finds useful."""
+        recipe: Recipe = self.task.recipe(size, 1.0)
         most = recipe.most_epochs * self.train.tokens / timing.tokens
         steps = max(1, int(min(budget / timing.seconds, max(most, 20))))
-        loss = self._expected(chosen, steps * timing.tokens)
-        return PlannedSize(size or Size(), chosen, batch, timing, steps, loss)
+        return PlannedSize(size, spec, batch, timing, steps, self._expected(spec, steps * timing.tokens))
 
     def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
         """The time per step with all threads or with one, whichever is faster."""
@@ -207,7 +224,7 @@ class Planner:
         if options.lora is not None:
             adapt(module, options.lora, whole=fully_trained_parts(self.task))
         module.train()
-        part = self._fitted_split(spec)
+        part = self.train.fit(spec)
         batches = part.batches(batch, self.seed)
         before = torch.get_num_threads()
         counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
@@ -219,10 +236,6 @@ class Planner:
         finally:
             torch.set_num_threads(before)
         return min(timings, key=lambda timing: timing.seconds)
-
-    def _fitted_split(self, spec: AnySpec) -> Split:
-        length = getattr(spec, "length", None)
-        return self.train if length is None else self.train.cut(length)
 
     def _time_with(
         self, module: nn.Module, part: Split, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
@@ -250,13 +263,14 @@ class Planner:
     def _configure(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
         """The model and training options of a size, by the task's recipe and the user's changes."""
         recipe = self.task.recipe(size, epochs)
-        own = self.task.default_model(replace(size, dropout=recipe.dropout)) if spec is None else spec
+        own = self.model_of(replace(size, dropout=recipe.dropout)) if spec is None else spec
         own = own.replace(**self.model_changes) if self.model_changes else own
+        self.task.expect_model(own)
         return own, TrainingSpec(**{**recipe.training, **self.defaults, **self.training_changes})
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> TrainingPlan:
         cost = estimate(spec)
-        batch = max(batch, self._fitted_split(spec).least)
+        batch = max(batch, self.train.fit(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
         tokens = steps * batch
         # Forward costs a third of a step: all evaluations together take at most about a twentieth of the steps' time.
@@ -265,6 +279,7 @@ class Planner:
         activations = batch // options.accumulate * 4 * (cost.layers * 16 * width + 2 * _classes(spec))
         return TrainingPlan(
             steps=steps,
+            least_steps=min(steps, options.least_steps),
             batch=batch,
             evaluate_every=every,
             evaluate_tokens=options.evaluate_tokens or evaluated,
@@ -276,6 +291,11 @@ class Planner:
             epochs=tokens / max(1, self.train.tokens),
             memory=cost.memory.training_adamw + activations,
         )
+
+
+def _nearest(size: Size | None, found: dict[Size | None, PlannedSize]) -> PlannedSize:
+    """The measured size whose blocks have the most similar number of weights."""
+    return found[min(found, key=lambda other: abs(math.log(_weight(other) / _weight(size))))]
 
 
 def _weight(size: Size | None) -> float:

@@ -29,6 +29,9 @@ class Reporter:
     def on_stage(self, stage: str) -> None:
         """A stage begins: reading the data, measuring the machine."""
 
+    def on_model(self, description: str) -> None:
+        """What the model that was chosen has beside the plain one of its family."""
+
     def on_plan(self, plan: TrainingPlan, description: str) -> None:
         """The plan is final."""
 

@@ -10,9 +10,10 @@ from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Spec
 from weft.models.build import read_spec
+from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
 from weft.runs.run import task_of
-from weft.tasks.task import Task
+from weft.tasks.task import Size, Task
 from weft.training.request import TrainRequest
 from weft.training.training_spec import TrainingSpec
 
@@ -70,6 +71,11 @@ def _other_changes(spec: RunSpec, kind: type[Task], changes: Mapping[str, Any]) 
 
 
 def _is_preset(folder: RunFolder, spec: RunSpec, name: str, changes: Mapping[str, Any]) -> bool:
-    """Whether the run's model is this preset, fitted to its data and changed."""
-    task, named = task_of(folder, spec), preset_named(name)
-    return named.family in task.families and task.fit(named).replace(**changes) == read_spec(spec.model)
+    """Whether the run's model is this preset, fitted to its data and changed; a plain one in the run's own size."""
+    task, named, own = task_of(folder, spec), preset_named(name), read_spec(spec.model)
+    if named.family not in task.families:
+        return False
+    fitted = task.fit_plain(name, Size.of(own)) if name in PLAIN else task.fit(named)
+    # The preset meant then what specs of the run's version mean.
+    meant = fitted.replace(**changes).to_tree() | {"version": spec.model.get("version", named.VERSION)}
+    return read_spec(meant) == own

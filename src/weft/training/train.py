@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,11 +20,13 @@ from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.foundation.seeds import derive
 from weft.models.build import AnySpec, build, read_spec
+from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
 from weft.parts.lora import adapt
 from weft.runs.run import Run, task_of
 from weft.tasks.registry import task_named
-from weft.tasks.task import PreparedData, Task
+from weft.tasks.support.model_choice import describe_choice
+from weft.tasks.task import PreparedData, Size, Task
 from weft.training.averaging import recompute_blocks
 from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
 from weft.training.guards import expect_lawful
@@ -80,6 +83,7 @@ def train(
 def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
     """Train as requested; the run's folder is locked against other writers all the while."""
     started = time.perf_counter()
+    request = request.with_edges()
     kind = task_named(request.task)
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
@@ -117,7 +121,8 @@ def _begin(
     base = None if request.base is None else open_base_run(Path(request.base), kind)
     if base is None and request.training_changes.get("lora") is not None:
         raise WeftError("adapters are trained beside the weights of a trained model: give it with --from RUN")
-    options = kind.Options(**request.data_changes) if base is None else base.options(request.data_changes)
+    suited = kind.plain_options if request.preset in PLAIN else {}
+    options = kind.Options(**{**suited, **request.data_changes}) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
     fingerprints = take_fingerprints((*request.data, *options.validation))
     known = None if base is None else base.task
@@ -127,6 +132,10 @@ def _begin(
     device = pick_device(request.device)
     reporter.on_stage("measuring this machine" if request.steps is None else "planning")
     spec, training, plan = _plan(request, prepared, base, device, started)
+    if base is None and request.preset == "auto":
+        described = describe_choice(prepared.task, spec)
+        if described:
+            reporter.on_model(described)
     folder.path.mkdir(parents=True, exist_ok=True)
     tokenizer = prepared.task.tokenizer
     if tokenizer is not None:
@@ -185,6 +194,7 @@ def _plan(
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
     task = prepared.task
     spec: AnySpec | None = None
+    design: Callable[[Size], AnySpec] | None = None
     if base is not None:
         spec = base.model_spec(request.model_changes, task)
     elif request.preset != "auto":
@@ -194,7 +204,10 @@ def _plan(
                 f"preset {request.preset} is of family {named.family}, but task {task.name} takes "
                 f"{' or '.join(task.families)}: see `weft show` for presets"
             )
-        spec = task.fit(named)
+        if request.preset in PLAIN:
+            design = partial(task.fit_plain, request.preset)
+        else:
+            spec = task.fit(named)
     training = TrainingSpec(**request.training_changes)
     defaults = {} if spec is None or base is None else fine_tuning_defaults(spec, training.lora)
     planner = Planner(
@@ -206,6 +219,7 @@ def _plan(
         seed=request.seed or 0,
         device=device,
         defaults=defaults,
+        design=design,
     )
     steps = request.steps or training.steps
     if steps is not None:
@@ -224,8 +238,7 @@ def _train(
     snapshot: Snapshot | None,
     reporter: Reporter,
 ) -> TrainingResult:
-    length = getattr(module.spec, "length", None)
-    train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
+    train, validation = (part.fit(cast(AnySpec, module.spec)) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
         adapters = derive(seed, "adapters")
         adapt(module, training.lora, training.lora_alpha, adapters, fully_trained_parts(prepared.task))

@@ -14,6 +14,7 @@ from weft.training.schedules import Cosine, InverseRoot, Schedule, Trapezoid
 class TrainingSpec(Spec):
     """How a model is trained. The plan chooses steps, batch, evaluations and checkpoints where they are not set.
 
+    A training for a number of minutes takes `least_steps` even if it ends late: on a slow machine it still learns.
     `batch` is the number of tokens per step, over all `accumulate` micro-batches. `rate` is the learning rate of AdamW,
     `matrix_rate` that of Muon. `warmup` and `decay` are shares of the steps. `clip` is the largest gradient norm (0: no
     limit). `smoothing` is label smoothing. `ema` is the decay of a moving average of the weights, which is then
@@ -26,6 +27,7 @@ class TrainingSpec(Spec):
     """
 
     steps: PositiveInt | None = None
+    least_steps: PositiveInt = 1
     batch: PositiveInt | None = None
     accumulate: PositiveInt = 1
     optimizer: Literal["muon", "adamw"] = "muon"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import wave
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.readers.sounds import write_sound
 from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
 from weft.foundation.arrays import Array
 
@@ -38,10 +38,14 @@ CHORDS = {"major": (0, 4, 7), "minor": (0, 3, 7)}
 
 @dataclass(frozen=True)
 class SampleSequences:
-    """Sequences of vectors, each [T, features] with its own T, and the class number of each."""
+    """Sequences of vectors, each [T, features] with its own T, and the class number of each.
+
+    Where they are not `ordered`, steps are not moments in time, and nothing lies between two of them.
+    """
 
     values: tuple[NDArray[np.float32], ...]
     labels: NDArray[np.int64]
+    ordered: bool = True
 
 
 def skeletons(seed: int, size: int) -> Sample[SampleSequences]:
@@ -190,10 +194,6 @@ def write_wavs(part: SampleSequences, classes: tuple[str, ...], folder: str | Pa
     for number, (values, label) in enumerate(zip(part.values, part.labels, strict=True)):
         path = Path(folder) / classes[int(label)] / f"{number:04d}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(SAMPLE_RATE)
-            file.writeframes((values[:, 0] * 32767).round().astype("<i2").tobytes())
+        write_sound(path, values[:, 0], SAMPLE_RATE)
         paths.append(path)
     return paths

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from weft.data.stores.text_chunks import count_bytes
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
+from weft.data.tokenizers.vocabulary_files import byte_letters
 
 UNIT_BOUNDARY = re.compile(r"(?=[ \n][^\W_])")
 MAX_UNITS, MAX_UNIT_CHARACTERS = (
@@ -50,8 +51,8 @@ def bulk_encoder(tokenizer: Tokenizer) -> BulkEncoder:
         specials = {token["content"]: int(token["id"]) for token in added}
         if kinds == ["characters"] and model["type"] == "WordLevel" and model["unk_token"] in model["vocab"]:
             return _character_table(model["vocab"], model["unk_token"], specials)
-        if kinds == ["bytes"] and _settings(model) == _byte_settings() and set(_letters()) <= model["vocab"].keys():
-            return _Table([model["vocab"][letter] for letter in _letters()], "utf-8", np.uint8, specials)
+        if kinds == ["bytes"] and _settings(model) == _byte_settings() and set(byte_letters()) <= model["vocab"].keys():
+            return _Table([model["vocab"][letter] for letter in byte_letters()], "utf-8", np.uint8, specials)
         parted = all(name and not name[0].isalnum() and not set(" \n") & set(name) for name in specials)
         if kinds != ["characters"] and not model.get("dropout") and parted:
             return _Units(tokenizer)
@@ -83,13 +84,6 @@ def _byte_settings() -> dict[str, Any]:
 
 def _settings(model: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in model.items() if name != "vocab"}
-
-
-def _letters() -> list[str]:
-    """GPT-2's letter for each byte: the byte itself if printable, else the next code point from 256 on."""
-    prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    hidden = iter(range(256, 512))
-    return [chr(byte if byte in prints else next(hidden)) for byte in range(256)]
 
 
 def _character_table(vocabulary: dict[str, int], unknown: str, specials: dict[str, int]) -> _Table:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
 from weft.data.tokenizers.sentencepiece import read_sentencepiece
@@ -59,7 +59,14 @@ class Tokenizer:
         return int(self.engine.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        return list(self.engine.encode(text, add_special_tokens=False).ids)
+        return list(self.encode_with_places(text).ids)
+
+    def encode_with_places(self, text: str) -> Encoding:
+        """Ids, tokens, and the characters of the text that each was read from."""
+        try:
+            return self.engine.encode(text, add_special_tokens=False)
+        except TypeError:  # bytes of a command line that are no UTF-8 become lone surrogates
+            raise WeftError(f"{ascii(text)[:60]} is not UTF-8 text: convert it first") from None
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts, encoded in parallel."""

@@ -33,6 +33,13 @@ UNKNOWN_PENALTY = 10.0  # SentencePiece's own: below the score of the least like
 ABSENT_MARK = "\0"  # marks pieces that only the other language has: no text contains it, and decoding drops it
 
 
+def byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: the byte itself if printable, else the next code point from 256 on."""
+    prints = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in prints else next(hidden)) for byte in range(256)]
+
+
 def byte_level(engine: Engine) -> Engine:
     """GPT-2's pre-tokenizer and decoder."""
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
 from weft.foundation.atomic_files import write_text
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dull: #6e7781; }
+:root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dull: #6e7781; --warn: #9a6700; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--line); }
 td:nth-child(2) { white-space: nowrap; }
 td.good { color: var(--good); } td.bad { color: var(--bad); font-weight: 600; } td.dull { color: var(--dull); }
+td.warn { color: var(--warn); font-weight: 600; }
 code { font: .9em ui-monospace, monospace; }
 figure { display: inline-block; margin: 1rem 2rem 1rem 0; } figcaption { font-size: .9rem; color: var(--dull); }
 svg text { font: 9px system-ui, sans-serif; fill: currentColor; }
+"""
+
+
+# In a notebook the page around is not ours: only what is inside the fragment is styled.
+FRAGMENT_STYLE = """
+.weft { --line: #8884; --good: #1a7f37; --bad: #cf222e; --dull: #6e7781; --warn: #9a6700; }
+.weft h1 { font-size: 1.1rem; margin: .3rem 0; } .weft p { margin: .3rem 0; }
+.weft table { border-collapse: collapse; } .weft th, .weft td { text-align: left; padding: .2rem .6rem; }
+.weft td.good { color: var(--good); } .weft td.bad { color: var(--bad); font-weight: 600; }
+.weft td.dull { color: var(--dull); } .weft td.warn { color: var(--warn); font-weight: 600; }
+.weft figure { display: inline-block; margin: .5rem 1.5rem .5rem 0; }
+.weft svg text { font: 9px system-ui, sans-serif; fill: currentColor; }
 """
 
 
@@ -48,6 +62,17 @@ class Page:
 
     def figure(self, svg: str, caption: str) -> None:
         self.pieces.append(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
+
+    @contextmanager
+    def unfold(self, title: str) -> Iterator[None]:
+        """What is added inside is hidden until its title is clicked."""
+        self.pieces.append(f"<details><summary>{escape(title)}</summary>")
+        yield
+        self.pieces.append("</details>")
+
+    def fragment(self) -> str:
+        """The same for a notebook's cell: no page around it."""
+        return f'<div class="weft"><style>{FRAGMENT_STYLE}</style>{"".join(self.pieces)}</div>'
 
     def html(self) -> str:
         head = f'<meta charset="utf-8"><title>{escape(self.title)}</title><style>{STYLE}</style>'

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import MemoryConditioned, condition, declared, device_of, eval_mode
-from weft.inference.decoding.generated import FinishReason, GeneratedText, TokenProbabilities
+from weft.inference.decoding.generated import FinishReason, GeneratedText, TokenChoice, TokenProbabilities
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sampling import GREEDY, top_probabilities
+from weft.inference.decoding.sampling import GREEDY, choice_probabilities, top_probabilities
 from weft.inference.decoding.sessions import DecodingSession, start_session
 
 NEVER = float("-inf")
@@ -44,12 +44,16 @@ class Beam:
 
 
 class BackPointer(NamedTuple):
-    """One token of a hypothesis and a pointer to the token before it; `alignment` [S] of this token."""
+    """One token of a hypothesis and a pointer to the token before it; `alignment` [S] of this token.
+
+    `probabilities`: the likeliest tokens of the distribution it was chosen from, if the request asks for them.
+    """
 
     before: BackPointer | None
     token: int
     log_probability: float
     alignment: Tensor | None
+    probabilities: TokenProbabilities | None = None
 
 
 class OpenHypothesis(NamedTuple):
@@ -122,8 +126,9 @@ class BeamSearch:
             totals, indices = self._candidates(logits, live, width)
             alignment = self.session.alignment
             for n, (search, values, own) in enumerate(zip(live, totals.tolist(), indices.tolist(), strict=True)):
-                rows = None if alignment is None else alignment[n * width : (n + 1) * width]
-                self._extend(search, values, own, length, rows)
+                rows = slice(n * width, (n + 1) * width)
+                looked = None if alignment is None else alignment[rows]
+                self._extend(search, values, own, length, looked, logits[rows])
             alive = [n for n, search in enumerate(live) if not search.done(self.beam, length, self.max_tokens)]
             if length == self.max_tokens or not alive:
                 break
@@ -148,16 +153,26 @@ class BeamSearch:
         return best.values, best.indices
 
     def _extend(
-        self, search: PromptSearch, totals: list[float], indices: list[int], length: int, alignment: Tensor | None
+        self,
+        search: PromptSearch,
+        totals: list[float],
+        indices: list[int],
+        length: int,
+        alignment: Tensor | None,
+        logits: Tensor,
     ) -> None:
-        """Hypotheses of one token more; those among the K best that stop, or reach the full length, are finished."""
+        """Hypotheses of one token more; those among the K best that stop, or reach the full length, are finished.
+
+        `alignment` [K, S] and `logits` [K, C] are those of the prompt's rows.
+        """
         before, search.open = search.open, []
         for rank, (total, index) in enumerate(zip(totals, indices, strict=True)):
             if total == NEVER or len(search.open) == self.beam.width:
                 break
             row, token = divmod(index, self.vocabulary)
             looked = None if alignment is None else alignment[row]
-            last = BackPointer(before[row].last, token, total - before[row].total, looked)
+            probabilities = self._chosen_from(logits[row], token)
+            last = BackPointer(before[row].last, token, total - before[row].total, looked, probabilities)
             if token not in self.stop:
                 search.open.append(OpenHypothesis(row, total, last))
             elif rank < self.beam.width:
@@ -166,6 +181,12 @@ class BeamSearch:
             for one in search.open:
                 assert one.last is not None
                 search.finish(self.beam, one.last, one.total, length, "length")
+
+    def _chosen_from(self, logits: Tensor, token: int) -> TokenProbabilities | None:
+        """The model's own distribution, from logits [C], where the request asks for it."""
+        if not self.request.step_top:
+            return None
+        return choice_probabilities(logits[None], torch.tensor([token]), self.request.step_top, GREEDY)[0]
 
 
 def _text(search: PromptSearch, index: int, request: GenerationRequest, real: Tensor | None = None) -> GeneratedText:
@@ -184,4 +205,7 @@ def _text(search: PromptSearch, index: int, request: GenerationRequest, real: Te
     detokenizer, prompt = request.detokenizer, request.prompts[search.prompt]
     text = None if detokenizer is None else detokenizer.decode(tokens, prompt)
     log_probabilities = [step.log_probability for step in shown]
-    return GeneratedText(tokens, log_probabilities, reason, score, alignment, text, search.first_probabilities)
+    choices = [TokenChoice(step.token, step.probabilities) for step in steps if step.probabilities is not None]
+    return GeneratedText(
+        tokens, log_probabilities, reason, score, alignment, text, search.first_probabilities, choices or None
+    )

@@ -56,6 +56,16 @@ class TextStream:
         self.ids += ids
         return self._release(self._complete())
 
+    def step(self, token: int, stops: bool, last: bool) -> tuple[str, bool]:
+        """The text that one more token makes certain, and whether the text stops with it.
+
+        `stops`: it is a stop token, which has no text. `last`: no token follows it.
+        """
+        text = "" if stops else self.feed(token)
+        if stops or last:
+            text += self.finish()
+        return text, stops or self.stopped
+
     def finish(self) -> str:
         """What was still held back: the end of the text."""
         if self.stopped:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.inference.decoding.conditioning import (
+    ConditionedModel,
     MemoryConditioned,
     SourceInput,
     condition,
@@ -19,10 +20,16 @@ from weft.inference.decoding.conditioning import (
     device_of,
     eval_mode,
 )
-from weft.inference.decoding.generated import GeneratedText, GeneratedToken, TokenProbabilities
+from weft.inference.decoding.generated import FinishReason, GeneratedText, GeneratedToken, TokenProbabilities
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sampling import Sampling, UniformStreams, choose_tokens, top_probabilities
-from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, start_session
+from weft.inference.decoding.sampling import (
+    Sampling,
+    UniformStreams,
+    choice_probabilities,
+    choose_tokens,
+    top_probabilities,
+)
+from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, RewindableSession, start_session
 
 
 def generate(model: nn.Module, request: GenerationRequest) -> list[GeneratedText]:
@@ -34,33 +41,40 @@ def generate(model: nn.Module, request: GenerationRequest) -> list[GeneratedText
     return [loop.gather(row, own) for row, own in enumerate(steps)]
 
 
-def stream(model: nn.Module, request: GenerationRequest) -> Iterator[GeneratedToken]:
-    """The tokens of `generate`, each as soon as it is chosen."""
-    return iter(GenerationLoop(model, request))
+def stream(
+    model: nn.Module, request: GenerationRequest, session: RewindableSession | None = None
+) -> Iterator[GeneratedToken]:
+    """The tokens of `generate`, each as soon as it is chosen.
+
+    `session`: one of this model that goes on from what it read before, for a single text; a chat's next turn.
+    """
+    return iter(GenerationLoop(model, request, session))
 
 
 class GenerationLoop:
     """A batch of texts that is being generated; iterating gives each `GeneratedToken`, once."""
 
-    def __init__(self, model: nn.Module, request: GenerationRequest) -> None:
+    def __init__(self, model: nn.Module, request: GenerationRequest, session: RewindableSession | None = None) -> None:
         declaration = declared(model)
         self.model, self.request, self.stop = model, request, frozenset(request.stop)
         self.limit = request.context_limit(declaration.length)
         self.vocabulary = declaration.vocabulary or 0
         self.prompts = [list(prompt)[-(self.limit or len(prompt)) :] for prompt in request.prompts]
         self.rows = len(self.prompts) * request.samples
-        with eval_mode(model):
-            self.conditioned = condition(
-                model, len(self.prompts), request.source, request.images, request.prefill.side, request.prefill.native
-            )
-        self.real = (
-            self.conditioned.memory.token_positions.real if isinstance(self.conditioned, MemoryConditioned) else None
-        )
-        self.session: DecodingSession = start_session(self.conditioned, request.prefill)
+        conditioned = session.conditioned if session is not None else self._condition()
+        self.real = conditioned.memory.token_positions.real if isinstance(conditioned, MemoryConditioned) else None
+        self.session: DecodingSession = session or start_session(conditioned, request.prefill)
         self.alignments: list[list[Tensor]] = [[] for _ in range(self.rows)]
         self.first_probabilities: list[TokenProbabilities] | None = None
         detokenizer = request.detokenizer
         self.texts = None if detokenizer is None else [detokenizer.stream(prompt) for prompt in self._contexts()]
+
+    def _condition(self) -> ConditionedModel:
+        request, prefill = self.request, self.request.prefill
+        with eval_mode(self.model):
+            return condition(
+                self.model, len(self.prompts), request.source, request.images, prefill.side, prefill.native
+            )
 
     def __iter__(self) -> Iterator[GeneratedToken]:
         with eval_mode(self.model):
@@ -78,13 +92,13 @@ class GenerationLoop:
         uniform = None if sampling.greedy else UniformStreams(self.request.text_seeds(), device)
         seen = self._seen(contexts, device)
         for count in range(1, max_tokens + 1):
-            tokens, log_probabilities = self._choose(logits, uniform, seen)
+            tokens, log_probabilities, choices = self._choose(logits, uniform, seen)
             self._note_alignment(live)
             going_on = []
-            rows = zip(live, tokens.tolist(), log_probabilities.tolist(), strict=True)
-            for index, (row, token, log_probability) in enumerate(rows):
+            rows = zip(live, tokens.tolist(), log_probabilities.tolist(), choices, strict=True)
+            for index, (row, token, log_probability, probabilities) in enumerate(rows):
                 contexts[row].append(token)
-                step = self._step(row, token, log_probability, count == max_tokens)
+                step = self._step(row, token, log_probability, count == max_tokens, probabilities)
                 if step.finish_reason is None:
                     going_on.append(index)
                 yield step
@@ -100,16 +114,15 @@ class GenerationLoop:
                 seen = None if seen is None else seen[kept]
             logits = self._advance(tokens, live, contexts)
 
-    def _step(self, row: int, token: int, log_probability: float, last: bool) -> GeneratedToken:
+    def _step(
+        self, row: int, token: int, log_probability: float, last: bool, probabilities: TokenProbabilities | None
+    ) -> GeneratedToken:
         """Whether a token ends its text, and the text that it makes certain."""
-        stop = token in self.stop
-        text = ""
+        stop, text = token in self.stop, ""
         if self.texts is not None:
-            text = "" if stop else self.texts[row].feed(token)
-            if stop or last:
-                text += self.texts[row].finish()
-            stop = stop or self.texts[row].stopped
-        return GeneratedToken(row, token, log_probability, "stop" if stop else "length" if last else None, text)
+            text, stop = self.texts[row].step(token, stop, last)
+        reason: FinishReason | None = "stop" if stop else "length" if last else None
+        return GeneratedToken(row, token, log_probability, reason, text, probabilities)
 
     def _prefill(self, device: torch.device) -> Tensor:
         """Logits [rows, C] of the first tokens; each prompt is read once, however many samples continue it."""
@@ -123,12 +136,17 @@ class GenerationLoop:
         return logits[rows]
 
     @torch.inference_mode()
-    def _choose(self, logits: Tensor, uniform: UniformStreams | None, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _choose(
+        self, logits: Tensor, uniform: UniformStreams | None, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor, Sequence[TokenProbabilities | None]]:
+        """Tokens [B], their log-probabilities [B], and what each was chosen from if the request asks for it."""
         numbers = None if uniform is None else uniform.next()
-        tokens, log_probabilities = choose_tokens(logits, self.request.sampling, numbers, seen)
+        sampling, top = self.request.sampling, self.request.step_top
+        tokens, log_probabilities = choose_tokens(logits, sampling, numbers, seen)
+        choices = choice_probabilities(logits, tokens, top, sampling, seen) if top else [None] * len(tokens)
         if seen is not None:
             seen[torch.arange(len(tokens), device=tokens.device), tokens] = True
-        return tokens, log_probabilities
+        return tokens, log_probabilities, choices
 
     def _advance(self, tokens: Tensor, live: list[int], contexts: list[list[int]]) -> Tensor:
         """One more step; where a text is full, its older half is dropped and all texts are read anew."""

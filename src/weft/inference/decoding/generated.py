@@ -16,7 +16,8 @@ TokenProbabilities = list[tuple[int, float]]
 class GeneratedToken(NamedTuple):
     """One token of one row. A stop token is given too; `finish_reason` is set on the last token of a text.
 
-    `text`: the text that this token makes certain, where the request has a detokenizer.
+    `text`: the text that this token makes certain, where the request has a detokenizer. `probabilities`: the likeliest
+    tokens of the distribution that it was chosen from, if the request asks for them (`step_top`).
     """
 
     row: int
@@ -24,6 +25,14 @@ class GeneratedToken(NamedTuple):
     log_probability: float
     finish_reason: FinishReason | None = None
     text: str = ""
+    probabilities: TokenProbabilities | None = None
+
+
+class TokenChoice(NamedTuple):
+    """A token and the likeliest tokens of the distribution it was chosen from, best first, itself always among them."""
+
+    token: int
+    probabilities: TokenProbabilities
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class GeneratedText:
     `log_probabilities`: those that the model itself gives each token. `score`: their sum, the stop token's included;
     beam search divides it by the length penalty. `alignment` [T, S]: where each token looked in the source, if the
     model says so. `first_probabilities`: the likeliest first tokens, best first, if the request asks for them (`top`).
+    `choices`: the same of every step, a stop token's included, if the request asks for them (`step_top`).
     """
 
     tokens: list[int]
@@ -42,6 +52,7 @@ class GeneratedText:
     alignment: Tensor | None = None
     text: str | None = None
     first_probabilities: TokenProbabilities | None = None
+    choices: list[TokenChoice] | None = None
 
     @classmethod
     def of(
@@ -57,5 +68,12 @@ class GeneratedText:
             reason,
             sum(step.log_probability for step in steps),
             torch.stack(list(alignments))[: len(shown)] if alignments else None,
+            choices=_choices(steps),
             **more,
         )
+
+
+def _choices(steps: Sequence[GeneratedToken]) -> list[TokenChoice] | None:
+    """What each token was chosen from, if every step says it."""
+    found = [TokenChoice(step.token, step.probabilities) for step in steps if step.probabilities is not None]
+    return found if len(found) == len(steps) else None

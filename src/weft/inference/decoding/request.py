@@ -23,10 +23,11 @@ class GenerationRequest:
     """Each prompt is continued `samples` times, by at most `max_tokens` tokens or up to a `stop` token.
 
     `seeds`: one per prompt, or one per text (prompts x samples); a number s stands for s, s + 1, ... `source`: tokens
-    per prompt, or one memory for all, for encoder-decoders; `images` [B, channels, height, width] for image-text
-    decoders. `overflow`: a text longer than the model was trained for is refused, slides on (its older half is
-    forgotten each time it is full), or extends past that length where positions allow. `detokenizer`: gives each
-    token's text, and ends a text at its stop strings. `top`: number of first tokens given with their probabilities.
+    or vectors per prompt, images, or one memory for all, for encoder-decoders; `images` [B, channels, height, width]
+    for image-text decoders. `overflow`: a text longer than the model was trained for is refused, slides on (its older
+    half is forgotten each time it is full), or extends past that length where positions allow. `detokenizer`: gives
+    each token's text, and ends a text at its stop strings. `top`: number of first tokens given with their
+    probabilities; `step_top`: the same at every step, of the distribution that the token was chosen from.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -40,6 +41,7 @@ class GenerationRequest:
     overflow: Overflow = "refuse"
     detokenizer: Detokenizer | None = None
     top: int = 0
+    step_top: int = 0
     prefill: PrefillOptions = field(default_factory=PrefillOptions)
 
     def __post_init__(self) -> None:
@@ -49,8 +51,9 @@ class GenerationRequest:
             raise WeftError(
                 f"max_tokens {self.max_tokens} and samples {self.samples} generate nothing: use at least 1 of each"
             )
-        if self.top < 0:
-            raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
+        for name, number in (("top", self.top), ("step_top", self.step_top)):
+            if number < 0:
+                raise WeftError(f"{name} {number} is not a number of tokens: use 0 (no probabilities) or more")
         if self.overflow not in get_args(Overflow):
             raise WeftError(f"there is no overflow {self.overflow!r}: choose refuse, slide or extend")
         if not self.prompts:

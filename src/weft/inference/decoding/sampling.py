@@ -90,6 +90,26 @@ def top_probabilities(logits: Tensor, top: int, sampling: Sampling = Sampling())
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
+@torch.inference_mode()
+def choice_probabilities(
+    logits: Tensor, tokens: Tensor, top: int, sampling: Sampling, seen: Tensor | None = None
+) -> list[list[tuple[int, float]]]:
+    """The distributions that tokens [B] were chosen from, of logits [B, C]: the `top` likeliest of each, best first.
+
+    Tokens that `sampling` cuts are left out; a chosen token that is not among the likeliest stands last. A greedy
+    choice is the likeliest token of the model's own distribution.
+    """
+    p = distribution(logits, Sampling(repetition=sampling.repetition) if sampling.greedy else sampling, seen)
+    best = p.topk(min(top, p.shape[-1]))
+    found = []
+    for row, token in enumerate(tokens.tolist()):
+        pairs = zip(best.indices[row].tolist(), best.values[row].tolist(), strict=True)
+        likeliest = [(index, share) for index, share in pairs if share > 0]
+        chosen = [] if any(index == token for index, _ in likeliest) else [(token, float(p[row, token]))]
+        found.append(likeliest + chosen)
+    return found
+
+
 def draw(p: Tensor, uniform: Tensor) -> Tensor:
     """Token ids [...] from p [..., C] by the inverse of the cumulative sum at `uniform` [...] in [0, 1).
 

@@ -1,11 +1,13 @@
 """Decoding sessions: token by token, the same three calls for every family.
 
 `begin(prompts)` reads the prompts, `advance(tokens)` adds one token per row, both give the logits [B, C] of what comes
-next; `reorder(rows)` takes, repeats or drops rows. With a cache each token is computed once; without, all again.
+next; `reorder(rows)` takes, repeats or drops rows. With a cache each token is computed once; without, all again. A
+session that rewinds goes from one text to the next and computes only what is new.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -148,6 +150,95 @@ class UncachedSession:
         if "alignment" in out.auxiliary:
             self.alignment = _keep(out.auxiliary["alignment"], last)
         return out.head(_keep(out.hidden, last))
+
+
+class RewindableSession:
+    """Reads one text and can take back what it read: speculative decoding, and the turns of a chat.
+
+    Keys and values are simply forgotten; recurrences, convolutions and rings of keys go on from a copy and read again.
+    `calls` of the model and `tokens` read so far; `reused`: number of tokens of the last prompt that were not read.
+    """
+
+    def __init__(self, conditioned: ConditionedModel) -> None:
+        self.conditioned, self.device = conditioned, device_of(conditioned.model)
+        self.alignment: Tensor | None = None
+        self.calls = self.tokens = self.reused = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """An empty text: what a call that was broken off left in the state is not to be used."""
+        self.state: State = self.conditioned.model.make_state(1)
+        self.text: list[int] = []
+        self.copies: list[tuple[State, int]] = []  # and the number of tokens each has read: the prompt's, a later one
+
+    @property
+    def length(self) -> int:
+        """Number of tokens read."""
+        return len(self.text)
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [1, C] of what follows the only prompt; what it shares with the text so far is not read again."""
+        (prompt,) = prompts
+        before = self.tokens
+        self.rewind_to(prompt)
+        logits = self.read(prompt[self.length :])
+        self.reused = len(prompt) - (self.tokens - before)
+        self.copies.clear()
+        if not self.state.can_take_back(self.length):
+            self._keep()
+        return logits
+
+    def advance(self, tokens: Tensor) -> Tensor:
+        """One more token, [1] -> logits [1, C]."""
+        return self.read(tokens.tolist())
+
+    def reorder(self, rows: Tensor) -> None:
+        """There is one row only."""
+        if rows.tolist() != [0]:
+            raise WeftError(f"a session that rewinds reads one text, not {len(rows)}: use samples=1")
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int], rows: int = 1) -> Tensor:
+        """Logits [rows, C] of what follows each of the last `rows` tokens."""
+        out = self.conditioned.call(torch.tensor([list(tokens)], device=self.device), None, self.state, not self.text)
+        self.text += tokens
+        self.calls, self.tokens = self.calls + 1, self.tokens + len(tokens)
+        if "alignment" in out.auxiliary:
+            self.alignment = out.auxiliary["alignment"][:, -1]
+        return out.head(out.hidden[0, -rows:])
+
+    def commit(self) -> None:
+        """Nothing read so far will be taken back, as far as it is the same text that goes on."""
+        if not self.state.can_rollback:
+            self._keep()
+
+    def _keep(self) -> None:
+        self.copies[1:] = [(self.state.copy(), self.length)]
+
+    def rewind_to(self, text: Sequence[int]) -> None:
+        """Take back whatever is not a beginning of `text`; its last token stays to be read."""
+        same = next((n for n, (a, b) in enumerate(zip(self.text, text, strict=False)) if a != b), len(self.text))
+        length = min(same, len(text) - 1)
+        if length == self.length:
+            return
+        copies = [kept for kept in self.copies if kept[1] <= length]
+        if self.state.can_take_back(self.length - length):
+            self.state.rollback(self.length - length)
+            self.text, self.copies = self.text[:length], copies
+            return
+        again = self.text[:length]
+        self.forget()
+        if copies:
+            state, read = copies[-1]
+            self.state, self.text, self.copies = state.copy(), again[:read], copies
+        if again[self.length :]:
+            self.read(again[self.length :])
+
+    def fork(self) -> RewindableSession:
+        """Another session that goes on from the same tokens."""
+        twin = copy.copy(self)
+        twin.state, twin.text, twin.copies = self.state.copy(), list(self.text), list(self.copies)
+        return twin
 
 
 def _last(real: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor:

@@ -7,8 +7,7 @@ the very same. Drafts come from the text itself (prompt look-up, Saxena 2023) or
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -17,12 +16,20 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import derive
-from weft.inference.decoding.conditioning import ConditionedModel, condition, declared, device_of, eval_mode
-from weft.inference.decoding.generated import FinishReason, GeneratedText, GeneratedToken
+from weft.inference.decoding.conditioning import condition, declared, device_of, eval_mode
+from weft.inference.decoding.generated import FinishReason, GeneratedText, GeneratedToken, TokenProbabilities
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sampling import Sampling, UniformStreams, distribution, draw, top_probabilities
+from weft.inference.decoding.sampling import (
+    Sampling,
+    UniformStreams,
+    choice_probabilities,
+    distribution,
+    draw,
+    top_probabilities,
+)
+from weft.inference.decoding.sessions import RewindableSession
 from weft.models.output import Memory
-from weft.parts.state import RING_SLACK, State
+from weft.parts.state import RING_SLACK
 
 
 class Proposal(NamedTuple):
@@ -106,61 +113,6 @@ class DraftModel:
         return Proposal(tokens, torch.stack(probabilities))
 
 
-class RewindableSession:
-    """Reads one text and can take back what it read since the last commit.
-
-    Keys and values are simply forgotten; recurrences and convolutions go on from a copy and read again.
-    """
-
-    def __init__(self, conditioned: ConditionedModel) -> None:
-        self.conditioned, self.device = conditioned, device_of(conditioned.model)
-        self.state: State = conditioned.model.make_state(1)
-        self.text: list[int] = []
-        self.calls = 0
-        self.committed: tuple[State, int] | None = None
-
-    @property
-    def length(self) -> int:
-        """Number of tokens read."""
-        return len(self.text)
-
-    @torch.inference_mode()
-    def read(self, tokens: Sequence[int], rows: int = 1) -> Tensor:
-        """Logits [rows, C] of what follows each of the last `rows` tokens."""
-        out = self.conditioned.call(torch.tensor([list(tokens)], device=self.device), None, self.state, not self.text)
-        self.text += tokens
-        self.calls += 1
-        return out.head(out.hidden[0, -rows:])
-
-    def commit(self) -> None:
-        """Nothing read so far will be taken back."""
-        if not self.text or not self.state.can_rollback:
-            self.committed = (self.state.copy(), self.length)
-
-    def rewind_to(self, text: list[int]) -> None:
-        """Take back whatever is not a beginning of `text`; its last token stays to be read."""
-        same = next((n for n, (a, b) in enumerate(zip(self.text, text, strict=False)) if a != b), len(self.text))
-        length = min(same, len(text) - 1)
-        if length == self.length:
-            return
-        if self.state.can_rollback:
-            self.state.rollback(self.length - length)
-            self.text = self.text[:length]
-            return
-        assert self.committed is not None
-        state, kept = self.committed
-        again = self.text[kept:length]
-        self.state, self.text = state.copy(), self.text[:kept]
-        if again:
-            self.read(again)
-
-    def fork(self) -> RewindableSession:
-        """Another session that goes on from the same tokens."""
-        twin = copy.copy(self)
-        twin.state, twin.text = self.state.copy(), list(self.text)
-        return twin
-
-
 @dataclass(frozen=True)
 class SpeculativeText(GeneratedText):
     """A text and its cost: calls of the model (the prompt's included), tokens proposed, proposals accepted."""
@@ -200,11 +152,34 @@ def _alone(request: GenerationRequest, row: int) -> GenerationRequest:
     return replace(request, prompts=request.prompts[row : row + 1], seeds=0, source=source, images=images)
 
 
+def stream_speculative(
+    model: nn.Module, request: GenerationRequest, session: RewindableSession | None = None, draft: Draft | None = None
+) -> Iterator[GeneratedToken]:
+    """The tokens of `speculate` for one text, as soon as they are verified.
+
+    `session`: one of this model that goes on from what it read before; a chat's next turn.
+    """
+    request.context_limit(declared(model).length, slides=False)
+    if len(request.prompts) != 1 or request.samples != 1:
+        raise WeftError(
+            f"{len(request.prompts)} prompts with {request.samples} samples each: stream one text, or use speculate"
+        )
+    draft, seed = draft or PromptLookup(), request.text_seeds()[0]
+    with eval_mode(model):
+        session = session or _session(model, request)
+        draft.begin(request.sampling, derive(seed, "draft"))
+        yield from Verifier(session, draft, request, seed).steps(session.begin(request.prompts))
+
+
+def _session(model: nn.Module, request: GenerationRequest) -> RewindableSession:
+    return RewindableSession(condition(model, 1, request.source, request.images, request.prefill.side))
+
+
 def _continue_prompt(
     model: nn.Module, request: GenerationRequest, draft: Draft, seeds: Sequence[int]
 ) -> list[SpeculativeText]:
     """All samples of one prompt, which is read once."""
-    session = RewindableSession(condition(model, 1, request.source, request.images, request.prefill.side))
+    session = _session(model, request)
     # The prompt is read without a proposal, so that nothing of it is ever read twice.
     logits = session.read(request.prompts[0])
     first = top_probabilities(logits[-1], request.top) if request.top else None
@@ -223,34 +198,51 @@ class Verifier:
     def __init__(self, session: RewindableSession, draft: Draft, request: GenerationRequest, seed: int) -> None:
         self.session, self.draft, self.request, self.sampling = session, draft, request, request.sampling
         self.uniform = UniformStreams([seed], session.device)
+        self.texts = None if request.detokenizer is None else request.detokenizer.stream(request.prompts[0])
         self.proposed = self.accepted = 0
 
     def run(self, logits: Tensor) -> SpeculativeText:
-        """From the logits [1, C] after the prompt: rounds of verifying and proposing until a text ends."""
-        text, stop, max_tokens = list(self.request.prompts[0]), frozenset(self.request.stop), self.request.max_tokens
-        steps: list[GeneratedToken] = []
+        """The whole text, from the logits [1, C] after the prompt."""
+        steps = list(self.steps(logits))
+        found = SpeculativeText.of(steps, self.request.stop)
+        text = None if self.texts is None else "".join(step.text for step in steps)
+        return replace(found, text=text, calls=self.session.calls, proposed=self.proposed, accepted=self.accepted)
+
+    def steps(self, logits: Tensor) -> Iterator[GeneratedToken]:
+        """From the logits [1, C] after the prompt: rounds of verifying and proposing until the text ends."""
+        text, count, max_tokens = list(self.request.prompts[0]), 0, self.request.max_tokens
         proposal = Proposal([])
         while True:
-            tokens = self._verify(logits, proposal, text)
-            for token, log_probability in zip(tokens, _log_probabilities(logits, tokens), strict=True):
-                last = len(steps) + 1 == max_tokens
-                reason: FinishReason | None = "stop" if token in stop else "length" if last else None
-                steps.append(GeneratedToken(0, token, log_probability, reason))
-                text.append(token)
-                if reason is not None:
-                    return self._text(steps)
+            for step in self._verified(logits, proposal, text, max_tokens - count):
+                count += 1
+                text.append(step.token)
+                yield step
+                if step.finish_reason is not None:
+                    return
             self.session.rewind_to(text)
             self.session.commit()
-            left = max_tokens - len(steps)
+            left = max_tokens - count
             proposal = self.draft.propose(text, left - 1) if left > 1 else Proposal([])
             logits = self.session.read(text[self.session.length :] + proposal.tokens, len(proposal.tokens) + 1)
 
-    def _verify(self, logits: Tensor, proposal: Proposal, text: list[int]) -> list[int]:
-        """The proposed tokens that are accepted, and one token of the model's own."""
+    @torch.inference_mode()
+    def _verified(self, logits: Tensor, proposal: Proposal, text: list[int], left: int) -> list[GeneratedToken]:
+        """The tokens of one round, up to the end of the text; `left`: how many it may still have."""
+        rows = [_seen(text + proposal.tokens[:n], logits, self.sampling) for n in range(len(logits))]
+        marked = [row for row in rows if row is not None]
+        seen = torch.stack(marked) if marked else None
+        tokens = self._verify(distribution(logits, self.sampling, seen), proposal)
+        log_probabilities, choices = _log_probabilities(logits, tokens), self._choices(logits, tokens, seen)
+        found: list[GeneratedToken] = []
+        for token, log_probability, choice in zip(tokens, log_probabilities, choices, strict=True):
+            found.append(self._step(token, log_probability, len(found) + 1 == left, choice))
+            if found[-1].finish_reason is not None:
+                break
+        return found
+
+    def _verify(self, p: Tensor, proposal: Proposal) -> list[int]:
+        """The proposed tokens that are accepted by p [n + 1, C], and one token of the model's own."""
         self.proposed += len(proposal.tokens)
-        seen = [_seen(text + proposal.tokens[:n], logits, self.sampling) for n in range(len(logits))]
-        rows = [one for one in seen if one is not None]
-        p = distribution(logits, self.sampling, torch.stack(rows) if rows else None)
         for n, token in enumerate(proposal.tokens):
             q = _point_mass(token, p[n]) if proposal.probabilities is None else proposal.probabilities[n]
             if bool(self.uniform.next() * q[token] >= p[n, token]):
@@ -261,11 +253,23 @@ class Verifier:
     def _draw(self, p: Tensor) -> int:
         return int(draw(p[None], self.uniform.next()))
 
-    def _text(self, steps: list[GeneratedToken]) -> SpeculativeText:
-        found = SpeculativeText.of(steps, self.request.stop)
-        detokenizer = self.request.detokenizer
-        text = None if detokenizer is None else detokenizer.decode(found.tokens, self.request.prompts[0])
-        return replace(found, text=text, calls=self.session.calls, proposed=self.proposed, accepted=self.accepted)
+    def _choices(self, logits: Tensor, tokens: list[int], seen: Tensor | None) -> Sequence[TokenProbabilities | None]:
+        """What each token was chosen from, if the request asks for it; accepted proposals follow p too."""
+        n = len(tokens)
+        if not self.request.step_top:
+            return [None] * n
+        marked = None if seen is None else seen[:n]
+        return choice_probabilities(logits[:n], torch.tensor(tokens), self.request.step_top, self.sampling, marked)
+
+    def _step(
+        self, token: int, log_probability: float, last: bool, probabilities: TokenProbabilities | None
+    ) -> GeneratedToken:
+        """Whether a token ends the text, and the text that it makes certain."""
+        stop, text = token in self.request.stop, ""
+        if self.texts is not None:
+            text, stop = self.texts.step(token, stop, last)
+        reason: FinishReason | None = "stop" if stop else "length" if last else None
+        return GeneratedToken(0, token, log_probability, reason, text, probabilities)
 
 
 def _point_mass(token: int, like: Tensor) -> Tensor:

@@ -62,10 +62,7 @@ class RunningSequence:
         if self.texts is None and request.detokenizer is not None:
             self.texts = request.detokenizer.stream(request.prompt)
         if self.texts is not None:
-            text = "" if stop else self.texts.feed(token)
-            if stop or last:
-                text += self.texts.finish()
-            stop = stop or self.texts.stopped
+            text, stop = self.texts.step(token, stop, last)
         if alignment is not None:
             alignment = alignment[: request.source_length].clone()
             alignment = alignment if self.real is None else alignment[self.real[0]]

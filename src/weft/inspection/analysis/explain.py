@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from weft.inspection.recording.attention_records import (
 from weft.inspection.recording.calls import pick
 from weft.inspection.recording.kernel_records import DeferredAttentionRecord, KernelAttentionRecord
 from weft.inspection.recording.watch import Seen, watch
+from weft.parts.attention import PlainCrossAttention
 from weft.parts.scores import ScaledDot, Score, ScoreStep, scaled_steps, softmax_steps
 
 SHOWN_KEYS, SHOWN_NUMBERS = 8, 6
@@ -121,9 +122,22 @@ def explain(
     named = [str(name) for name in names or range(keys.shape[0])]
     rows = [str(name) for name in row_names or (named if len(named) == query.shape[0] else range(query.shape[0]))]
     title = f"{record.kind} attention, layer {record.layer}, head {head}, row {where} ({rows[where]}), by {record.path}"
-    return _unfold(
-        look, query[where], keys, values, scores, head, look.sizes[1], record.path, named, rows[where], title
+    added = one.value_bias(record.layer, record.kind, head, where, batch)
+    found = _unfold(
+        look, query[where], keys, values, scores, head, look.sizes[1], record.path, named, rows[where], title, added
     )
+    return _with_given_query(found) if isinstance(_part_at(seen, record.path), PlainCrossAttention) else found
+
+
+def _part_at(seen: Seen, path: str) -> Any:
+    return dict(seen.module.named_modules()).get(path)
+
+
+def _with_given_query(found: Explanation) -> Explanation:
+    """Of an attention without W_Q, and without anything done to its keys."""
+    query, keys, *rest = found.steps
+    steps = [replace(query, formula="q_i: used as it is given"), replace(keys, formula="k_j = x_j W_K"), *rest]
+    return replace(found, steps=steps)
 
 
 def explain_vectors(
@@ -150,6 +164,7 @@ def _unfold(
     names: list[str],
     row_name: str,
     title: str,
+    added: Tensor | None = None,
 ) -> Explanation:
     query, keys, values = widen(query), widen(keys), widen(values)
     steps = [
@@ -186,8 +201,13 @@ def _unfold(
     steps += [
         ExplanationStep("values", mapped, {"v": values}, _in(path, "project")),
         ExplanationStep("weighted values", "a_ij v_j", {"a v": weighted}, _in(path, "gather")),
-        ExplanationStep("output", "y_i = sum_j a_ij v_j", {"y": output}, _in(path, "gather"), False),
     ]
+    formula = "y_i = sum_j a_ij v_j"
+    if added is not None:
+        output, formula = output + added.to(output), "y_i = sum_j a_ij (v_j + b_(j-i))"
+        step = "sum_j a_ij b_(j-i), a vector by distance"
+        steps.append(ExplanationStep("position's values", step, {"b": added}, _in(path, "gather"), False))
+    steps.append(ExplanationStep("output", formula, {"y": output}, _in(path, "gather"), False))
     shown = sorted(weights.abs().topk(min(SHOWN_KEYS, len(weights))).indices.tolist())
     return Explanation(steps, weights, output, row_name, names, title, shown)
 

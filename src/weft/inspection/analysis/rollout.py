@@ -4,11 +4,13 @@
 
 r = 0.5 stands for the residual connection past attention; r = 0 is attention alone. R_ij is the share of token i at
 the top that comes from input token j, if tokens were mixed by attention only. Attention without a softmax counts by
-its shares, |A_ij| / sum_j |A_ij|.
+its shares, |A_ij| / sum_j |A_ij|. Layers that mix tokens by convolution or recurrence have no A and are left out of the
+product; `parts_left_out` names them.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from weft.foundation.errors import WeftError
 from weft.inspection.recording.attention_records import Kind, shares
+from weft.parts.embeddings import ConvolutionStem
 
 if TYPE_CHECKING:
     from weft.inspection.recording.watch import Seen
@@ -43,6 +46,16 @@ def averaged_layers(seen: Seen, batch: int = 0, kind: Kind | None = None, call: 
         weights = seen.attention(layer, batch=batch, kind=kind, call=call)
         maps.append((weights if one.record(layer, kind, batch).normalized else shares(weights)).mean(0))
     return maps
+
+
+def parts_left_out(seen: Seen, kind: Kind | None = None, call: int = -1) -> list[str]:
+    """The parts that mix tokens but are no attention, so that no map of theirs is in the product."""
+    stem = any(isinstance(part, ConvolutionStem) for part in seen.module.modules())
+    found = ["the convolutions of the stem"] if stem else []
+    for layer, mixer in seen.recorder.names.others.get(seen.call(call).choose(kind), []):
+        words = re.sub("(?<!^)(?=[A-Z])", " ", type(mixer).__name__).lower()
+        found.append(f"layer {layer} ({words})")
+    return found
 
 
 def roll_out(layers: list[Tensor], residual: float = RESIDUAL) -> Tensor:

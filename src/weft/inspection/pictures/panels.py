@@ -21,6 +21,7 @@ from weft.foundation.errors import WeftError
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.recording.attention_records import Kind
+from weft.models.encoder import EncoderSpec
 
 Array = NDArray[np.float32]
 ROOM = 3  # sets of maps that may share one page
@@ -185,6 +186,10 @@ def received(observation: Observation, kind: Kind, layers: Sequence[int], heads:
 
 def by_whom(observation: Observation) -> str:
     """Who looks, in words."""
+    spec = getattr(observation.seen.module, "spec", None)
+    if observation.pool == "first" and isinstance(spec, EncoderSpec) and spec.input.kind == "vectors":
+        # Of texts the first token is the tokenizer's own; of vectors it is one of them, unless the model adds another.
+        return "the class token" if spec.class_token else "the first one"
     words = {"first": "the class token", "last": "the last token", "mean": "all tokens on average"}
     return words[observation.pool or "mean"]
 

@@ -38,6 +38,10 @@ class AttentionRecord:
         """A: [heads, rows, S]; a row that sees no key is zero."""
         return softmax(self.scores(b, heads, rows))
 
+    def value_bias(self, b: int, heads: Tensor, rows: Tensor) -> Tensor | None:
+        """What the position adds to Y, [heads, rows, V]; None where it acts on scores alone."""
+        return None
+
     def vectors(self, b: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [H, T, K], keys [H, S, K], values [H, S, V] of one text."""
         raise NotImplementedError
@@ -125,7 +129,9 @@ class PartAttentionRecord(AttentionRecord):
         queries = some(self.context.queries, rows)
         if self.context.position is not None and self.context.has_bias:
             own = torch.tensor([b], device=rows.device)
-            bias = self.context.position.bias(query, queries.reorder(own), self.context.keys.reorder(own))
+            position = self.context.position
+            read = self.score.scaled_query(query) if position.scaled_by_score else query
+            bias = position.bias(read, queries.reorder(own), self.context.keys.reorder(own))
             if bias is not None:
                 bias = bias[0]
                 scores = scores + (bias if bias.shape[0] == 1 else bias[heads])
@@ -133,6 +139,16 @@ class PartAttentionRecord(AttentionRecord):
             visible = visible_pairs(self.context.rule, queries, self.context.keys)
             scores = scores.masked_fill(~one_row(visible, b), float("-inf"))
         return scores
+
+    @torch.no_grad()
+    def value_bias(self, b: int, heads: Tensor, rows: Tensor) -> Tensor | None:
+        position = self.context.position
+        if position is None or not self.context.has_value_bias:
+            return None
+        own = torch.tensor([b], device=rows.device)
+        queries, keys = some(self.context.queries, rows).reorder(own), self.context.keys.reorder(own)
+        added = position.value_bias(self.weights(b, heads, rows)[None], queries, keys)
+        return None if added is None else added[0]
 
     def _compare(self, query: Tensor, key: Tensor, heads: Tensor) -> Tensor:
         """e(Q, K) of some heads, [heads, rows, S]; heads that share keys are compared with them at once."""

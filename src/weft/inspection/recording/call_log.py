@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -48,12 +49,20 @@ class TrackedState:
     forked_at: int | None = None
 
 
+class ForeignPart(NamedTuple):
+    """An attention of another library that is running: its path, its kind and the shape of its first input."""
+
+    path: str
+    kind: Kind
+    shape: tuple[int, ...] = ()
+
+
 class ThreadProgress(threading.local):
     """Where one thread is: the passes and foreign parts it is inside of, inputs of embeddings, the last call."""
 
     def __init__(self) -> None:
         self.passes: list[StackPass] = []
-        self.foreign_parts: list[tuple[str, Kind]] = []
+        self.foreign_parts: list[ForeignPart] = []
         self.inputs: dict[str, Tensor] = {}
         self.last_call: RecordedCall | None = None
         self.outside = StackPass()

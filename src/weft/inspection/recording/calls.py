@@ -144,7 +144,7 @@ class RecordedCall:
         layers = self.layers(kind)
         found = layers[layer] if -len(layers) <= layer < 0 else layer
         if found not in layers:
-            raise WeftError(f"there is no layer {layer} of {kind} attention: choose {_named(layers)}")
+            raise WeftError(f"there is no layer {layer} of {kind} attention: choose {named_layers(layers)}")
         return self.layer_records[kind, found]
 
     def texts(self) -> list[list[int]]:
@@ -210,6 +210,14 @@ class RecordedCall:
             for whole, part in zip(placed, (keys, values), strict=True):
                 whole[:, index[index >= 0]] = part[:, index >= 0]
         return queries, placed[0], placed[1]
+
+    def value_bias(self, layer: int, kind: Kind | None, head: int, row: int, batch: int) -> Tensor | None:
+        """What a position adds to one row of Y in one head, (V); None where it acts on scores alone."""
+        pieces = self._pieces(self.layer_record(layer, kind), batch)
+        piece = next(piece for piece in pieces if piece.first <= row < piece.end)
+        own = piece.rows[row - piece.first : row - piece.first + 1]
+        added = piece.record.value_bias(piece.b, torch.tensor([head], device=own.device), own)
+        return None if added is None else ordinary(added[0, 0])
 
     def record(self, layer: int, kind: Kind | None = None, batch: int = 0) -> AttentionRecord:
         """The first record of one text, which says how queries are compared with keys."""
@@ -349,7 +357,8 @@ def _index_of(piece: _Piece, tokens: Tensor) -> Tensor:
     return torch.where(positions >= 0, index[positions.clamp(min=0)], -1)
 
 
-def _named(layers: list[int]) -> str:
+def named_layers(layers: list[int]) -> str:
+    """Numbers of layers in words: `0 to 5`, or `0, 2, 3`."""
     if layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 1:
         return f"{layers[0]} to {layers[-1]}"
     return ", ".join(map(str, layers))

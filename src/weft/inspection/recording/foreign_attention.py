@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.inspection.recording.attention_records import AttentionRecord, GivenAttentionRecord, Kind
+from weft.inspection.recording.call_log import ForeignPart
 from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.inspection.recording.kernel_records import DeferredAttentionRecord, KernelAttentionRecord, multihead_record
 
@@ -25,6 +26,7 @@ MULTIHEAD = (
     *("query", "key", "value", "key_padding_mask", "need_weights"),
     *("attn_mask", "average_attn_weights", "is_causal"),
 )
+UNCLAIMED = 64  # softmaxes outside of attentions whose callers are looked up
 LAYER = ("src", "src_mask", "src_key_padding_mask", "is_causal")
 
 
@@ -42,20 +44,21 @@ def observe_foreign_attention(recorder: Recorder, overrides: FunctionOverrides) 
     for part in recorder.module.modules():
         if isinstance(part, nn.TransformerEncoderLayer):
             overrides.on(part, "forward", wrappers.encoder_layer)
-    for code, name in _homes(recorder.module):
+    for code, name in _homes(recorder.module, F, KERNEL):
         overrides.everywhere(code, name, wrappers.kernel)
     overrides.everywhere(torch.Tensor, "softmax", wrappers.softmax)
-    overrides.everywhere(torch, "softmax", wrappers.softmax)
+    for code, name in _homes(recorder.module, torch, "softmax"):
+        overrides.everywhere(code, name, wrappers.softmax)
 
 
-def _homes(module: nn.Module) -> list[tuple[Any, str]]:
-    """Where the fused kernel is called from: torch.nn.functional, and files of code that have it under a name."""
-    kernel = getattr(F, KERNEL)
-    homes: list[tuple[Any, str]] = [(F, KERNEL)]
+def _homes(module: nn.Module, home: Any, function: str) -> list[tuple[Any, str]]:
+    """Where a function of torch is called from: its home, and files of the module's code that have it under a name."""
+    original = getattr(home, function)
+    homes: list[tuple[Any, str]] = [(home, function)]
     for name in sorted({type(part).__module__ for part in module.modules()}):
         code = sys.modules.get(name)
-        if code is not None and code is not F:
-            homes += [(code, own) for own, value in list(vars(code).items()) if value is kernel]
+        if code is not None and code is not home:
+            homes += [(code, own) for own, value in list(vars(code).items()) if value is original]
     return homes
 
 
@@ -64,6 +67,7 @@ class _Wrappers:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder, self.names, self.here = recorder, recorder.names, recorder.log.here
+        self.noted = 0
 
     def add(self, kind: Kind, path: str, record: AttentionRecord) -> None:
         """Add a record to its layer."""
@@ -78,7 +82,9 @@ class _Wrappers:
         """An attention of another library: remember that we are inside."""
 
         def wrapper(run: Any, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self.here.foreign_parts.append((path, self.names.kind_of(path, part)))
+            given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+            shape = () if given is None else tuple(given.shape)
+            self.here.foreign_parts.append(ForeignPart(path, self.names.kind_of(path, part), shape))
             try:
                 return run(part, *args, **kwargs)
             finally:
@@ -95,7 +101,7 @@ class _Wrappers:
             if given["key"] is not given["query"] and kind != "encoder":
                 kind = "cross"
             before = self.here.count
-            self.here.foreign_parts.append((path, kind))
+            self.here.foreign_parts.append(ForeignPart(path, kind))
             try:
                 out = run(part, *args, **kwargs)
             finally:
@@ -130,8 +136,8 @@ class _Wrappers:
         if (here.passes or here.foreign_parts) and not here.own_depth:
             record = KernelAttentionRecord.of(*args, **kwargs)
             if record is not None:
-                path, kind = here.foreign_parts[-1] if here.foreign_parts else ("", "self")
-                self.add(kind, path, record)
+                inside = here.foreign_parts[-1] if here.foreign_parts else ForeignPart("", "self")
+                self.add(inside.kind, inside.path, record)
         return out
 
     def softmax(self, run: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -139,7 +145,37 @@ class _Wrappers:
         out = run(scores, *args, **kwargs)
         here = self.here
         dim = kwargs.get("dim", args[0] if args else None)
-        if here.foreign_parts and not here.own_depth and scores.dim() == 4 and dim in (-1, 3):
-            path, kind = here.foreign_parts[-1]
-            self.add(kind, path, GivenAttentionRecord(out.detach(), scores.detach()))
+        if here.own_depth or scores.dim() < 2 or dim not in (-1, scores.dim() - 1):
+            return out
+        if here.foreign_parts:
+            inside = here.foreign_parts[-1]
+            heads = _with_heads(scores.dim(), tuple(scores.shape), inside.shape)
+            if heads is not None:
+                record = GivenAttentionRecord(out.detach()[heads], scores.detach()[heads])
+                self.add(inside.kind, inside.path, record)
+        elif here.passes and self.noted < UNCLAIMED:
+            self.noted += 1
+            self._note_caller()
         return out
+
+    def _note_caller(self) -> None:
+        """Which part of the module took a softmax outside of what is called an attention: it may be one."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            part = frame.f_locals.get("self")
+            if isinstance(part, nn.Module) and id(part) in self.names.paths and not isinstance(part, nn.Softmax):
+                self.recorder.unclaimed.setdefault(type(part).__name__, self.names.paths[id(part)])
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+
+
+def _with_heads(dim: int, shape: tuple[int, ...], given: tuple[int, ...]) -> tuple[Any, ...] | None:
+    """The index that makes scores [B, H, T, S] of those in a part whose first input has the shape `given`.
+
+    [B, T, S] is one head, where B is that of the input (else heads and texts share the axis); so is [T, S] of [T, D].
+    """
+    if dim == 4:
+        return (slice(None),)
+    if dim == 3 and len(given) == 3 and shape[0] == given[0]:
+        return (slice(None), None)
+    return (None, None) if dim == 2 and len(given) == 2 else None

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from weft.inspection.recording.attention_names import AttentionNames, is_own
+from weft.inspection.recording.attention_names import AttentionNames, Declared, is_own
 from weft.inspection.recording.attention_records import (
     AlignmentRecord,
     AttentionRecord,
@@ -27,7 +27,7 @@ from weft.inspection.recording.calls import RecordedCall, StackInput
 from weft.inspection.recording.foreign_attention import observe_foreign_attention
 from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.inspection.recording.linear_records import LinearAttentionRecord
-from weft.parts.attention import CrossAttention, SelfAttention
+from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.linear_attention import LinearAttention
 from weft.parts.observer import Observer, is_aside, observing
@@ -40,13 +40,19 @@ _exclusive = threading.local()  # .recorder: the only one that records in this t
 
 
 class Recorder(Observer):
-    """Records the attentions of `module`: of some `layers` only, and the last `keep` calls (None: all)."""
+    """Records the attentions of `module`: of some `layers` only, and the last `keep` calls (None: all).
 
-    def __init__(self, module: nn.Module, layers: Sequence[int] | None, keep: int | None) -> None:
-        self.module, self.names = module, AttentionNames(module)
+    `attention` names parts that are attentions though their classes do not say so.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: Sequence[int] | None, keep: int | None, attention: Declared = ()
+    ) -> None:
+        self.module, self.names = module, AttentionNames(module, attention)
         self.layers = None if layers is None else frozenset(layers)
         self.log = CallLog(keep)
         self.runs = 0
+        self.unclaimed: dict[str, str] = {}  # class -> path of parts that took a softmax and are not called attentions
 
     @property
     def calls(self) -> deque[RecordedCall]:
@@ -131,7 +137,7 @@ class Recorder(Observer):
     ) -> Tensor:
         """Record references to queries, keys and values."""
         name = self.names.own.get(id(part))
-        if name is not None and isinstance(part, (SelfAttention, CrossAttention)):
+        if name is not None and isinstance(part, (SelfAttention, CrossAttention, PlainCrossAttention)):
             record = None
             if self.wanted(name[1]):
                 record = PartAttentionRecord.of(query, key, value, context, part.score)

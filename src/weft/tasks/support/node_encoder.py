@@ -99,9 +99,10 @@ class NodeEncoder(InputEncoder):
         return Nodes(tuple(rows), tuple(graph.adjacency for graph in inputs), tuple(labels))
 
     def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
-        """Nodes in, one answer per node out; a class token would have no edge."""
+        """Nodes in, one answer per node out; a class token would have no edge, and nodes have no order."""
         tokens = TokensSpec(vocabulary=len(self.names) + 1)
-        return spec.replace(input=tokens, output=PerTokenSpec(classes=classes), class_token=False)
+        answer = PerTokenSpec(classes=classes)
+        return spec.replace(input=tokens, output=answer, class_token=False, positions=NoPositionsSpec())
 
     def model(self, size: Size) -> EncoderSpec:
         """Attention along the edges; nodes have no order, so no positions."""

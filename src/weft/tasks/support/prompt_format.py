@@ -57,6 +57,32 @@ class ChatTemplate:
             raise WeftError(f"this model's chat template refuses these messages ({str(error)[:120]})") from None
         return text
 
+    def check(self, name: str) -> None:
+        """Refuse a template that is no Jinja."""
+        import jinja2
+
+        try:
+            _compiled(self.template)
+        except jinja2.TemplateSyntaxError as error:
+            raise WeftError(f"{name} is not a chat template in Jinja (line {error.lineno}: {error.message})") from None
+
+    def turn_end(self) -> str:
+        """What is written after an answer, where it shows that the answer is over.
+
+        A mark of its own (`<|im_end|>`), else what opens the next turn (`User:`); nothing where neither can be told.
+        """
+        user, answer, following = (f"@{name}@" for name in ("QUESTION", "ANSWER", "NEXT"))
+        turns = [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+        try:
+            last = self.render(turns, answering=False).rpartition(answer)[2]
+            between = self.render([*turns, {"role": "user", "content": following}]).rpartition(answer)[2]
+        except WeftError:
+            return ""
+        between = between.partition(following)[0]
+        pairs = enumerate(zip(last, between, strict=False))
+        same = next((n for n, (one, other) in pairs if one != other), min(len(last), len(between)))
+        return last[:same].strip() or between.rstrip()
+
     def training_texts(self, messages: Messages) -> list[RenderedChat]:
         """The chat as a text to learn from, and where the assistant speaks: all that follows what opens its turn.
 
@@ -145,6 +171,10 @@ class PromptFormat:
     def stopping(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """The ids at which a text stops: those of this format, else the tokenizer's own."""
         return self.stops or (() if tokenizer.stop is None else (tokenizer.stop,))
+
+    def can_chat(self, tokenizer: Tokenizer) -> bool:
+        """Whether the model was trained to chat: it has a template, or a token for each role."""
+        return self.chat is not None or tokenizer.id_of(CHAT_TOKENS[-1]) is not None
 
     def chat_ids(self, messages: Messages, tokenizer: Tokenizer) -> list[int]:
         """A chat as the model reads it, up to where the assistant answers; messages have a role and a content.

@@ -1,4 +1,4 @@
-"""How sentences become what a tagger reads: words with their characters, or the pieces of a trained model's tokenizer.
+"""How sentences become what a tagger reads: words with their characters, or the pieces of a tokenizer.
 
 Of a word in pieces the first one's state gives the tag: p(tag | word) = softmax(W h_first + b) (Devlin et al. 2019).
 """
@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from weft.data.tokenizers.lexicon import Lexicon, split_treebank_words
-from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, TokensSpec, WordsSpec
@@ -94,7 +94,8 @@ class PieceTagEncoder(TagEncoder):
             mark = np.full(len(rows[-1]), IGNORED, dtype=np.int64)
             mark[len(self.frame.before) + np.cumsum([0, *map(len, pieces[:-1])])] = numbers
             marks.append(mark)
-        forms = Forms(np.arange(self.tokenizer.vocabulary), np.zeros(self.tokenizer.vocabulary, np.float32), unknown)
+        counts = np.bincount(np.concatenate(rows), minlength=self.tokenizer.vocabulary).astype(np.float64)
+        forms = Forms(np.arange(len(counts)), Hiding(rarity=rarity).chances(counts), unknown)
         return Pieces(forms, tuple(rows), tuple(marks), tuple(sentences), tagged=True, frame=self.frame)
 
     def _pieces(self, sentences: Sequence[Words]) -> Iterator[list[list[int]]]:
@@ -117,6 +118,15 @@ class PieceTagEncoder(TagEncoder):
     def split(self, text: str) -> list[str]:
         """What stands between blanks, marks apart."""
         return split_treebank_words(text, ())
+
+
+def learn_tag_encoder(kind: str, sentences: Sequence[Words], vocabulary: int) -> TagEncoder:
+    """The encoder asked for, learned from sentences: `auto` takes words with their characters."""
+    if kind == "auto":
+        return WordTagEncoder(Lexicon.learn(sentences, vocabulary))
+    if kind in TOKENIZER_KINDS:
+        return PieceTagEncoder(train_tokenizer(kind, [" ".join(words) for words in sentences], vocabulary))
+    return PieceTagEncoder(load_tokenizer(kind))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 /* One decoding step of a stack of blocks: one or a few new tokens per row, all layers in one call.
  *
- *   pre-norm   z' = MSA(LN(z)) + z,   z = MLP(LN(z')) + z'
- *   post-norm  z' = LN(MSA(z) + z),   z = LN(MLP(z') + z')
- *   attention  a = softmax(q K^T s) over the slots that the row sees,  y = a V
+ *   pre-norm   z' = MSA(LN(z)) + z,      z = MLP(LN(z')) + z'
+ *   post-norm  z' = LN(MSA(z) + z),      z = LN(MLP(z') + z')
+ *   sandwich   z' = LN(MSA(LN(z))) + z,  z = LN(MLP(LN(z'))) + z'
+ *   parallel   z' = MSA(LN(z)) + MLP(LN(z)) + z
+ *   attention  a = softmax(q K^T s) over the slots that the row sees,  y = a V;  capped: c tanh(q K^T s / c)
  *
  * Decoding reads every weight once per step, so the work is to read memory at full rate. Products take four rows of W at
  * a time and go over all rows of x while those are in the cache. The order of additions in a product of one row of x
@@ -27,6 +29,7 @@ typedef int32_t i8v __attribute__((vector_size(32)));
 
 enum { F32, INT8 };
 enum { NO_NORM, RMS, LAYER };
+enum { PRE_NORM, POST_NORM, SANDWICH_NORM, PARALLEL };
 enum { RELU, GELU, GELU_TANH, SILU, SQUARED_RELU };
 
 typedef struct {
@@ -49,16 +52,18 @@ typedef struct {
 
 typedef struct {
     Norm mixer_norm, cross_norm, feedforward_norm, query_norm, key_norm, cross_query_norm;
+    Norm mixer_output_norm, cross_output_norm, feedforward_output_norm; /* sandwich-norm only */
     Matrix qkv, output, cross_query, cross_output, up, down;
     CacheStore keys, values, memory_keys, memory_values;
+    const float *cosines, *sines; /* [positions, rotary], the sine with its sign */
     int64_t window, capacity, slots; /* window 0: all; keys stand in slot (order mod capacity) */
 } Layer;
 
 typedef struct {
     int64_t layers, width, heads, key_heads, head_width, value_width, hidden;
     int64_t cross_heads, cross_key_heads, cross_width, cross_value_width;
-    int64_t activation, gated, post, rotary; /* rotary: how many coordinates turn */
-    double scale, cross_scale;
+    int64_t activation, gated, arrangement, rotary; /* rotary: how many coordinates turn */
+    double scale, cross_scale, cap, cross_cap; /* cap 0: none */
     Norm last;
 } StackShape;
 
@@ -66,7 +71,6 @@ typedef struct {
     int64_t batch, tokens, source; /* tokens: new ones per row */
     const int64_t *orders;      /* [cache_slots, batch]: how many keys a row has before them */
     const int64_t *positions;   /* [batch, tokens]: where they stand */
-    const float *cosines, *sines; /* [positions, rotary], the sine with its sign */
     const uint8_t *source_real; /* [batch, source] or none */
     float *scratch;
     int64_t scratch_row, longest;
@@ -269,13 +273,15 @@ static void turn(float *x, const float *cosine, const float *sine, int64_t R) {
 
 typedef struct { int64_t from, to, capacity; const uint8_t *real; } Seen;
 
-/* y = softmax(s q K^T) V over slots (j mod capacity), j in [from, to), where real; zeros if it sees none. */
+/* y = softmax(e) V, e = s q K^T or c tanh(s q K^T / c), over slots (j mod capacity), j in [from, to), where real; zeros
+ * if it sees none. */
 static void attend(const float *q, const float *keys, int64_t key_slot, const float *values, int64_t value_slot,
-                   Seen seen, float scale, int64_t K, int64_t V, float *weights, float *y) {
+                   Seen seen, float scale, float cap, int64_t K, int64_t V, float *weights, float *y) {
     int64_t n = seen.to - seen.from, last = seen.from % seen.capacity;
     float most = -INFINITY;
     for (int64_t j = 0, slot = last; j < n; j++, slot = slot + 1 == seen.capacity ? 0 : slot + 1) {
         float e = seen.real && !seen.real[slot] ? -INFINITY : dot_f32_one(keys + slot * key_slot, K, q) * scale;
+        if (cap > 0 && e != -INFINITY) e = cap * tanhf(e / cap);
         weights[j] = e;
         most = e > most ? e : most;
     }
@@ -304,7 +310,7 @@ static void self_attend(const StackShape *s, const Layer *l, const StepCall *c, 
     int64_t order = c->orders[l->slots * c->batch + b] + t, slot = order % l->capacity;
     int64_t at = c->positions[b * c->tokens + t];
     float *key = heads + H * K + g * K, *value = heads + (H + G) * K + g * V;
-    const float *cosine = c->cosines + at * s->rotary, *sine = c->sines + at * s->rotary;
+    const float *cosine = l->cosines + at * s->rotary, *sine = l->sines + at * s->rotary;
     float *keys = l->keys.data + b * l->keys.row + g * l->keys.head;
     float *values = l->values.data + b * l->values.row + g * l->values.head;
     if (l->key_norm.kind != NO_NORM) normalize(&l->key_norm, key, key, K);
@@ -317,7 +323,8 @@ static void self_attend(const StackShape *s, const Layer *l, const StepCall *c, 
         float *query = heads + h * K;
         if (l->query_norm.kind != NO_NORM) normalize(&l->query_norm, query, query, K);
         if (s->rotary) turn(query, cosine, sine, s->rotary);
-        attend(query, keys, l->keys.slot, values, l->values.slot, seen, (float)s->scale, K, V, weights, mixed + h * V);
+        attend(query, keys, l->keys.slot, values, l->values.slot, seen, (float)s->scale, (float)s->cap, K, V, weights,
+               mixed + h * V);
     }
 }
 
@@ -329,8 +336,8 @@ static void cross_attend(const StackShape *s, const Layer *l, const StepCall *c,
     const float *keys = l->memory_keys.data + b * l->memory_keys.row + g * l->memory_keys.head;
     const float *values = l->memory_values.data + b * l->memory_values.row + g * l->memory_values.head;
     Seen seen = {0, c->source, c->source, c->source_real ? c->source_real + b * c->source : 0};
-    attend(query, keys, l->memory_keys.slot, values, l->memory_values.slot, seen, (float)s->cross_scale, K, V,
-           weights, mixed + h * V);
+    attend(query, keys, l->memory_keys.slot, values, l->memory_values.slot, seen, (float)s->cross_scale,
+           (float)s->cross_cap, K, V, weights, mixed + h * V);
 }
 
 /* ---- the step ---- */
@@ -367,17 +374,23 @@ static void product(Team *team, const Matrix *m, const float *x, int64_t x_row, 
     multiply(m, x, x_row, y, y_row, B, first, last);
 }
 
-/* x + branch, or norm(x + branch) where norms come after; every thread has its own copy of the residual stream. */
-static void add(const StackShape *s, const Norm *norm, float *x, const float *branch, int64_t row, int64_t B) {
+/* x + branch, norm(x + branch) or x + output(branch); every thread has its own copy of the residual stream, and `own`
+ * has room for one row. */
+static void add(const StackShape *s, const Norm *norm, const Norm *output, float *x, const float *branch, int64_t row, int64_t B, float *own) {
     for (int64_t b = 0; b < B; b++) {
         float *z = x + b * s->width;
-        for (int64_t i = 0; i < s->width; i++) z[i] += branch[b * row + i];
-        if (s->post) normalize(norm, z, z, s->width);
+        const float *y = branch + b * row;
+        if (s->arrangement == SANDWICH_NORM) {
+            normalize(output, y, own, s->width);
+            y = own;
+        }
+        for (int64_t i = 0; i < s->width; i++) z[i] += y[i];
+        if (s->arrangement == POST_NORM) normalize(norm, z, z, s->width);
     }
 }
 
 static const float *before(const StackShape *s, const Norm *norm, const float *x, float *normed, int64_t B) {
-    if (s->post) return x;
+    if (s->arrangement == POST_NORM) return x;
     for (int64_t b = 0; b < B; b++) normalize(norm, x + b * s->width, normed + b * s->width, s->width);
     return normed;
 }
@@ -385,12 +398,15 @@ static const float *before(const StackShape *s, const Norm *norm, const float *x
 static void run(Team *team, const StackShape *s, const Layer *layers, const StepCall *c, const float *input, float *hidden) {
     int64_t T = c->tokens, B = c->batch * T, D = s->width, row = c->scratch_row;
     float *heads = c->scratch, *mixed = heads + B * row, *branch = mixed + B * row, *wide = branch + B * row;
-    float *own = wide + B * row + team->id * (2 * B * D + c->longest + 16);
-    float *x = own, *normed = own + B * D, *weights = own + 2 * B * D;
+    float *own = wide + B * row + team->id * (3 * B * D + c->longest + 16);
+    float *x = own, *normed = own + B * D, *weights = own + 3 * B * D;
+    /* What a branch reads: the stream as it is, or in parallel blocks as it was when it entered the block. */
+    float *read = s->arrangement == PARALLEL ? own + 2 * B * D : x;
     memcpy(x, input, B * D * sizeof(float));
     for (int64_t n = 0; n < s->layers; n++) {
         const Layer *l = layers + n;
-        const float *z = before(s, &l->mixer_norm, x, normed, B);
+        if (read != x) memcpy(read, x, B * D * sizeof(float));
+        const float *z = before(s, &l->mixer_norm, read, normed, B);
         if (l->qkv.weight) {
             product(team, &l->qkv, z, D, heads, row, B);
             meet(team);
@@ -402,10 +418,10 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             meet(team);
             product(team, &l->output, mixed, row, branch, row, B);
             meet(team);
-            add(s, &l->mixer_norm, x, branch, row, B);
+            add(s, &l->mixer_norm, &l->mixer_output_norm, x, branch, row, B, normed);
         }
         if (l->cross_query.weight) {
-            z = before(s, &l->cross_norm, x, normed, B);
+            z = before(s, &l->cross_norm, read, normed, B);
             product(team, &l->cross_query, z, D, heads, row, B);
             meet(team);
             for (int64_t job = team->id; job < B * s->cross_heads; job += team->count) {
@@ -415,11 +431,11 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             meet(team);
             product(team, &l->cross_output, mixed, row, branch, row, B);
             meet(team);
-            add(s, &l->cross_norm, x, branch, row, B);
+            add(s, &l->cross_norm, &l->cross_output_norm, x, branch, row, B, normed);
         }
         if (l->up.weight) {
             int64_t F = s->hidden, first, last;
-            z = before(s, &l->feedforward_norm, x, normed, B);
+            z = before(s, &l->feedforward_norm, read, normed, B);
             share(team, F, &first, &last);
             multiply(&l->up, z, D, wide, row, B, first, last);
             if (s->gated) multiply(&l->up, z, D, wide, row, B, F + first, F + last);
@@ -431,7 +447,7 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             meet(team);
             product(team, &l->down, wide, row, branch, row, B);
             meet(team);
-            add(s, &l->feedforward_norm, x, branch, row, B);
+            add(s, &l->feedforward_norm, &l->feedforward_output_norm, x, branch, row, B, normed);
         }
     }
     if (team->id == 0)

@@ -17,7 +17,7 @@ from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
 from weft.inspection.analysis.alignment import Alignment, Gold, align, alignment_error_rate, gold_of_tokens
 from weft.inspection.analysis.flow import layered_flow
-from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, roll_out
+from weft.inspection.analysis.rollout import RESIDUAL, averaged_layers, mixed, parts_left_out, roll_out
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import ImageObservation, Observation
 from weft.inspection.pictures.panels import (
@@ -37,6 +37,7 @@ FEW = 24  # tokens; flows of more are shown for one row only
 LONGEST_FLOW = 128  # tokens
 MANY = 2048  # tokens; maps of more are not multiplied
 WAYS = ("with residual", "attention alone")
+ROLLED = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
 
 
 def has_alignment(observation: Observation) -> bool:
@@ -109,11 +110,12 @@ def _why(observation: Observation, best: Alignment) -> str:
 
 def gold_links(observation: Observation, rows: int) -> Gold | None:
     """Where each token written truly comes from, if the sample says so and the answer is the right one."""
-    truth = observation.truth
-    if not hasattr(truth, "alignment") or observation.said != truth.target:
-        return None
-    target, source = (_spans(pieces) for pieces in (observation.written[: len(truth.target)], observation.source))
-    found = gold_of_tokens(truth.alignment, target, source)
+    truth, found = observation.truth, observation.links
+    if found is None:
+        if not hasattr(truth, "alignment") or observation.said != truth.target:
+            return None
+        target, source = (_spans(pieces) for pieces in (observation.written[: len(truth.target)], observation.source))
+        found = gold_of_tokens(truth.alignment, target, source)
     return [*found, *(set() for _ in range(rows - len(found)))][:rows]
 
 
@@ -134,6 +136,13 @@ def rollouts(observation: Observation) -> Array:
     return np.stack([np.stack([to_array(rolled) for rolled in way]) for way in found])
 
 
+def _left_out(observation: Observation) -> str:
+    """A sentence that names what the product leaves out, if anything."""
+    kind: Kind = "self" if "self" in observation.kinds else "encoder"
+    parts = parts_left_out(observation.seen, kind, observation.call)
+    return f" Left out, because they are not attention: {', '.join(parts)}." if parts else ""
+
+
 def _depths(observation: Observation) -> tuple[Axis, Axis]:
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     layers = tuple(map(str, observation.layers(kind)))
@@ -150,7 +159,7 @@ def rolled_out(observation: ImageObservation) -> OverlayPanel:
     """Rollout over an image."""
     values = pooled(observation, rollouts(observation))[..., observation.first :]
     title = f"Rolled out through the layers, by {by_whom(observation).replace('tokens', 'patches')}"
-    note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
+    note = ROLLED + _left_out(observation)
     return OverlayPanel(
         title, observation.pixels, values.reshape(*values.shape[:2], *observation.grid), _depths(observation), note
     )
@@ -163,7 +172,7 @@ def rollout_picture(observation: Observation, options: LookOptions) -> Panels:
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     rows, columns = observation.labels(kind)
     ways, depths = _depths(observation)
-    note = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
+    note = ROLLED + _left_out(observation)
     focus = None if options.row is None else find_token(rows, options.row)
     title = "Rollout: how much of what a token holds came from each input"
     return Panels(
@@ -183,6 +192,7 @@ def flow_picture(observation: Observation, options: LookOptions) -> Panels:
         mixed(map_, RESIDUAL) for map_ in averaged_layers(observation.seen, observation.batch, kind, observation.call)
     ]
     note = "Layers as pipes whose capacities are 0.5 A + 0.5 I; the most that can run from the top to each input."
+    note += _left_out(observation)
     whole = options.row is None and not isinstance(observation, ImageObservation)
     if whole and len(rows) <= FEW:
         values = to_array(layered_flow(layers))[None, None]
