@@ -36,7 +36,7 @@ def letters(folder: Path, before: str | None = None, after: str | None = None) -
     """tokenizer.json over bytes; every text is framed by these tokens."""
     from tokenizers import processors
 
-    tokenizer = train_tokenizer("bytes", [])
+    tokenizer = train_tokenizer("bytes", [], special_tokens=["<mask>"])
     single = " ".join(part for part in (before, "$A", after) if part)
     named = [(name, tokenizer.id_of(name)) for name in (before, after) if name]
     if named:
@@ -77,13 +77,47 @@ SIZES = {
 
 def decoder(folder: Path, name: str, **more: Any) -> nn.Module:
     letters(folder, before="<start>")
-    config = getattr(transformers, f"{name}Config")(**(SIZES | more))
+    kind = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    config = getattr(transformers, kind)(**(SIZES | more))
     return save(getattr(transformers, f"{name}ForCausalLM")(config), folder)
 
 
 def llama3(folder: Path) -> nn.Module:
     rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 7.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0}
     return decoder(folder, "Llama", rope_parameters={**rope, "original_max_position_embeddings": 131})
+
+
+def yarn(folder: Path, **more: Any) -> nn.Module:
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 3.0, "beta_fast": 5.0, "beta_slow": 0.5}
+    return decoder(folder, "Llama", rope_parameters={**rope, "original_max_position_embeddings": 31, **more})
+
+
+def neox(folder: Path, **more: Any) -> nn.Module:
+    letters(folder)
+    sizes = {key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads", "head_dim", "rms_norm_eps")}
+    config = transformers.GPTNeoXConfig(**(sizes | {"rotary_pct": 0.6, "layer_norm_eps": 1e-3} | more))
+    return save(transformers.GPTNeoXForCausalLM(config), folder)
+
+
+def opt(folder: Path, **more: Any) -> nn.Module:
+    letters(folder, before="<start>")
+    config = {"vocab_size": C, "hidden_size": D, "num_hidden_layers": L, "num_attention_heads": H, "ffn_dim": F}
+    ends = {"max_position_embeddings": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    return save(transformers.OPTForCausalLM(transformers.OPTConfig(**(config | ends | more))), folder)
+
+
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 777.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 55.0},
+}
+
+
+def gemma(folder: Path, name: str, **more: Any) -> nn.Module:
+    """Three layers: two with a window, one without; scores and logits large enough to meet their caps."""
+    caps = {"final_logit_softcapping": 1.5, "attn_logit_softcapping": 0.7} if name == "Gemma2" else {}
+    pattern = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes = {"num_hidden_layers": 3, "layer_types": pattern, "sliding_window": 5, "query_pre_attn_scalar": 7}
+    return decoder(folder, name, **(sizes | caps | {"pad_token_id": 0} | more))
 
 
 BERT = {
@@ -172,11 +206,35 @@ FOLDERS = {
         f, "Qwen3", use_sliding_window=True, sliding_window=5, layer_types=["full_attention", "sliding_attention"]
     ),
     "mixtral": lambda f: decoder(f, "Mixtral", num_local_experts=5, num_experts_per_tok=3),
+    "llama, yarn": yarn,
+    "llama, yarn with its own amplitude": lambda f: yarn(f, attention_factor=1.3, truncate=False),
+    "neox": neox,
+    "neox, one branch after the other, tied": lambda f: neox(
+        f, use_parallel_residual=False, tie_word_embeddings=True, attention_bias=False
+    ),
+    "opt": opt,
+    "opt, post-norm, no biases": lambda f: opt(f, do_layer_norm_before=False, enable_bias=False),
+    "phi3": lambda f: decoder(f, "Phi3", pad_token_id=0),
+    "phi3, window, partly turning": lambda f: decoder(
+        f, "Phi3", pad_token_id=0, sliding_window=5, tie_word_embeddings=True, partial_rotary_factor=0.6
+    ),
+    "gemma2": lambda f: gemma(f, "Gemma2"),
+    "gemma2, untied, with biases": lambda f: gemma(
+        f, "Gemma2", tie_word_embeddings=False, attention_bias=True, attn_logit_softcapping=None
+    ),
+    "gemma3": lambda f: gemma(f, "Gemma3"),
+    "gemma3, capped and scaled": lambda f: gemma(
+        f, "Gemma3", final_logit_softcapping=1.5, query_pre_attn_scalar=10, rope_parameters=GEMMA_ROPE
+    ),
     "bert": bert,
     "bert, classes": lambda f: bert(f, "ForSequenceClassification", id2label=LABELS, num_labels=3),
     "bert, tags": lambda f: bert(f, "ForTokenClassification", id2label=LABELS, num_labels=3),
     "bert, masked": lambda f: bert(f, "ForMaskedLM"),
+    "bert, pretraining": lambda f: bert(f, "ForPreTraining", hidden_act="relu"),
+    "bert, score": lambda f: bert(f, "ForSequenceClassification", num_labels=1, problem_type="regression"),
     "roberta": roberta,
+    "roberta, score": lambda f: roberta(f, "ForSequenceClassification", num_labels=1),
+    "roberta, masked": lambda f: roberta(f, "ForMaskedLM", hidden_act="relu"),
     "roberta, classes": lambda f: roberta(f, "ForSequenceClassification", id2label=LABELS),
     "roberta, tags": lambda f: roberta(f, "ForTokenClassification", id2label=LABELS),
     "vit": vision,

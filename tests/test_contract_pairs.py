@@ -33,17 +33,21 @@ FACTORS: dict[str, list[Any]] = {
         "bucketed",
         "rotary",
         "partial",
+        "yarn",
+        "two bases",
         "alibi",
     ],
-    "norm": ["layer", "layer without bias", "rms", "none"],
-    "arrangement": ["pre-norm", "post-norm"],
-    "head": ["tied", "linear"],
+    "norm": ["layer", "layer without bias", "rms", "zero-centered", "none"],
+    "arrangement": ["pre-norm", "post-norm", "sandwich-norm", "parallel"],
+    "head": ["tied", "linear", "capped"],
 }
 POSITIONS: dict[str, dict[str, Any]] = {
     "concatenated": {"kind": "learned", "join": "concatenate", "width": 7},
     "relative": {"kind": "relative", "reach": 3},
     "relative values": {"kind": "relative", "reach": 3, "values": True},
     "bucketed": {"kind": "bucketed", "buckets": 8, "farthest": 13},
+    "two bases": {"kind": "rotary"},
+    "yarn": {"kind": "rotary", "scaling": {"kind": "yarn", "factor": 3.0, "original": 11, "fast": 2.0}},
     "partial": {"kind": "rotary", "fraction": 0.5, "scaling": {"kind": "ntk", "factor": 2.0}},
 }
 FEEDFORWARDS: dict[str, dict[str, Any]] = {
@@ -57,7 +61,14 @@ NORMS: dict[str, dict[str, Any]] = {
     "layer": {"kind": "layer"},
     "layer without bias": {"kind": "layer", "bias": False},
     "rms": {"kind": "rms"},
+    "zero-centered": {"kind": "zero-centered-rms"},
     "none": {"kind": "none"},
+}
+
+HEADS: dict[str, dict[str, Any]] = {
+    "tied": {"kind": "tied"},
+    "linear": {"kind": "linear"},
+    "capped": {"kind": "linear", "cap": 3.0},
 }
 
 
@@ -65,6 +76,7 @@ def spec_of(c: dict[str, Any]) -> DecoderSpec:
     attention = {
         "kind": "attention", "heads": 4, "score": c["score"], "key_heads": c["key_heads"], "window": c["window"],
         "query_key_norm": c["norms"] and NORMS[c["norms"]], "head_width": c["sizes"][0], "value_width": c["sizes"][1],
+        "rotary": {"kind": "rotary", "base": 50.0, "fraction": 0.5} if c["positions"] == "two bases" else None,
     }  # fmt: skip
     others: dict[str, dict[str, Any]] = {
         "linear-attention": {
@@ -85,7 +97,7 @@ def spec_of(c: dict[str, Any]) -> DecoderSpec:
         vocabulary=47, length=29, width=32, layers=2, mixer=mixer,
         feedforward=FEEDFORWARDS[c["feedforward"]],
         positions=POSITIONS.get(c["positions"], {"kind": c["positions"]}),
-        norm=NORMS[c["norm"]], arrangement=c["arrangement"], head={"kind": c["head"]},
+        norm=NORMS[c["norm"]], arrangement=c["arrangement"], head=HEADS[c["head"]],
         initialization={"scheme": "fan-in", "embedding": 1.0},
     )  # fmt: skip
 
@@ -106,7 +118,7 @@ def test_the_combinations_cover_all_legal_pairs():
     for mixer in FACTORS["mixer"]:
         for positions in FACTORS["positions"]:
             pair = ("mixer", mixer, "positions", positions)
-            acts_inside = positions in ("relative", "relative values", "bucketed", "rotary", "partial", "alibi")
+            acts_inside = positions not in ("none", "learned", "concatenated", "sinusoidal")
             assert (pair in covered) == (mixer in ("attention", "hybrid") or not acts_inside)
     assert 50 < len(COMBINATIONS) < 150
 

@@ -188,8 +188,8 @@ def _written(path, text):
     return path
 
 
-def test_other_runs_take_no_question(run, asked, tmp_path):
+def test_other_runs_take_no_question(run, asked):
     opened = load(run)
-    opened.task.question = 0  # as one that learned from captions
+    opened.task.takes_questions = False  # as of one that learned from captions
     with pytest.raises(WeftError, match="trained without questions about images"):
         opened.predict(asked[0] / "0.png", question="what?")

@@ -31,6 +31,8 @@ VARIANTS = {
     "biased": {"mixer": {**ATTENTION, "bias": True}, "feedforward": {"kind": "classic", "bias": True}},
     "layer-norm": {"norm": {"kind": "layer"}, "positions": {"kind": "learned"}},
     "post-norm": {"arrangement": "post-norm", "positions": {"kind": "sinusoidal"}},
+    "sandwich-norm": {"arrangement": "sandwich-norm"},
+    "parallel": {"arrangement": "parallel"},
     "gated": {"feedforward": {"kind": "gated", "hidden": 37}, "positions": {"kind": "rotary", "fraction": 0.6}},
     "tanh": {"feedforward": {"kind": "classic", "activation": "gelu-tanh"}, "head": {"kind": "linear", "bias": True}},
     "relu": {"feedforward": {"kind": "classic", "activation": "relu"}, "mixer": ATTENTION},

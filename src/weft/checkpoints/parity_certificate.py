@@ -41,6 +41,8 @@ AUTO_CLASSES = {
     "text": "AutoModelForCausalLM",
     "translation": "AutoModelForSeq2SeqLM",
     "classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "fill-mask": "AutoModelForMaskedLM",
     "embedding": "AutoModel",
 }
 

@@ -9,16 +9,19 @@ from typing import Any
 
 from weft.checkpoints.families.family import Config
 from weft.checkpoints.formats.untrusted_files import file_inside, read_json, read_modules, read_optional_json
-from weft.checkpoints.formats.vocabulary import Vocabulary
+from weft.checkpoints.formats.vocabulary import Vocabulary, pair_frame
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
-from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec
+from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PerTokenSpec, PooledSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.vision import VisionSpec
 
 LONGEST_ANSWER = 512
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+IDENTITY = "torch.nn.modules.linear.Identity"
+SCORE_ACTIVATIONS = {IDENTITY: "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid"}
+MASK_TOKENS = ("[MASK]", "<mask>")
 POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 
 
@@ -67,6 +70,35 @@ def label_facts(output: PooledSpec | PerTokenSpec, config: Config, vocabulary: V
     names = class_names(config, output.classes or 0)
     own: Tree = {"tags": names} if isinstance(output, PerTokenSpec) else {"classes": names, "reading": "tokens"}
     return {**own, "before": list(vocabulary.before), "after": list(vocabulary.after)}
+
+
+def regression_facts(spec: EncoderSpec, config: Config, vocabulary: Vocabulary) -> Tree:
+    """What makes a score of the logit, as sentence-transformers names it, and the ids around and between texts."""
+    own = config.get("sentence_transformers")
+    named = own.get("activation_fn") if isinstance(own, dict) else None
+    name = named or config.get("sbert_ce_default_activation_function") or IDENTITY
+    if not isinstance(name, str) or name not in SCORE_ACTIVATIONS:
+        known = " and ".join(SCORE_ACTIVATIONS)
+        raise DataError(f"{config.name} makes scores by the activation_fn {name!r:.60}: Weft has {known}")
+    facts: Tree = {"activation": SCORE_ACTIVATIONS[name], "length": spec.length}
+    facts |= {"before": list(vocabulary.before), "after": list(vocabulary.after)}
+    pair = pair_frame(vocabulary.tokenizer, vocabulary.before, vocabulary.after)
+    if pair is not None:
+        segment = pair[1] if pair[1] < (spec.input.segments or 1) else 0
+        facts |= {"between": list(pair[0]), "segment": segment}
+    return facts
+
+
+def fill_mask_facts(spec: EncoderSpec, vocabulary: Vocabulary) -> Tree:
+    """The id of the mask token, and the ids around each text."""
+    named = vocabulary.id_of("mask_token")
+    mask = next((i for i in (named, *map(vocabulary.tokenizer.id_of, MASK_TOKENS)) if i is not None), None)
+    if mask is None:
+        raise DataError(
+            f"the vocabulary has no mask token ({' or '.join(MASK_TOKENS)}), which a masked language model fills in: "
+            "fetch tokenizer_config.json too"
+        )
+    return {"mask": mask, "length": spec.length, "before": list(vocabulary.before), "after": list(vocabulary.after)}
 
 
 def embedding_facts(folder: Path, spec: EncoderSpec, vocabulary: Vocabulary) -> Tree:
@@ -180,8 +212,12 @@ def detect_task(
     if isinstance(spec, EncoderDecoderSpec):
         return "translation", translation_facts(spec, config, vocabulary)
     if isinstance(spec, EncoderSpec):
-        if spec.output.classes is None:
+        if isinstance(spec.output, MaskedLanguageSpec) and not read_modules(folder):
+            return "fill-mask", fill_mask_facts(spec, vocabulary)
+        if isinstance(spec.output, MaskedLanguageSpec) or spec.output.classes is None:
             return "embedding", embedding_facts(folder, spec, vocabulary)
+        if isinstance(spec.output, PooledSpec) and spec.output.classes == 1:
+            return "regression", regression_facts(spec, config, vocabulary)
         task = "tagging" if isinstance(spec.output, PerTokenSpec) else "classification"
         return task, label_facts(spec.output, config, vocabulary)
     return "text", text_facts(vocabulary, stops)

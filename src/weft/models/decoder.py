@@ -18,7 +18,7 @@ from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_toke
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask
-from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
 
@@ -27,6 +27,7 @@ class DecoderSpec(StackSpec):
     """A language model over `vocabulary` tokens and texts of up to `length`."""
 
     CAUSAL: ClassVar[bool] = True
+    MASKS: ClassVar[tuple[str, ...]] = (*StackSpec.MASKS, "prefix", "graph")
 
     family: Literal["decoder"] = "decoder"
     vocabulary: PositiveInt = 256
@@ -62,7 +63,7 @@ class Decoder(nn.Module):
         embedding: TokenEmbedding,
         input: SequenceInput,
         stack: Stack,
-        head: LanguageHead | TiedHead,
+        head: LanguageHead | TiedHead | CappedHead,
     ) -> None:
         super().__init__()
         self.spec, self.embedding, self.input, self.stack, self.head = spec, embedding, input, stack, head

@@ -5,7 +5,7 @@ Over tokens (BERT), words with their characters, or numeric vectors (bodies in m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.spec import Spec
 from weft.models.output import Declaration, Output
-from weft.models.part_specs import ActivationName
+from weft.models.part_specs import ActivationName, NormSpec
 from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_tokens, seen_by
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
-from weft.parts.masks import Graph, Mask, Prefix
-from weft.parts.outputs import Pool, PooledHead, TokenHead
+from weft.parts.masks import BlockSparse, Graph, Mask, Prefix
+from weft.parts.outputs import MaskedLanguageHead, Pool, PooledHead, TokenHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
 from weft.parts.word_embedding import WordEmbedding
@@ -70,32 +70,52 @@ class VectorsSpec(Spec):
 class PooledSpec(Spec):
     """One answer per sequence; `hidden` puts a layer before it; without `classes` the pooled vector is the answer."""
 
+    EACH_TOKEN: ClassVar[bool] = False
+
     kind: Literal["pooled"] = "pooled"
     pool: Pool = "first"
     classes: PositiveInt | None = None
     hidden: PositiveInt | None = None
     activation: ActivationName | Literal["tanh"] = "tanh"
 
-    def build(self, width: int) -> nn.Module:
+    def build(self, width: int, vocabulary: int | None, norm: NormSpec) -> nn.Module:
         return PooledHead(width, self.classes, self.pool, self.hidden, self.activation)
 
 
 class PerTokenSpec(Spec):
     """One answer per token."""
 
+    EACH_TOKEN: ClassVar[bool] = True
+
     kind: Literal["per-token"] = "per-token"
     classes: PositiveInt = 2
 
-    def build(self, width: int) -> nn.Module:
+    def build(self, width: int, vocabulary: int | None, norm: NormSpec) -> nn.Module:
         return TokenHead(width, self.classes)
 
 
+class MaskedLanguageSpec(Spec):
+    """A token of the vocabulary for each token: masked ones are filled in. Its norm is of the model's kind."""
+
+    EACH_TOKEN: ClassVar[bool] = True
+
+    kind: Literal["masked-language"] = "masked-language"
+    activation: ActivationName = "gelu"
+    classes: None = None
+
+    def build(self, width: int, vocabulary: int | None, norm: NormSpec) -> nn.Module:
+        assert vocabulary is not None, "checked by EncoderSpec"
+        return MaskedLanguageHead(width, vocabulary, norm.build(width), self.activation)
+
+
 InputSpec = Annotated[TokensSpec | WordsSpec | VectorsSpec, Field(discriminator="kind")]
-AnswerSpec = Annotated[PooledSpec | PerTokenSpec, Field(discriminator="kind")]
+AnswerSpec = Annotated[PooledSpec | PerTokenSpec | MaskedLanguageSpec, Field(discriminator="kind")]
 
 
 class EncoderSpec(StackSpec):
     """An encoder of sequences of up to `length`; `class_token` puts a learned vector before each."""
+
+    MASKS: ClassVar[tuple[str, ...]] = (*StackSpec.MASKS, "graph")
 
     family: Literal["encoder"] = "encoder"
     input: InputSpec = TokensSpec()
@@ -103,6 +123,12 @@ class EncoderSpec(StackSpec):
     class_token: bool = False
     input_norm: bool = False
     output: AnswerSpec = PooledSpec()
+
+    @model_validator(mode="after")
+    def _graph_fits(self) -> Self:
+        if self.class_token and any(getattr(getattr(m, "mask", None), "kind", None) == "graph" for m in self.mixer):
+            raise ValueError("a graph has no edge for the class token: set class_token to false and pool the mean")
+        return self
 
     def build(self) -> Encoder:
         """The model, with torch's own random weights; `weft.build` initializes it."""
@@ -117,12 +143,23 @@ class EncoderSpec(StackSpec):
             self.dropout,
         )
         stack = self.build_stack(seen_by(causal=False))
-        return Encoder(self, self.input.build(own), entry, stack, self.output.build(self.width))
+        head = self.output.build(self.width, self._vocabulary(), self.norm)
+        return Encoder(self, self.input.build(own), entry, stack, head)
+
+    def _vocabulary(self) -> int | None:
+        return None if isinstance(self.input, VectorsSpec) else self.input.vocabulary
 
     def declares(self) -> Declaration:
         """Not causal, no cache, and what the body adds."""
-        vocabulary = None if isinstance(self.input, VectorsSpec) else self.input.vocabulary
-        return self.declare(self.family, length=self.length, vocabulary=vocabulary)
+        return self.declare(self.family, length=self.length, vocabulary=self._vocabulary())
+
+    def _positions_fit(self) -> None:
+        super()._positions_fit()
+        if self.output.kind == "masked-language" and (self.input.kind != "tokens" or self.positions.own_width()):
+            raise ValueError(
+                "output.kind masked-language reads with the embedding of tokens: use input.kind tokens, and positions "
+                "that are not concatenated"
+            )
 
 
 class Encoder(nn.Module):
@@ -142,7 +179,7 @@ class Encoder(nn.Module):
         state: State | None = None,
         segments: Tensor | None = None,
     ) -> Output:
-        """[B, T], [B, T, 1 + L] or [B, T, C] -> hidden [B, (1 +) T, D], logits [B, classes] or [B, T, classes]."""
+        """[B, T], [B, T, 1 + L] or [B, T, C] -> hidden [B, (1 +) T, D], logits [B, classes] or [B, T, classes or C]."""
         if state is not None:
             raise WeftError("an encoder sees all tokens at once and keeps no state: call it without one")
         if self.spec.input.kind == "tokens":
@@ -153,8 +190,7 @@ class Encoder(nn.Module):
         mask = as_mask(mask)
         token_positions = arrange_call(tokens, positions, mask, None)
         if self.spec.class_token:
-            if mask is not None and any(isinstance(leaf, (Graph, Prefix)) for leaf in mask.leaves()):
-                raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
+            self._expect_no_places(mask)
             token_positions = token_positions.after(1)
         auxiliary = Auxiliary(token_positions.real)
         hidden = self.stack(
@@ -162,11 +198,21 @@ class Encoder(nn.Module):
         )
 
         def answer(hidden: Tensor) -> Tensor:
-            if self.spec.class_token and self.spec.output.kind == "per-token":
-                return self.head(hidden[:, 1:], token_positions)
-            return self.head(hidden, token_positions)
+            own = hidden[:, 1:] if self.spec.class_token and self.spec.output.EACH_TOKEN else hidden
+            return self.head(own, token_positions, self.embedding)
 
         return Output(hidden, answer, None, auxiliary.summary())
+
+    def _expect_no_places(self, mask: Mask | None) -> None:
+        """Refuse masks that name tokens by their numbers: with a class token these begin at 1."""
+        for leaf in mask.leaves() if mask is not None else ():
+            if isinstance(leaf, Graph):
+                raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
+            if isinstance(leaf, (Prefix, BlockSparse)):
+                raise WeftError(
+                    f"{leaf!r} counts tokens from 0, where the class token stands: set class_token to false, or give "
+                    "the mask to the model's spec"
+                )
 
     def declares(self) -> Declaration:
         return self.spec.declares()

@@ -18,7 +18,7 @@ from weft.models.vision import build_patches, patch_side
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import PatchEmbedding, SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask, Prefix
-from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.position_counter import PositionCounter
 from weft.parts.stack import Stack
 from weft.parts.state import State
@@ -29,6 +29,7 @@ class ImageTextSpec(StackSpec):
     """A decoder whose first (image / patch)^2 tokens are an image; text of up to `length` tokens follows."""
 
     CAUSAL: ClassVar[bool] = True
+    MASKS: ClassVar[tuple[str, ...]] = ()
 
     family: Literal["image-text"] = "image-text"
     vocabulary: PositiveInt = 256
@@ -84,7 +85,7 @@ class ImageTextDecoder(nn.Module):
         embedding: TokenEmbedding,
         input: SequenceInput,
         stack: Stack,
-        head: LanguageHead | TiedHead,
+        head: LanguageHead | TiedHead | CappedHead,
     ) -> None:
         super().__init__()
         self.spec, self.patches, self.embedding, self.input = spec, patches, embedding, input

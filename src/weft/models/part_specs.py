@@ -8,16 +8,17 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from torch import nn
 
 from weft.foundation.spec import Spec
-from weft.models.position_specs import HeadSizes
+from weft.models.mask_specs import MaskSpec
+from weft.models.position_specs import HeadSizes, RotarySpec
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
-from weft.parts.experts import Experts
+from weft.parts.experts import Experts, GateName
 from weft.parts.feedforward import FeedForward, GatedFeedForward, gated_width
 from weft.parts.initialization import FanIn, Normal, Scheme, Xavier
 from weft.parts.linear_attention import FeatureName, LinearAttention
 from weft.parts.masks import Mask, Window
-from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm
-from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.norms import LayerNorm, NoNorm, Norm, RMSNorm, ZeroCenteredRMSNorm
+from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.recurrence import Recurrence
 from weft.parts.scores import SCORES, build_score, setting_remedy
 
@@ -60,6 +61,16 @@ class RMSNormSpec(Spec):
         return RMSNorm(width, self.epsilon)
 
 
+class ZeroCenteredRMSNormSpec(Spec):
+    """RMSNorm whose scale is 1 + gamma."""
+
+    kind: Literal["zero-centered-rms"] = "zero-centered-rms"
+    epsilon: float = 1e-6
+
+    def build(self, width: int) -> Norm:
+        return ZeroCenteredRMSNorm(width, self.epsilon)
+
+
 class NoNormSpec(Spec):
     """No norm: the size of what flows through the blocks is kept."""
 
@@ -69,7 +80,7 @@ class NoNormSpec(Spec):
         return NoNorm()
 
 
-NormSpec = Annotated[LayerNormSpec | RMSNormSpec | NoNormSpec, Field(discriminator="kind")]
+NormSpec = Annotated[LayerNormSpec | RMSNormSpec | ZeroCenteredRMSNormSpec | NoNormSpec, Field(discriminator="kind")]
 
 
 class ClassicSpec(Spec):
@@ -99,7 +110,11 @@ class GatedSpec(Spec):
 
 
 class ExpertsSpec(Spec):
-    """E experts of which `active` run for a token; `shared` adds one that always runs, of the same hidden width."""
+    """E experts of which `active` run for a token; `shared` adds one that always runs, of the same hidden width.
+
+    `gates`: renormalized, or each expert's probability; if not given, the probability where one expert is active (its
+    renormalized gate would be 1 always, and its router would not learn from the output), else renormalized.
+    """
 
     kind: Literal["experts"] = "experts"
     experts: PositiveInt = 8
@@ -108,12 +123,13 @@ class ExpertsSpec(Spec):
     activation: ActivationName = "silu"
     gated: bool = True
     shared: bool = False
+    gates: GateName | None = None
 
     def build(self, width: int) -> nn.Module:
         hidden = self.hidden or (gated_width(width) if self.gated else 4 * width)
         kind: type[GatedFeedForward | FeedForward] = GatedFeedForward if self.gated else FeedForward
         shared = kind(width, hidden, self.activation, False) if self.shared else None
-        return Experts(width, hidden, self.experts, self.active, self.activation, self.gated, shared)
+        return Experts(width, hidden, self.experts, self.active, self.activation, self.gated, shared, self.gates)
 
 
 class NoFeedForwardSpec(Spec):
@@ -132,7 +148,8 @@ class AttentionSpec(Spec):
     """Attention in `heads` heads, see `weft.parts.attention`; `score` is one of `weft.parts.scores`.
 
     `score_scale` stands in place of 1/sqrt(D_K), `score_cap` is the bound of a capped score; each score says which it
-    has.
+    has. `rotary` positions stand in place of the model's own, in models of rotary positions.
+    It sees what the model may see, within `window` keys and under `mask`, if they are given.
     """
 
     kind: Literal["attention"] = "attention"
@@ -144,17 +161,21 @@ class AttentionSpec(Spec):
     score_scale: PositiveFloat | None = None
     score_cap: PositiveFloat | None = None
     window: PositiveInt | None = None
+    mask: MaskSpec | None = None
     bias: bool = True
     output_bias: bool | None = None
     query_key_norm: NormSpec | None = None
+    rotary: RotarySpec | None = None
     dropout: Share = 0.0
 
     def build(self, width: int, causal: bool) -> SelfAttention:
         """Self-attention; what it may see is its layer's mask."""
-        return SelfAttention(width, self.heads, *self._parts(width))
+        rotary = None if self.rotary is None else self.rotary.build_attention(self.heads, self.size(width), causal)
+        return SelfAttention(width, self.heads, *(*self._parts(width), rotary))
 
-    def build_cross(self, width: int) -> CrossAttention:
-        return CrossAttention(width, self.heads, None, *self._parts(width))
+    def build_cross(self, width: int, memory_width: int | None = None) -> CrossAttention:
+        """Attention to a memory, of the same width where no other is given; it sees all of it, whatever the window."""
+        return CrossAttention(width, self.heads, memory_width, *self._parts(width))
 
     def _parts(self, width: int) -> tuple[Any, ...]:
         """What self- and cross-attention are built with alike, in the order of their arguments."""
@@ -172,8 +193,9 @@ class AttentionSpec(Spec):
         size = self.size(width)
         return HeadSizes(self.heads, size, self.value_width or size)
 
-    def mask(self, seen: Mask) -> Mask:
-        """What this layer may see: what the model may, in its window."""
+    def visible(self, seen: Mask) -> Mask:
+        """What this layer may see: what the model may, in its window and under its mask."""
+        seen = seen if self.mask is None else self.mask.within(seen)
         return seen if self.window is None else seen & Window(self.window)
 
     def clashes(self, width: int, causal: bool) -> str | None:
@@ -191,7 +213,7 @@ class AttentionSpec(Spec):
 class _PlainMixerSpec(Spec):
     """What mixers without a mask of their own share: they see what the model may see."""
 
-    def mask(self, seen: Mask) -> Mask:
+    def visible(self, seen: Mask) -> Mask:
         return seen
 
     def clashes(self, width: int, causal: bool) -> str | None:
@@ -283,24 +305,28 @@ MixerSpec = Annotated[
 
 
 class LinearHeadSpec(Spec):
-    """Logits by a matrix of their own."""
+    """Logits by a matrix of their own; within +-`cap` where it is given."""
 
     kind: Literal["linear"] = "linear"
     bias: bool = False
+    cap: PositiveFloat | None = None
 
-    def build(self, width: int, vocabulary: int) -> LanguageHead:
-        return LanguageHead(width, vocabulary, self.bias)
+    def build(self, width: int, vocabulary: int) -> LanguageHead | CappedHead:
+        head = LanguageHead(width, vocabulary, self.bias)
+        return head if self.cap is None else CappedHead(head, self.cap, vocabulary)
 
 
 class TiedHeadSpec(Spec):
-    """Logits by the embedding's own matrix."""
+    """Logits by the embedding's own matrix; within +-`cap` where it is given."""
 
     kind: Literal["tied"] = "tied"
     scale: float = 1.0
     bias: bool = False
+    cap: PositiveFloat | None = None
 
-    def build(self, width: int, vocabulary: int) -> TiedHead:
-        return TiedHead(width, vocabulary, self.scale, self.bias)
+    def build(self, width: int, vocabulary: int) -> TiedHead | CappedHead:
+        head = TiedHead(width, vocabulary, self.scale, self.bias)
+        return head if self.cap is None else CappedHead(head, self.cap, vocabulary)
 
 
 HeadSpec = Annotated[LinearHeadSpec | TiedHeadSpec, Field(discriminator="kind")]

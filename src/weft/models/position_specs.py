@@ -28,6 +28,7 @@ from weft.parts.relative import (
     RelativeVectors,
     Rotary,
     Scaling,
+    YaRN,
 )
 
 Nature = Literal["none", "absolute", "relative"]
@@ -201,7 +202,24 @@ class Llama3ScalingSpec(Spec):
         return Llama3(self.factor, self.low, self.high, self.original)
 
 
-ScalingSpec = Annotated[LinearScalingSpec | NTKScalingSpec | Llama3ScalingSpec, Field(discriminator="kind")]
+class YaRNScalingSpec(Spec):
+    """Slow waves stretched, fast ones kept, scores grown; see `weft.parts.relative.YaRN`."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: PositiveFloat
+    original: PositiveInt
+    fast: PositiveFloat = 32.0
+    slow: PositiveFloat = 1.0
+    rounded: bool = True
+    magnitude: PositiveFloat | None = None
+
+    def build(self) -> Scaling:
+        return YaRN(self.factor, self.original, self.fast, self.slow, self.rounded, self.magnitude)
+
+
+ScalingSpec = Annotated[
+    LinearScalingSpec | NTKScalingSpec | Llama3ScalingSpec | YaRNScalingSpec, Field(discriminator="kind")
+]
 
 
 class RotarySpec(PositionSpec):
@@ -212,7 +230,13 @@ class RotarySpec(PositionSpec):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     scaling: ScalingSpec | None = None
 
-    def build_attention(self, heads: int, head_width: int, causal: bool) -> AttentionPosition:
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if isinstance(self.scaling, YaRNScalingSpec) and self.base <= 1:
+            raise ValueError(f"positions.base {self.base:g}: YaRN counts turns by powers of the base; raise it above 1")
+        return self
+
+    def build_attention(self, heads: int, head_width: int, causal: bool) -> Rotary:
         return Rotary(head_width, self.base, self.fraction, None if self.scaling is None else self.scaling.build())
 
 

@@ -20,7 +20,16 @@ from weft.parts.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbeddin
 from weft.parts.experts import Experts
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.linear_attention import LinearAttention
-from weft.parts.outputs import DistilledHead, ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead
+from weft.parts.outputs import (
+    CappedHead,
+    DistilledHead,
+    ForecastHead,
+    LanguageHead,
+    MaskedLanguageHead,
+    PooledHead,
+    TiedHead,
+    TokenHead,
+)
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition
 from weft.parts.word_embedding import WordEmbedding
@@ -194,6 +203,11 @@ def _language(part: LanguageHead | TiedHead, view: ProductView) -> Products:
 
 
 @products.register
+def _capped(part: CappedHead, view: ProductView) -> Products:
+    return products(part.head, view)
+
+
+@products.register
 def _pooled(part: PooledHead, view: ProductView) -> Products:
     hidden = () if part.hidden is None else (_linear("hidden", "x W_P", part.hidden, 1),)
     return hidden if part.linear is None else (*hidden, _linear("classes", "x W_C", part.linear, 1))
@@ -207,6 +221,11 @@ def _distilled(part: DistilledHead, view: ProductView) -> Products:
 @products.register
 def _per_token(part: TokenHead, view: ProductView) -> Products:
     return (_linear("classes", "X W_C", part.linear, view.queries),)
+
+
+@products.register
+def _masked_language(part: MaskedLanguageHead, view: ProductView) -> Products:
+    return (_linear("transform", "X W_P", part.transform, view.queries), *products(part.tied, view))
 
 
 @products.register

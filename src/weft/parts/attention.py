@@ -19,6 +19,7 @@ from weft.parts.attention_context import AttentionContext
 from weft.parts.kernels import Backend, KernelChoice, attention_weights, blocked, choose_kernel, explicit, fused
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
+from weft.parts.relative import Rotary
 from weft.parts.scores import ScaledDot, Score, scaled_dot, weigh
 from weft.parts.state import KeyValueState, TensorState
 
@@ -117,6 +118,7 @@ class SelfAttention(_Attention):
 
     head_h = softmax(Q_h K_h^T / sqrt(D_K)) V_h, Y = [head_1; ...; head_H] W_O. `key_heads` < `heads` shares keys and
     values between heads (grouped; 1 = multi-query). `head_width` is D_K (D / H if not given), `value_width` D_V.
+    `rotary` turns queries and keys in place of what turns those of all layers.
     """
 
     def __init__(
@@ -132,8 +134,10 @@ class SelfAttention(_Attention):
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
         dropout: float = 0.0,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__(score, query_norm, key_norm, dropout)
+        self.rotary = rotary
         self.width, self.heads, self.key_heads, self.head_width, self.value_width = _sizes(
             width, heads, key_heads, head_width, value_width
         )
@@ -151,7 +155,11 @@ class SelfAttention(_Attention):
         """Norm queries and keys where asked for, then rotate them by their positions."""
         query = query if self.query_norm is None else self.query_norm(query)
         key = key if self.key_norm is None else self.key_norm(key)
-        return context.rotate(query), context.rotate(key)
+        return self.rotate(query, context), self.rotate(key, context)
+
+    def rotate(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Queries or keys [B, H, T, K] turned by their positions: by this layer's own rotary ones if it has them."""
+        return context.rotate(x, self.rotary)
 
     def forward(self, x: Tensor, context: AttentionContext | None = None, state: KeyValueState | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""

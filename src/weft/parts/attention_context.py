@@ -49,7 +49,7 @@ class AttentionContext:
             position = None if position is None else one.on_attention_position(position)
         self.position = position
         self.cache_write = cache_write
-        self._angles: dict[torch.dtype, RotaryAngles | None] = {}
+        self._angles: dict[tuple[AttentionPosition, torch.dtype], RotaryAngles | None] = {}
 
     @staticmethod
     def of(x: Tensor, mask: Mask | None = None, position: AttentionPosition | None = None) -> AttentionContext:
@@ -116,13 +116,18 @@ class AttentionContext:
             return self.queries.start - self.keys.start
         return 0 if self.queries.packed and self.keys is self.queries else None
 
-    def rotate(self, x: Tensor) -> Tensor:
-        """Rotate new queries or keys [B, H, T, K] by their positions' angles, where the position is a rotary one."""
-        if self.position is None:
+    def rotate(self, x: Tensor, position: AttentionPosition | None = None) -> Tensor:
+        """Rotate new queries or keys [B, H, T, K] by their positions' angles, where the position is a rotary one.
+
+        `position` stands in place of the context's own: a layer may turn at another speed than the others.
+        """
+        position = self.position if position is None else position
+        if position is None:
             return x
-        if x.dtype not in self._angles:
-            self._angles[x.dtype] = self.position.angles_of(self.queries, x.dtype)
-        angles = self._angles[x.dtype]
+        key = (position, x.dtype)
+        if key not in self._angles:
+            self._angles[key] = position.angles_of(self.queries, x.dtype)
+        angles = self._angles[key]
         return x if angles is None else rotate_pairs(x, *angles)
 
     @property

@@ -143,7 +143,7 @@ def _recurrent(module: nn.RNNBase, scheme: Scheme, layers: int, random: torch.Ge
 def _norm(module: Norm, scheme: Scheme, layers: int, random: torch.Generator) -> None:
     if isinstance(module, NoNorm):
         return
-    module.gamma.fill_(1.0)
+    module.gamma.fill_(module.START)
     beta = getattr(module, "beta", None)
     if beta is not None:
         beta.zero_()

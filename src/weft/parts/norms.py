@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,12 +78,18 @@ def _like(x: Tensor, other: Tensor) -> Tensor:
 
 
 class Norm(nn.Module):
-    """A norm over the last axis, with its scale gamma."""
+    """A norm over the last axis, with its scale gamma, which starts at `START`."""
+
+    START: ClassVar[float] = 1.0
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.gamma = nn.Parameter(torch.ones(width))
+        self.gamma = nn.Parameter(torch.full((width,), self.START))
+
+    def scale(self) -> Tensor:
+        """What unit vectors are multiplied with."""
+        return self.gamma
 
 
 class LayerNorm(Norm):
@@ -107,6 +113,23 @@ class RMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         return rms_norm(x, self.gamma, self.epsilon)
+
+
+class ZeroCenteredRMSNorm(Norm):
+    """y = x / sqrt(eps + mean x^2) * (1 + gamma): weight decay pulls the scale to 1, not to 0 (Gemma)."""
+
+    START: ClassVar[float] = 0.0
+
+    def __init__(self, width: int, epsilon: float = 1e-6) -> None:
+        super().__init__(width, epsilon)
+
+    def scale(self) -> Tensor:
+        """1 + gamma, in float32 or wider."""
+        return 1.0 + widen(self.gamma)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        return rms_norm(x, self.scale(), self.epsilon)
 
 
 class NoNorm(Norm):

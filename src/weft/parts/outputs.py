@@ -12,6 +12,7 @@ from torch.distributions import Distribution, Normal, StudentT
 from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
+from weft.parts.norms import Norm
 from weft.parts.quantized import Int8Linear
 from weft.parts.token_positions import TokenPositions, first_real, last_real
 
@@ -65,10 +66,22 @@ class TiedHead(nn.Module):
         return F.linear(hidden, embedding.weight, self.bias)
 
 
+class CappedHead(nn.Module):
+    """Another head's logits within +-cap: cap * tanh(logits / cap) (Gemma 2)."""
+
+    def __init__(self, head: nn.Module, cap: float, vocabulary: int) -> None:
+        super().__init__()
+        self.head, self.cap, self.vocabulary = head, cap, vocabulary
+
+    def forward(self, hidden: Tensor, embedding: TokenEmbedding | None = None) -> Tensor:
+        """[..., D] -> [..., C]."""
+        return self.cap * (self.head(hidden, embedding=embedding) / self.cap).tanh()
+
+
 class MutedHead(nn.Module):
     """Another head's logits, with -inf for `tokens` that are never to be written."""
 
-    def __init__(self, head: LanguageHead | TiedHead, tokens: tuple[int, ...]) -> None:
+    def __init__(self, head: nn.Module, tokens: tuple[int, ...]) -> None:
         super().__init__()
         self.head, self.tokens = head, tokens
 
@@ -109,8 +122,8 @@ class PooledHead(nn.Module):
         self.activation = activation(activation_name)
         self.linear = nn.Linear(hidden or width, classes) if classes is not None else None
 
-    def forward(self, hidden: Tensor, token_positions: TokenPositions) -> Tensor:
-        """[B, T, D] -> [B, C], or [B, D or hidden] without classes."""
+    def forward(self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None) -> Tensor:
+        """[B, T, D] -> [B, C], or [B, D or hidden] without classes; the embedding is not needed."""
         x = pool_tokens(hidden, token_positions, self.pool)
         if self.hidden is not None:
             x = self.activation(self.hidden(x))
@@ -137,9 +150,28 @@ class TokenHead(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, classes)
 
-    def forward(self, hidden: Tensor, token_positions: TokenPositions) -> Tensor:
-        """[B, T, D] -> [B, T, C]."""
+    def forward(self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None) -> Tensor:
+        """[B, T, D] -> [B, T, C]; the embedding is not needed."""
         return self.linear(hidden)
+
+
+class MaskedLanguageHead(nn.Module):
+    """Which token each token is, for masked ones that are to be filled in (Devlin et al. 2019): a hidden layer and a
+    norm, then logits by the embedding's own matrix E [C, D] with a bias of their own.
+
+    logits = LN(f(h W + b)) E^T + c
+    """
+
+    def __init__(self, width: int, vocabulary: int, norm: Norm, activation_name: str = "gelu") -> None:
+        super().__init__()
+        self.transform = nn.Linear(width, width)
+        self.activation = activation(activation_name)
+        self.norm = norm
+        self.tied = TiedHead(width, vocabulary, bias=True)
+
+    def forward(self, hidden: Tensor, token_positions: TokenPositions, embedding: TokenEmbedding) -> Tensor:
+        """[B, T, D] -> [B, T, C]."""
+        return self.tied(self.norm(self.activation(self.transform(hidden))), embedding)
 
 
 PARAMETERS: dict[str, int] = {"point": 1, "gaussian": 2, "student": 3}

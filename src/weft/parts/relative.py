@@ -8,8 +8,9 @@ relative vectors), `value_bias` adds to what is gathered (relative vectors on th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +63,16 @@ class AttentionPosition(nn.Module):
         return ()
 
 
-class Scaling(Protocol):
+class Scaling(ABC):
     """How rotary frequencies are stretched to reach farther than trained."""
 
+    @abstractmethod
     def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
         """The frequencies theta_i, i = 0, 2, .. width - 2."""
-        ...
+
+    def amplitude(self) -> float:
+        """What turned queries and keys are multiplied with, each."""
+        return 1.0
 
 
 def rotary_frequencies(base: float, width: int, like: Tensor) -> Tensor:
@@ -77,7 +82,7 @@ def rotary_frequencies(base: float, width: int, like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Unscaled:
+class Unscaled(Scaling):
     """Frequencies as trained."""
 
     def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
@@ -85,7 +90,7 @@ class Unscaled:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Scaling):
     """Positions are divided by a factor (Chen et al. 2023)."""
 
     factor: float
@@ -96,7 +101,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class NTK:
+class NTK(Scaling):
     """The base grows so that slow frequencies stretch and fast ones stay: base * factor^(R/(R-2))."""
 
     factor: float
@@ -107,7 +112,7 @@ class NTK:
 
 
 @dataclass(frozen=True)
-class Llama3:
+class Llama3(Scaling):
     """Long waves are stretched by `factor`, short ones kept, a smooth step between (Llama 3.1)."""
 
     factor: float = 8.0
@@ -121,6 +126,41 @@ class Llama3:
         waves = self.original * theta / (2 * math.pi)
         smooth = ((waves - self.low) / (self.high - self.low)).clamp(0, 1)
         return theta * ((1 - smooth) / self.factor + smooth)
+
+
+@dataclass(frozen=True)
+class YaRN(Scaling):
+    """Waves that turn fewer than `slow` times in the `original` length are stretched by `factor`, those that turn more
+    than `fast` times are kept, a linear ramp between; scores grow by m^2, m = 0.1 ln(factor) + 1 (Peng et al. 2023).
+
+    `rounded`: whether the ramp's ends are whole coordinates; `magnitude`: m, where it is not the paper's.
+    """
+
+    factor: float
+    original: int
+    fast: float = 32.0
+    slow: float = 1.0
+    rounded: bool = True
+    magnitude: float | None = None
+
+    def frequencies(self, base: float, width: int, like: Tensor) -> Tensor:
+        """theta_i * (1 - r_i) + theta_i / factor * r_i, r_i = clamp((i/2 - low) / (high - low), 0, 1)."""
+        theta = rotary_frequencies(base, width, like)
+        low, high = (self._coordinate(turns, base, width) for turns in (self.fast, self.slow))
+        if self.rounded:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, width - 1)
+        pair = torch.arange(width // 2, device=like.device, dtype=like.dtype)
+        ramp = ((pair - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+        return theta * (1 - ramp) + theta / self.factor * ramp
+
+    def _coordinate(self, turns: float, base: float, width: int) -> float:
+        """The pair of coordinates whose wave turns so many times in the original length."""
+        return width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    def amplitude(self) -> float:
+        """m."""
+        return 0.1 * math.log(max(self.factor, 1.0)) + 1.0 if self.magnitude is None else self.magnitude
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -174,10 +214,11 @@ class Rotary(AttentionPosition):
         return self._tables[key]
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> RotaryAngles:
-        """(cos t theta_i, -sin t theta_i and sin t theta_i), for the first and the second of each pair."""
+        """(cos t theta_i, -sin t theta_i and sin t theta_i), for the first and the second of each pair; scaled."""
         t = positions.to(wide(dtype))
         angle = t[:, None, :, None] * self.scaling.frequencies(self.base, self.width, t)
-        cos, sin = angle.cos(), angle.sin()
+        amplitude = self.scaling.amplitude()
+        cos, sin = angle.cos() * amplitude, angle.sin() * amplitude
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 

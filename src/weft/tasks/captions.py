@@ -1,12 +1,14 @@
 """Task captions: a text about an image, p(y | image) = prod_t p(y_t | image, y_1 .. y_(t-1)).
 
-The image's patches are the first tokens, seen by all that follows; the text after them is causal. Where the data have
-questions, the text is the answer to one: question, start token, answer, and only the answer is learned.
+Either the image's patches are the first tokens, seen by all that follows, and the text after them is causal; or an
+encoder reads the patches, and each word looks at them by cross-attention (`--preset nano-image-seq2seq`).
+
+Where the data have questions, the text is the answer to one: question, start token, answer, and only the answer is
+learned.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,21 +19,31 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError
 from weft.data.readers.images import read_image
 from weft.data.samples import SampleCaptions
-from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.inference.decoding.generated import GeneratedText
 from weft.inference.decoding.request import GenerationRequest
 from weft.models.build import AnySpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
+from weft.models.sources import PatchSourceSpec
 from weft.tasks.support.augmentation import image_changes
-from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, read_gallery
+from weft.tasks.support.captioned_images import (
+    CaptionsSplit,
+    Gallery,
+    as_images,
+    caption_tokenizer,
+    hold_images_out,
+    read_gallery,
+    suitable_patch,
+    suitable_stem,
+)
 from weft.tasks.support.generation import generate_texts, name_probabilities
 from weft.tasks.support.image_questions import AskedImage, QuestionInputs, commonest_answers
 from weft.tasks.support.losses import language_loss, mean_loss
@@ -53,9 +65,6 @@ from weft.tasks.task import (
 )
 
 SIDE = 96  # pixels, where none are asked for
-NARROWEST = 16  # channels of the first convolution; each further one has twice as many
-GRID = 6  # patches per side, about
-RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
 FEW_WORDS = 256
 LONGEST = 128
 ROOM = 1.5
@@ -85,10 +94,10 @@ class CaptionsOptions(DataSpec):
 
 
 class CaptionsTask(QuestionInputs, Task):
-    """An image+text decoder learns to say what is on an image, or to answer questions about it."""
+    """An image+text decoder, or an encoder-decoder that reads patches, learns what to say, or answer, of an image."""
 
     name = "captions"
-    families = ("image-text",)
+    families = ("image-text", "encoder-decoder")
     metric = "bleu"
     picture = "captions"
     example = "picture.png"
@@ -106,8 +115,8 @@ class CaptionsTask(QuestionInputs, Task):
         self, options: CaptionsOptions, tokenizer: Tokenizer, side: int, longest: int, question: int = 0
     ) -> None:
         """`longest` caption and `question` in tokens; without questions, the latter is 0."""
-        self.options, self.tokenizer, self.side = options, tokenizer, side
-        self.longest, self.question = longest, question
+        self.options, self.tokenizer, self.side, self.longest = options, tokenizer, side, longest
+        self.question, self.takes_questions = question, question > 0
         self.metric = "exact_match" if question else "bleu"
         self.ends = Ends.of(tokenizer)
         self.changes = image_changes(options.augment)
@@ -130,8 +139,9 @@ class CaptionsTask(QuestionInputs, Task):
         side = int(train.pixels.shape[1])
         asked = bool(train.questions)
         if known is None:
-            texts = [*(text for _, text in train.captions), *train.questions]
-            task = cls(options, _tokenizer(options, [_spelled(text, options) for text in texts]), side, 1, int(asked))
+            texts = [_spelled(text, options) for text in (*(text for _, text in train.captions), *train.questions)]
+            tokenizer = caption_tokenizer(options.tokenizer, texts, options.vocabulary, options.least)
+            task = cls(options, tokenizer, side, 1, int(asked))
         elif asked != known.takes_questions:
             kinds = ("captions", "questions")
             raise DataError(f"the base run learned from {kinds[not asked]}, but these data are {kinds[asked]}")
@@ -199,7 +209,7 @@ class CaptionsTask(QuestionInputs, Task):
     def default_model(self, size: Size) -> ImageTextSpec:
         """Convolutions of stride 2 make the patches; learned positions, layer norms without bias."""
         stem = suitable_stem(self.side)
-        return self.fit(
+        spec = self.fit(
             ImageTextSpec(
                 width=size.width,
                 layers=size.layers,
@@ -214,16 +224,37 @@ class CaptionsTask(QuestionInputs, Task):
                 dropout=size.dropout,
             )
         )
-
-    def fit(self, spec: AnySpec) -> ImageTextSpec:
-        """The vocabulary, the images' side and the length of this data; patches that divide the image."""
         assert isinstance(spec, ImageTextSpec)
-        length = min(LONGEST, max(16, round(ROOM * (self.question + self.longest))))
-        after = self.side if not spec.stem else -(-self.side // 2 ** len(spec.stem))
-        patch = spec.patch if after % spec.patch == 0 else suitable_patch(self.side, len(spec.stem))
-        return spec.replace(
-            vocabulary=self.tokenizer.vocabulary, length=length, image=self.side, patch=patch, channels=3
-        )
+        return spec
+
+    def fit(self, spec: AnySpec) -> ImageTextSpec | EncoderDecoderSpec:
+        """The vocabulary, the images' side and the length of this data; patches that divide the image."""
+        fitted = {
+            "vocabulary": self.tokenizer.vocabulary,
+            "length": min(LONGEST, max(16, round(ROOM * (self.question + self.longest)))),
+        }
+        if isinstance(spec, ImageTextSpec):
+            return spec.replace(**fitted, **self._fit_patches(spec))
+        self.expect_model(spec)
+        assert isinstance(spec, EncoderDecoderSpec) and isinstance(spec.source, PatchSourceSpec)
+        return spec.replace(**fitted, source=spec.source.replace(**self._fit_patches(spec.source)))
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """The source of an encoder-decoder must be an image's patches."""
+        if not isinstance(spec, EncoderDecoderSpec):
+            return
+        if not isinstance(spec.source, PatchSourceSpec):
+            raise WeftError(
+                f"task {self.name} reads images, but this model's source is {spec.source.kind}: choose "
+                "source.kind patches, such as --preset nano-image-seq2seq"
+            )
+        if self.options.blind:
+            raise WeftError("a model that looks at images by cross-attention cannot be blind: leave --preset out")
+
+    def _fit_patches(self, given: ImageTextSpec | PatchSourceSpec) -> Tree:
+        after = self.side if not given.stem else -(-self.side // 2 ** len(given.stem))
+        patch = given.patch if after % given.patch == 0 else suitable_patch(self.side, len(given.stem))
+        return {"image": self.side, "patch": patch, "channels": 3}
 
     def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
         """Patches that leave a small grid."""
@@ -244,7 +275,8 @@ class CaptionsTask(QuestionInputs, Task):
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""
-        output = module(batch.inputs["tokens"], images=batch.inputs.get("images"))
+        tokens, images = batch.inputs["tokens"], batch.inputs.get("images")
+        output = module(images, tokens) if _crosses(module) else module(tokens, images=images)
         return language_loss(module, output, batch.labels, batch.count, smoothing)
 
     # --- evaluation and answers ---------------------------------------------------------------------------------------
@@ -323,7 +355,7 @@ class CaptionsTask(QuestionInputs, Task):
             stop=(self.ends.stop,),
             seeds=[generation.seed + first + place for place in range(len(images))],
             samples=generation.samples,
-            images=None if self.options.blind else images,
+            **({"source": images} if _crosses(module) else {"images": None if self.options.blind else images}),
         )
         return generate_texts(module, request, generation, penalty=self.options.penalty)
 
@@ -346,35 +378,9 @@ class CaptionsTask(QuestionInputs, Task):
         return {"bleu of the commonest caption": bleu(said, texts)}
 
 
-def suitable_stem(side: int) -> tuple[int, ...]:
-    """Channels of convolutions that halve an image until patches of 2 x 2 cut it into about 6 x 6."""
-    halvings = max(1, round(math.log2(side / (2 * GRID))))
-    return tuple(NARROWEST * 2**step for step in range(halvings))
-
-
-def suitable_patch(side: int, halvings: int) -> int:
-    """The patch that cuts an image of this side, after its stem, into about 6 x 6."""
-    after = side
-    for _ in range(halvings):
-        after = (after + 1) // 2
-    patch = min((p for p in range(1, after + 1) if after % p == 0), key=lambda p: abs(after // p - GRID))
-    if not GRID // 2 <= after // patch <= 2 * GRID:
-        raise DataError(
-            f"images of {side} pixels per side do not divide into patches: --set data.size={-(-side // 8) * 8}"
-        )
-    return patch
-
-
-def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery, Gallery]:
-    """(to learn from, held out): a share of the images, each with all its captions."""
-    count = len(gallery.pixels)
-    if count < 2:
-        raise DataError(f"{count} image: training and validation take two or more; give more images")
-    if not 0 < share < 1:
-        raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
-    held = min(count - 1, max(1, round(share * count)))
-    order = shuffled_order(count, seed, 0)
-    return gallery.only(sorted(order[held:])), gallery.only(sorted(order[:held]))
+def _crosses(module: nn.Module) -> bool:
+    """Whether the image is the source of an encoder-decoder."""
+    return isinstance(module.spec, EncoderDecoderSpec)
 
 
 def _of_sample(split: SampleCaptions) -> Gallery:
@@ -383,15 +389,3 @@ def _of_sample(split: SampleCaptions) -> Gallery:
 
 def _spelled(text: str, options: CaptionsOptions) -> str:
     return text.lower() if options.lower else text
-
-
-def _tokenizer(options: CaptionsOptions, texts: Sequence[str]) -> Tokenizer:
-    """The one asked for; of many different words the rare ones are unknown."""
-    kind = "words" if options.tokenizer == "auto" else options.tokenizer
-    if kind not in TOKENIZER_KINDS:
-        return load_tokenizer(kind)
-    least = options.least
-    if least is None:
-        different = len({word for text in texts for word in text.split()}) if kind == "words" else 0
-        least = RARE if different > SMALL else 1
-    return train_tokenizer(kind, texts, options.vocabulary, min_frequency=least)

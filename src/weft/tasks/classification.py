@@ -27,10 +27,17 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
-from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import BagOfBigrams
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
-from weft.tasks.support.input_encoders import InputEncoder, TokenEncoder, WordEncoder, learn_encoder, pooled_answer
+from weft.tasks.support.imported_text import ImportedTextTask
+from weft.tasks.support.input_encoders import (
+    InputEncoder,
+    SetEncoder,
+    TokenEncoder,
+    WordEncoder,
+    learn_encoder,
+    pooled_answer,
+)
 from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, macro_f1
@@ -59,9 +66,10 @@ class ClassificationOptions(TableDataSpec):
 
     `header`: whether the first line of a table names its columns: yes, no, or auto (by how it differs from the rest).
 
-    `tokenizer`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
-    words and bpe. In training a token seen n times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r =
-    `rarity`, so that the model relies on no single word.
+    `tokenizer`: auto (words with their characters; characters where texts have no spaces), sets (words whose order says
+    nothing), characters, words, bpe, or a file to load; `vocabulary` bounds words and bpe. In training a token seen n
+    times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r = `rarity`, so that the model relies on no
+    single word.
     """
 
     tokenizer: str = "auto"
@@ -87,7 +95,7 @@ class ClassificationTask(TextInputs, Task):
         "a table of text and label (.csv, .tsv, .jsonl), a text file per class, a text per line (pos.txt neg.txt),\n"
         "a folder of text files per class with one text each, or graphs whose nodes have labels (.json, .jsonl)"
     )
-    compatible_tasks = ("embedding",)
+    compatible_tasks = ("embedding", "fill-mask", "regression")
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
@@ -108,7 +116,7 @@ class ClassificationTask(TextInputs, Task):
         options: ClassificationOptions,
         seed: int,
         cache: Path,
-        known: ClassificationTask | EmbeddingTask | None = None,
+        known: ClassificationTask | ImportedTextTask | None = None,
     ) -> PreparedData:
         """Read labeled texts or graphs, learn words and classes from what is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -125,6 +133,8 @@ class ClassificationTask(TextInputs, Task):
             strata, _ = number_labels([labels[0] if len(labels) == 1 else "" for _, labels in train], learn=False)
             kept, out = hold_out(strata, options.held_out, seed)
             train, held = [train[n] for n in kept], [train[n] for n in out]
+        if found is not None and not found.ordered and options.tokenizer == "auto":
+            options = options.replace(tokenizer="sets")
         task = cls._learn([given for given, _ in train], classes, options, known)
         task.columns = data.columns
         best = None if found is None else found.best
@@ -137,14 +147,14 @@ class ClassificationTask(TextInputs, Task):
         inputs: Sequence[Any],
         classes: tuple[str, ...],
         options: ClassificationOptions,
-        known: ClassificationTask | EmbeddingTask | None,
+        known: ClassificationTask | ImportedTextTask | None,
     ) -> ClassificationTask:
         """How inputs are read, and the classes; what a run that is trained on knows already stays."""
         graphs = isinstance(inputs[0], LabeledGraph)
         if known is None:
             learned = NodeEncoder.learn(inputs) if graphs else None
             return cls(options, learned or learn_encoder(options.tokenizer, inputs, options.vocabulary), classes)
-        encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
+        encoder = TokenEncoder(known.tokenizer, known.frame) if isinstance(known, ImportedTextTask) else known.encoder
         if graphs != isinstance(encoder, NodeEncoder):
             found, learned_on = ("graphs", "texts") if graphs else ("texts", "graphs")
             raise DataError(
@@ -260,8 +270,9 @@ def _files(paths: Sequence[str], options: TableOptions, learn: bool) -> ReadExam
 def _restored(facts: Tree, tokenizer: Tokenizer | None) -> InputEncoder:
     if facts["reading"] == NodeEncoder.kind:
         return NodeEncoder(tuple(facts["names"]))
-    if facts["reading"] == WordEncoder.kind:
-        return WordEncoder(Lexicon.from_tree(facts["lexicon"]))
+    for kind in (WordEncoder, SetEncoder):
+        if facts["reading"] == kind.kind:
+            return kind(Lexicon.from_tree(facts["lexicon"]))
     if tokenizer is None:
         raise WeftError("this run has no tokenizer.json: restore the file or train again")
     return TokenEncoder(tokenizer, Frame.of(facts))

@@ -23,11 +23,11 @@ _NOT_TASKS = ("registry", "task")
 
 
 def _files(folder: str = "") -> dict[str, str]:
-    """Built-in tasks, one per file of this package: task `text` is the class `TextTask` of text.py."""
+    """Built-in tasks, one per file of this package: task `fill-mask` is the class `FillMaskTask` of fill_mask.py."""
     package = "weft.tasks" + (f".{folder}" if folder else "")
     found = pkgutil.iter_modules([str(Path(__file__).parent / folder)])
     names = [info.name for info in found if not info.ispkg and info.name not in _NOT_TASKS]
-    return {name: f"{package}.{name}:{name.title().replace('_', '')}Task" for name in names}
+    return {name.replace("_", "-"): f"{package}.{name}:{name.title().replace('_', '')}Task" for name in names}
 
 
 _TRAINED, _IMPORTED = _files(), _files("imported")

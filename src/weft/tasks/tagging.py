@@ -27,9 +27,9 @@ from weft.models.encoder import EncoderSpec, PerTokenSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.imported.embedding import EmbeddingTask
 from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
+from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
@@ -82,7 +82,7 @@ class TaggingTask(TextInputs, Task):
     Options = TaggingOptions
     formats = "CoNLL-U, or lines of word and tag with blank lines between sentences (.conll, .txt, .tsv, .bio)"
     auto = "an encoder that reads words by their characters, with convolution and attention in turn (hybrid)"
-    compatible_tasks = ("embedding",)
+    compatible_tasks = ("embedding", "fill-mask", "regression")
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
     def __init__(self, options: TaggingOptions, encoder: TagEncoder, tags: tuple[str, ...]) -> None:
@@ -96,7 +96,7 @@ class TaggingTask(TextInputs, Task):
         options: TaggingOptions,
         seed: int,
         cache: Path,
-        known: TaggingTask | EmbeddingTask | None = None,
+        known: TaggingTask | ImportedTextTask | None = None,
     ) -> PreparedData:
         """Read tagged sentences, learn words, characters and tags from what is not held out."""
         found = find_sample(cls.name, paths, seed)
@@ -117,7 +117,7 @@ class TaggingTask(TextInputs, Task):
             task = cls(options, learn_tag_encoder(options.tokenizer, [w for w, _ in train], options.vocabulary), tags)
         else:
             encoder = (
-                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, EmbeddingTask) else known.encoder
+                PieceTagEncoder(known.tokenizer, known.frame) if isinstance(known, ImportedTextTask) else known.encoder
             )
             task = cls(options, encoder, classes_after(tags, known.answers or ()))
         best = None if found is None else found.best

@@ -87,6 +87,11 @@ class Split(ABC):
         """The same for a model that takes at most `length` tokens."""
         return self
 
+    def fit(self, spec: AnySpec) -> Split:
+        """The same for a model of this spec."""
+        length = spec.declares().length
+        return self if length is None else self.cut(length)
+
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
         order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
@@ -256,7 +261,9 @@ class Task(ABC):
     trainable: ClassVar[bool] = True  # else its runs are imported
     generates: ClassVar[bool] = False  # the answer is a text, written token by token
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
+    ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
+    takes_questions: bool = False  # each input, an image, comes with a question about it
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any
@@ -295,6 +302,10 @@ class Task(ABC):
         """A preset's spec with vocabulary, classes and lengths of this data."""
         raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
 
+    def expect_model(self, spec: AnySpec) -> None:
+        """Refuse a model that cannot take this data, whatever was changed in its spec."""
+        return  # most tasks leave it to the families that they take
+
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""
         spec = plain_preset(name, size.width, size.layers, size.heads)
@@ -305,11 +316,6 @@ class Task(ABC):
     def sample_seed(self) -> int:
         """The seed of the built-in sample that the run is evaluated on."""
         return 0
-
-    @property
-    def takes_questions(self) -> bool:
-        """Whether each input, an image, comes with a question about it."""
-        return False
 
     @property
     def answers(self) -> tuple[str, ...] | None:

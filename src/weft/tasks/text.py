@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
@@ -38,7 +39,6 @@ from weft.parts.masks import Documents
 from weft.tasks.support.conversation import Conversation
 from weft.tasks.support.few_shot import FewShot
 from weft.tasks.support.generation import TEMPERATURE, generate_texts, name_probabilities
-from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import (
@@ -59,8 +59,7 @@ SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is 
 ALPHABET = 512
 LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
 WINDOW = 512  # tokens per window when a model is trained on: those from elsewhere read more than memory holds
-PROMPT, PREVIEW = 24, 60
-CONTINUATION = 120
+PROMPT, PREVIEW, CONTINUATION = 24, 60, 120
 
 
 class TextOptions(DataSpec):
@@ -81,13 +80,15 @@ class TextOptions(DataSpec):
 class TextSplit(Split):
     """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
 
-    `most`: what a window holds however long the model is.
+    `most`: what a window holds however long the model is. `prefix`: number of first tokens that the model sees in both
+    directions; what it sees it is not asked, so answers begin after them.
     """
 
     store: TokenStore
     context: int = 256
     isolate: bool = False
     most: int | None = None
+    prefix: int = 0
 
     def __len__(self) -> int:
         return max(1, -(-(len(self.store) - 1) // self.context))
@@ -101,6 +102,15 @@ class TextSplit(Split):
         """Windows of at most `length`; a short text is one window."""
         length = length if self.most is None else min(length, self.most)
         return replace(self, context=max(1, min(length, len(self.store) - 1)))
+
+    def fit(self, spec: AnySpec) -> Split:
+        """Windows for this model, whose prefix is given and not asked for."""
+        split = replace(cast(TextSplit, super().fit(spec)), prefix=spec.declares().text_prefix or 0)
+        if split.context < split.prefix:
+            raise DataError(
+                f"windows of {split.context} tokens lie in the prefix of {split.prefix}: shorten mixer.mask.length"
+            )
+        return split
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Windows in random order, or one after the other."""
@@ -138,6 +148,8 @@ class TextSplit(Split):
             if self.isolate:
                 documents[row, :n] = window.documents[:-1]
                 labels[row, :n][window.documents[1:] != window.documents[:-1]] = IGNORED
+            if self.prefix:
+                labels[row, :n][_places(window.documents[:-1] if self.isolate else None, n) + 1 < self.prefix] = IGNORED
         inputs: dict[str, Any] = {"tokens": torch.from_numpy(tokens)}
         if self.isolate:
             inputs["documents"] = torch.from_numpy(documents)
@@ -145,7 +157,7 @@ class TextSplit(Split):
         return Batch(inputs, torch.from_numpy(labels), count, tokens.size)
 
 
-class TextTask(FewShot, TextInputs, Task):
+class TextTask(FewShot, Task):
     """A decoder learns to continue texts."""
 
     name = "text"
@@ -154,9 +166,7 @@ class TextTask(FewShot, TextInputs, Task):
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
-    formats = (
-        "text files (.txt, .md), .jsonl with a field text or messages, .parquet with a column text, or folders of them"
-    )
+    formats = "texts (.txt, .md), .jsonl with a field text or messages, .parquet with a column text, folders of them"
     auto = "a decoder of attention alone, with rotary positions and squared ReLU"
     generates = continues_input = True
 
@@ -338,9 +348,20 @@ class TextTask(FewShot, TextInputs, Task):
     def preview(self, module: nn.Module, split: Split) -> str:
         """A continuation of the held-out text's beginning."""
         assert isinstance(split, TextSplit)
-        prompt = self.tokenizer.decode(split.store.window(0, min(PROMPT, len(split.store))).tokens.tolist())
+        if len(split.store) < split.prefix:
+            return ""
+        shown = split.store.window(0, min(max(PROMPT, split.prefix + 1), len(split.store)))
+        prompt = self.tokenizer.decode(shown.tokens.tolist())
         answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
+
+
+def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
+    """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
+    index = np.arange(count)
+    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
+    begins = np.concatenate(([True], documents[1:] != documents[:-1]))
+    return index - np.maximum.accumulate(np.where(begins, index, 0))
 
 
 def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:

@@ -80,6 +80,10 @@ def _expect_known(name: str, config: Tree) -> None:
     if config.get("mlp_bias"):
         raise WeftError("feedforward.bias: a GGUF file of this kind has no such biases; export to huggingface instead")
     rope = config.get("rope_parameters", {})
+    if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
+        raise WeftError(
+            f"positions.scaling {rope['rope_type']}: Weft writes GGUF files without it; export to huggingface instead"
+        )
     given = tuple(rope.get(key) for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
     if rope.get("rope_type") == "llama3" and given != LLAMA3:
         raise WeftError(f"positions.scaling {given}: a GGUF file can only say those of Llama 3, {LLAMA3}")

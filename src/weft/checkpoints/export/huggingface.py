@@ -15,7 +15,7 @@ from weft.checkpoints.families import explicit_spec, find_family
 from weft.checkpoints.families.family import Family
 from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
-from weft.checkpoints.task_facts import FILTERS, POOLS
+from weft.checkpoints.task_facts import FILTERS, POOLS, SCORE_ACTIVATIONS
 from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -31,7 +31,7 @@ def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress
     kinds = {tensor.dtype for tensor in run.weights.values()}
     config["dtype"] = str(max(kinds, key=lambda kind: kind.itemsize)).removeprefix("torch.")
     config |= _ids(run, str(config["model_type"]))
-    _write_json(out / "config.json", config | _classes(run))
+    _write_json(out / "config.json", config | _classes(run) | _score(run))
     if run.generates and run.tokenizer is not None:
         _write_json(out / "generation_config.json", _generation(run))
     if isinstance(run.model, VisionSpec):
@@ -110,6 +110,13 @@ def _classes(run: ExportSource) -> Tree:
         return {}
     table = {str(number): name for number, name in enumerate(names)}
     return {"id2label": table, "label2id": {name: number for number, name in enumerate(names)}}
+
+
+def _score(run: ExportSource) -> Tree:
+    """What makes a score of the logit, where sentence-transformers looks for it."""
+    activation = run.facts.get("activation")
+    names = {ours: theirs for theirs, ours in SCORE_ACTIVATIONS.items()}
+    return {"sentence_transformers": {"activation_fn": names[activation]}} if activation in names else {}
 
 
 def _preprocessor(run: ExportSource) -> Tree:

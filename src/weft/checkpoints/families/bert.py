@@ -1,6 +1,7 @@
-"""BERT, MiniLM and RoBERTa: post-norm encoders with learned positions, and a pooler or classes where there are any.
+"""BERT, MiniLM and RoBERTa: post-norm encoders with learned positions; bare, with classes or a masked language head.
 
-RoBERTa's positions begin at 2, and its classifier has a hidden layer of its own in place of the pooler.
+RoBERTa's positions begin at 2, its classifier has a hidden layer of its own in place of the pooler, and its masked
+language head is always GELU's.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, 
 from weft.checkpoints.families.weight_maps import SkippedRows, WeightRow, map_linear, map_norm
 from weft.data.readers.files import DataError
 from weft.foundation.spec import Tree
-from weft.models.encoder import EncoderSpec, PerTokenSpec, PooledSpec, TokensSpec
+from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PerTokenSpec, PooledSpec, TokensSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 
 LABELS, TAGS = "ForSequenceClassification", "ForTokenClassification"
+MASKED, PRETRAINED = "ForMaskedLM", "ForPreTraining"
+CLS = "cls.predictions.transform"
 UNUSED_POSITIONS = 2  # RoBERTa counts from its padding token, 1, on
 
 
@@ -41,26 +44,32 @@ def read(config: Config, known: KnownTensors, roberta: bool = False) -> EncoderS
         norm=LayerNormSpec(epsilon=config.number("layer_norm_eps", 1e-12)),
         arrangement="post-norm",
         input_norm=True,
-        output=_output(config, known, width),
+        output=_output(config, known, width, roberta),
     )
 
 
-def _output(config: Config, known: KnownTensors, width: int) -> PooledSpec | PerTokenSpec:
-    """One output per text (with a pooler if there is one), one per token, or the hidden states."""
-    name = str((config.get("architectures") or [""])[0])
+def _output(
+    config: Config, known: KnownTensors, width: int, roberta: bool
+) -> PooledSpec | PerTokenSpec | MaskedLanguageSpec:
+    """One output per text (with a pooler if there is one), one per token, fillings of masks, or the hidden states."""
+    name = config.architecture()
+    if name.endswith((MASKED, PRETRAINED)) and known.has("lm_head.dense.weight" if roberta else f"{CLS}.dense.weight"):
+        config.expect("tie_word_embeddings", True)
+        return MaskedLanguageSpec(activation="gelu" if roberta else config.activation("hidden_act", "gelu"))
     if name.endswith(TAGS):
-        return PerTokenSpec(classes=_classes(config))
+        return PerTokenSpec(classes=_classes(config, 2))
     classes = _classes(config) if name.endswith(LABELS) else None
     pools = classes is not None or known.has("pooler.dense.weight")
     return PooledSpec(hidden=width if pools else None, classes=classes)
 
 
-def _classes(config: Config) -> int:
-    config.expect("problem_type", "single_label_classification")
+def _classes(config: Config, least: int = 1) -> int:
+    """How many labels there are; one label is a score."""
     labels = config.get("id2label")
     count = len(labels) if isinstance(labels, dict) and labels else config.whole("num_labels", 2)
-    if count == 1:
-        raise DataError(f"{config.name} has one label, a score and no class: Weft has no task for scores of texts yet")
+    config.expect("problem_type", "regression" if count == 1 else "single_label_classification")
+    if count < least:
+        raise DataError(f"{config.name} has one label for each token: Weft has two tags or more, no scores of tokens")
     return count
 
 
@@ -70,7 +79,9 @@ def write(spec: EncoderSpec, roberta: bool = False) -> Tree:
     assert isinstance(feedforward, ClassicSpec) and isinstance(spec.norm, LayerNormSpec)
     assert isinstance(given, TokensSpec)
     name = "Roberta" if roberta else "Bert"
-    suffix = TAGS if isinstance(output, PerTokenSpec) else "Model" if output.classes is None else LABELS
+    suffix = "Model" if output.classes is None else LABELS
+    if output.EACH_TOKEN:
+        suffix = TAGS if isinstance(output, PerTokenSpec) else MASKED
     config: Tree = {
         "architectures": [name + suffix],
         "model_type": name.lower(),
@@ -92,9 +103,10 @@ def write(spec: EncoderSpec, roberta: bool = False) -> Tree:
 
 
 def table(spec: EncoderSpec, roberta: bool = False) -> list[WeightRow]:
-    """Names of BertModel, or with classes of BertForSequenceClassification and BertForTokenClassification."""
+    """Names of BertModel; with a head those of BertForSequenceClassification, ForTokenClassification, ForMaskedLM."""
     output = spec.output
-    body = "" if output.classes is None else "roberta." if roberta else "bert."
+    bare = isinstance(output, PooledSpec) and output.classes is None
+    body = "" if bare else "roberta." if roberta else "bert."
     places = WeightRow("input.position.table", (f"{body}embeddings.position_embeddings.weight",))
     rows = [
         WeightRow("embedding.weight", (f"{body}embeddings.word_embeddings.weight",)),
@@ -107,6 +119,10 @@ def table(spec: EncoderSpec, roberta: bool = False) -> list[WeightRow]:
         rows += map_linear("head.hidden", "classifier.dense" if own_head else f"{body}pooler.dense")
     if output.classes is not None:
         rows += map_linear("head.linear", "classifier.out_proj" if own_head else "classifier")
+    if isinstance(output, MaskedLanguageSpec):
+        rows += map_linear("head.transform", "lm_head.dense" if roberta else f"{CLS}.dense")
+        rows += map_norm("head.norm", "lm_head.layer_norm" if roberta else f"{CLS}.LayerNorm")
+        rows.append(WeightRow("head.tied.bias", ("lm_head.bias" if roberta else "cls.predictions.bias",)))
     for layer in range(spec.layers):
         ours, theirs = f"stack.blocks.{layer}", f"{body}encoder.layer.{layer}"
         projections = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
@@ -133,22 +149,30 @@ def canonical(name: str) -> str | None:
 BERT = Family(
     name="BERT",
     types=("bert",),
-    architectures=("BertModel", f"Bert{LABELS}", f"Bert{TAGS}", "BertForMaskedLM", "BertForPreTraining"),
+    architectures=tuple(f"Bert{use}" for use in ("Model", LABELS, TAGS, MASKED, PRETRAINED)),
     read=read,
     write=write,
     table=table,
     canonical=canonical,
+    copies={
+        "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
     unused=("cls.", "pooler."),
 )
 ROBERTA = Family(
     name="RoBERTa",
     types=("roberta", "xlm-roberta"),
     architectures=tuple(
-        f"{name}{use}" for name in ("Roberta", "XLMRoberta") for use in ("Model", LABELS, TAGS, "ForMaskedLM")
+        f"{name}{use}" for name in ("Roberta", "XLMRoberta") for use in ("Model", LABELS, TAGS, MASKED)
     ),
     read=partial(read, roberta=True),
     write=partial(write, roberta=True),
     table=partial(table, roberta=True),
     canonical=canonical,
+    copies={
+        "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
     unused=("lm_head.", "pooler."),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,9 +78,14 @@ class Config:
     def activation(self, key: str, default: str) -> Any:
         """Weft's name of an activation."""
         name = self.get(key, default)
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise self.wrong(key, f"one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
+
+    def architecture(self) -> str:
+        """The name of the model's class; empty where a config has none."""
+        names = self.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else ""
 
     def expect(self, key: str, *allowed: Any) -> None:
         """Refuse any value but the allowed ones; the first of them is the default of a missing field."""
@@ -95,6 +100,12 @@ class Config:
         return DataError(
             f"{self.name}: {key} is {self.tree.get(key)!r:.60}, but {what} is needed; fetch the folder again"
         )
+
+
+def shortest_pattern(layers: Sequence[Any]) -> Sequence[Any]:
+    """The shortest beginning of these layers that gives them all when it is repeated."""
+    fits = (n for n in range(1, len(layers) + 1) if all(one == layers[i % n] for i, one in enumerate(layers)))
+    return layers[: next(fits)]
 
 
 def _same_name(name: str) -> str | None:

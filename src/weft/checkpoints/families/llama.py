@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors
+from weft.checkpoints.families.family import THEIR_ACTIVATIONS, Config, Family, KnownTensors, shortest_pattern
+from weft.checkpoints.families.rotary_config import read_rotary, write_rotary
 from weft.checkpoints.families.weight_maps import (
     ConcatenatedRows,
     Identity,
@@ -24,7 +25,7 @@ from weft.models.part_specs import (
     RMSNormSpec,
     TiedHeadSpec,
 )
-from weft.models.position_specs import LinearScalingSpec, Llama3ScalingSpec, RotarySpec
+from weft.models.position_specs import RotarySpec
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -45,7 +46,11 @@ def read(config: Config, known: KnownTensors) -> DecoderSpec:
     if kind not in ("llama", "qwen3"):
         config.expect("attention_bias", kind == "qwen2")
     config.expect("mlp_bias", False, *([True] if kind == "llama" else []))
-    config.expect("partial_rotary_factor", 1.0)
+    positions = read_rotary(config)
+    if positions.fraction != 1.0:
+        raise DataError(
+            f"{config.name} sets partial_rotary_factor to {positions.fraction:g}: models of {kind} have only 1"
+        )
     return DecoderSpec(
         vocabulary=config.whole("vocab_size"),
         length=config.whole("max_position_embeddings", LENGTHS[kind]),
@@ -53,7 +58,7 @@ def read(config: Config, known: KnownTensors) -> DecoderSpec:
         layers=config.whole("num_hidden_layers"),
         mixer=_mixers(config, kind),
         feedforward=_feedforward(config, kind),
-        positions=_positions(config),
+        positions=positions,
         norm=RMSNormSpec(epsilon=config.number("rms_norm_eps", EPSILONS[kind])),
         head=TiedHeadSpec() if config.flag("tie_word_embeddings", False) else LinearHeadSpec(),
     )
@@ -72,9 +77,8 @@ def _mixers(config: Config, kind: str) -> tuple[AttentionSpec, ...]:
         output_bias=False if kind == "qwen2" else None,
         query_key_norm=RMSNormSpec(epsilon=epsilon) if kind == "qwen3" else None,
     )
-    windows = _windows(config, kind)
-    shortest = next(n for n in range(1, len(windows) + 1) if all(w == windows[i % n] for i, w in enumerate(windows)))
-    return tuple(whole if window is None else whole.replace(window=window) for window in windows[:shortest])
+    windows = shortest_pattern(_windows(config, kind))
+    return tuple(whole if window is None else whole.replace(window=window) for window in windows)
 
 
 def _windows(config: Config, kind: str) -> list[int | None]:
@@ -93,7 +97,7 @@ def _windows(config: Config, kind: str) -> list[int | None]:
     if kinds is None:
         first = int(config.get("max_window_layers", 28))
         return [window if layer >= first else None for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(one not in (FULL, SLIDING) for one in kinds):
         raise config.wrong("layer_types", f"a list of {layers} times {FULL} or {SLIDING}")
     return [window if one == SLIDING else None for one in kinds]
 
@@ -102,31 +106,8 @@ def _feedforward(config: Config, kind: str) -> GatedSpec | ExpertsSpec:
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "silu")
     if kind == "mixtral":
         experts, active = config.whole("num_local_experts", 8), config.whole("num_experts_per_tok", 2)
-        return ExpertsSpec(experts=experts, active=active, hidden=hidden, activation=activation)
+        return ExpertsSpec(experts=experts, active=active, hidden=hidden, activation=activation, gates="renormalized")
     return GatedSpec(hidden=hidden, activation=activation, bias=config.flag("mlp_bias", False))
-
-
-def _positions(config: Config) -> RotarySpec:
-    """Rotary positions: rope_parameters, or in older configs rope_theta and rope_scaling."""
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise config.wrong("rope_parameters", "a table")
-    rope = Config({"rope_theta": config.get("rope_theta"), **given}, f"{config.name}, rope_parameters")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    base = rope.number("rope_theta", 10_000.0)
-    if kind == "default":
-        return RotarySpec(base=base)
-    if kind == "linear":
-        return RotarySpec(base=base, scaling=LinearScalingSpec(factor=rope.number("factor")))
-    if kind == "llama3":
-        scaling = Llama3ScalingSpec(
-            factor=rope.number("factor"),
-            low=rope.number("low_freq_factor"),
-            high=rope.number("high_freq_factor"),
-            original=rope.whole("original_max_position_embeddings"),
-        )
-        return RotarySpec(base=base, scaling=scaling)
-    raise DataError(f"{config.name} scales rotary positions by {kind!r:.40}: Weft has default, linear and llama3")
 
 
 def write(spec: DecoderSpec) -> Tree:
@@ -146,7 +127,7 @@ def write(spec: DecoderSpec) -> Tree:
         "num_key_value_heads": attention.key_heads or attention.heads,
         "head_dim": attention.size(spec.width),
         "rms_norm_eps": spec.norm.epsilon,
-        **_rope(positions),
+        **write_rotary(positions),
         "tie_word_embeddings": spec.head.kind == "tied",
         **_width(spec.feedforward),
     }
@@ -180,24 +161,6 @@ def _width(feedforward: Any) -> Tree:
     else:
         more = {}
     return {"intermediate_size": feedforward.hidden, "hidden_act": THEIR_ACTIVATIONS[feedforward.activation], **more}
-
-
-def _rope(positions: RotarySpec) -> Tree:
-    """In the fields of transformers 5, and in those of earlier versions: rope_theta and rope_scaling."""
-    scaling, theta = positions.scaling, positions.base
-    how: Tree = {"rope_type": "default"}
-    if isinstance(scaling, LinearScalingSpec):
-        how = {"rope_type": "linear", "factor": scaling.factor}
-    if isinstance(scaling, Llama3ScalingSpec):
-        how = {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low,
-            "high_freq_factor": scaling.high,
-            "original_max_position_embeddings": scaling.original,
-        }
-    known = {"rope_theta": theta, "rope_parameters": {**how, "rope_theta": theta}}
-    return known if scaling is None else known | {"rope_scaling": how}
 
 
 def table(spec: DecoderSpec) -> list[WeightRow]:

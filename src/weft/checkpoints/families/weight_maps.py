@@ -113,6 +113,23 @@ class SkippedRows:
 
 
 @dataclass(frozen=True)
+class HeadByHead:
+    """Queries, keys and values of each head after the other, [H, 3, K, ...], where ours has all queries first."""
+
+    heads: int
+
+    def read(self, theirs: Sequence[Tensor]) -> Tensor:
+        x = theirs[0]
+        return x.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).reshape(x.shape)
+
+    def write(self, ours: Tensor) -> list[Tensor]:
+        return [ours.unflatten(0, (3, self.heads, -1)).transpose(0, 1).reshape(ours.shape)]
+
+    def shapes(self, ours: Shape) -> list[Shape]:
+        return [ours]
+
+
+@dataclass(frozen=True)
 class StackedExperts:
     """One matrix per expert: ours stacks them [E, ...], each made by `inner` from its own tensors."""
 
@@ -209,7 +226,7 @@ def match_tensors(
             "fetch the folder again, or check that config.json belongs to it"
         )
     over = sorted(set(known) - set(wanted))
-    left = [known[name] for name in over if any(name.startswith(start) for start in unused)]
+    left = [known[name] for name in over if name not in copies and any(name.startswith(start) for start in unused)]
     for name in over:
         if known[name] not in left:
             _expect_copy(tensors, known, name, copies)

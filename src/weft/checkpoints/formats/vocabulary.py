@@ -72,6 +72,8 @@ def _tokenizer(folder: Path, config: Config, settings: Mapping[str, Any]) -> Tok
         engine.post_processor = _template_processing("$A </s>", tokenizer, "</s>")
     elif kind in ("llama", "mistral", "mixtral") and tokenizer.id_of("<s>") is not None:
         engine.post_processor = _template_processing("<s> $A", tokenizer, "<s>")
+    elif kind in ("gemma2", "gemma3_text") and tokenizer.id_of("<bos>") is not None:
+        engine.post_processor = _template_processing("<bos> $A", tokenizer, "<bos>")
     _add_tokens(tokenizer, settings.get("added_tokens_decoder"))
     return tokenizer
 
@@ -111,6 +113,19 @@ def text_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if framed[first : first + len(plain)] == plain:
             return tuple(framed[:first]), tuple(framed[first + len(plain) :])
     return (), ()
+
+
+def pair_frame(
+    tokenizer: Tokenizer, before: tuple[int, ...], after: tuple[int, ...]
+) -> tuple[tuple[int, ...], int] | None:
+    """(ids between two texts, segment of the second) by the tokenizer's own post-processor; None if it has no pairs."""
+    word = "a" if tokenizer.encode("a") else "1"
+    plain, framed = tokenizer.encode(word), tokenizer.engine.encode(word, word, add_special_tokens=True)
+    ids, first = list(framed.ids), len(before) + len(plain)
+    last = len(ids) - len(after) - len(plain)
+    if last <= first or ids[:first] != [*before, *plain] or ids[last:] != [*plain, *after]:
+        return None
+    return tuple(ids[first:last]), int(framed.type_ids[last])
 
 
 def _with_ends(found: Vocabulary, settings: Mapping[str, Any]) -> Vocabulary:

@@ -10,6 +10,7 @@ import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.nn.functional as F
@@ -19,7 +20,7 @@ from weft.inference.fast.native import native_head, native_stack
 from weft.inference.fast.packed_weights import LinearFunction, packed_linear
 from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
-from weft.parts.outputs import LanguageHead, TiedHead
+from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.stack import Stack
 
 STACKS = ("stack", "decoder")
@@ -94,8 +95,10 @@ def _optimize(model: nn.Module) -> nn.Module:
         if type(embedding) is TokenEmbedding:
             twin._modules[name] = UncheckedEmbedding(embedding)
     head = getattr(model, "head", None)
-    if type(head) in (LanguageHead, TiedHead):
-        twin._modules["head"] = PackedHead(head, getattr(model, "target_embedding", None) or model.embedding)  # type: ignore[arg-type]
+    own: Any = head.head if type(head) is CappedHead else head
+    if type(own) in (LanguageHead, TiedHead):
+        packed = PackedHead(own, getattr(model, "target_embedding", None) or model.embedding)  # type: ignore[arg-type]
+        twin._modules["head"] = packed if own is head else CappedHead(packed, head.cap, head.vocabulary)  # type: ignore[union-attr]
     return twin
 
 

@@ -18,16 +18,17 @@ from weft.inference.fast.packed_weights import LinearFunction, linear_function
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.auxiliary import Auxiliary
-from weft.parts.block import Block, CrossAttentionSource, PostNorm, PreNorm
+from weft.parts.block import Block, CrossAttentionSource, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Mask
-from weft.parts.norms import LayerNorm, Norm, RMSNorm, unit_rows, unit_terms
+from weft.parts.norms import LayerNorm, Norm, RMSNorm, ZeroCenteredRMSNorm, unit_rows, unit_terms
 from weft.parts.stack import Stack
 from weft.parts.state import KeyValueState, LayerState, State
 from weft.parts.token_positions import TokenPositions
 
 Branch = Callable[..., Tensor]
 WIDE = (torch.float32, torch.float64)
+RMS_NORMS = (RMSNorm, ZeroCenteredRMSNorm)
 
 
 class SingleTokenStack(Stack):
@@ -64,27 +65,29 @@ class SingleTokenStack(Stack):
 
 def single_token_block(block: nn.Module) -> Branch:
     """The same block for one token per row, or the block itself where it has no such form."""
-    if type(block) not in (PreNorm, PostNorm) or not isinstance(block, Block) or block.training:
+    kind = SINGLE_TOKEN_BLOCKS.get(type(block))
+    if kind is None or not isinstance(block, Block) or block.training:
         return block
     attends = block.mixer is None or (type(block.mixer) is SelfAttention and _shares_width(block.mixer))
-    return SingleTokenBlock(block) if attends else block
+    return kind(block) if attends else block
 
 
 def _shares_width(attention: SelfAttention) -> bool:
     """Whether queries, keys and values are vectors of one size, and queries and keys are normalized alike."""
-    norms = (attention.query_norm, attention.key_norm)
-    alike = norms == (None, None) or {(type(n), n.epsilon, n.gamma.dtype in WIDE) for n in norms if n is not None} == {
-        (RMSNorm, getattr(norms[0], "epsilon", None), True)
-    }
+    first, second = attention.query_norm, attention.key_norm
+    if first is None or second is None:
+        alike = first is second
+    else:
+        known = type(first) in RMS_NORMS and first.gamma.dtype in WIDE and second.gamma.dtype in WIDE
+        alike = known and type(first) is type(second) and first.epsilon == second.epsilon
     return alike and attention.head_width == attention.value_width
 
 
 class SingleTokenBlock:
-    """A block taken apart: its branches and their norms, in the order that it applies them."""
+    """A pre-norm block taken apart: its branches and their norms, in the order that it applies them."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
-        self.after = type(block) is PostNorm
         self.mixer = None if block.mixer is None else SingleTokenAttention(block.mixer)  # type: ignore[arg-type]
         self.cross = None if block.cross is None else SingleTokenCrossAttention(block.cross)
         self.feedforward = _feedforward_function(block.feedforward)
@@ -102,16 +105,55 @@ class SingleTokenBlock:
         """[B, 1, D] -> [B, 1, D]; longer inputs go through the block itself."""
         if x.shape[1] != 1:
             return self.block(x, context, state, source, auxiliary)
+        z = x
         if self.mixer is not None:
-            x = self._branch(x, self.mixer_norm, self.mixer, context, state)
+            x = self._branch(x, z, self.mixer_norm, self.mixer, context, state)
         if self.cross is not None and source is not None:
-            x = self._branch(x, self.cross_norm, self.cross, source)
+            x = self._branch(x, z, self.cross_norm, self.cross, source)
         if self.feedforward is not None:
-            x = self._branch(x, self.feedforward_norm, self.feedforward, auxiliary)
+            x = self._branch(x, z, self.feedforward_norm, self.feedforward, auxiliary)
         return x
 
-    def _branch(self, x: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
-        return norm(branch(x, *extra) + x) if self.after else x + branch(norm(x), *extra)
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        """`x` with a branch; `z` is what entered the block."""
+        return x + branch(norm(x), *extra)
+
+
+class SingleTokenPostNorm(SingleTokenBlock):
+    """A post-norm block."""
+
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        return norm(branch(x, *extra) + x)
+
+
+class SingleTokenParallel(SingleTokenBlock):
+    """A parallel block: every branch reads what entered the block."""
+
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        return x + branch(norm(z), *extra)
+
+
+class SingleTokenSandwichNorm(SingleTokenBlock):
+    """A sandwich-norm block: each branch is followed by its own norm."""
+
+    def __init__(self, block: SandwichNorm) -> None:
+        super().__init__(block)
+        norms = (block.mixer_output_norm, block.cross_output_norm, block.feedforward_output_norm)
+        branches: tuple[Branch | None, ...] = (self.mixer, self.cross, self.feedforward)
+        self.output_norms = {
+            branch: _norm_function(norm) for branch, norm in zip(branches, norms, strict=True) if branch is not None
+        }
+
+    def _branch(self, x: Tensor, z: Tensor, norm: LinearFunction, branch: Branch, *extra: Any) -> Tensor:
+        return x + self.output_norms[branch](branch(norm(x), *extra))
+
+
+SINGLE_TOKEN_BLOCKS: dict[type, Callable[[Any], SingleTokenBlock]] = {
+    PreNorm: SingleTokenBlock,
+    PostNorm: SingleTokenPostNorm,
+    SandwichNorm: SingleTokenSandwichNorm,
+    Parallel: SingleTokenParallel,
+}
 
 
 class SingleTokenAttention:
@@ -124,7 +166,7 @@ class SingleTokenAttention:
         self.unit: tuple[Tensor, Tensor] | None = None
         if attention.query_norm is not None and attention.key_norm is not None:
             pairs = ((attention.query_norm, self.H), (attention.key_norm, self.G))
-            gammas = torch.cat([norm.gamma.detach().expand(heads, 1, self.K) for norm, heads in pairs])
+            gammas = torch.cat([norm.scale().detach().expand(heads, 1, self.K) for norm, heads in pairs])
             self.unit = unit_terms(gammas, attention.query_norm.epsilon)
 
     def __call__(self, x: Tensor, context: AttentionContext, state: KeyValueState | None) -> Tensor:
@@ -134,7 +176,7 @@ class SingleTokenAttention:
         queries_keys = heads.narrow(1, 0, H + G)
         if self.unit is not None:
             queries_keys = unit_rows(queries_keys, *self.unit)
-        query, key = context.rotate(queries_keys).split_with_sizes((H, G), 1)
+        query, key = self.attention.rotate(queries_keys, context).split_with_sizes((H, G), 1)
         value = heads.narrow(1, H + G, G)
         if state is not None and context.cache_write is not None:
             key, value = state.append(key, value, context.cache_write)
@@ -180,7 +222,7 @@ def _norm_function(norm: Norm | None) -> LinearFunction:
     if type(norm) is LayerNorm and norm.gamma.dtype in WIDE:
         shape, gamma, beta, epsilon = norm.gamma.shape, norm.gamma.detach(), norm.beta, norm.epsilon
         return lambda x: F.layer_norm(x, shape, gamma, beta, epsilon)
-    if type(norm) is RMSNorm and norm.gamma.dtype in WIDE:
-        floor, scale = unit_terms(norm.gamma.detach(), norm.epsilon)
+    if isinstance(norm, RMS_NORMS) and type(norm) in RMS_NORMS and norm.gamma.dtype in WIDE:
+        floor, scale = unit_terms(norm.scale().detach(), norm.epsilon)
         return lambda x: unit_rows(x, floor, scale)
     return norm if norm is not None else lambda x: x

@@ -21,7 +21,7 @@ from weft.inspection.recording.foreign_attention import KERNEL
 from weft.inspection.recording.function_overrides import FunctionOverrides
 from weft.parts.attention import CrossAttention, PlainCrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
-from weft.parts.block import PostNorm, PreNorm
+from weft.parts.block import Block
 from weft.parts.embeddings import PatchEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
 from weft.parts.grid_positions import GridAxes, GridSinusoids, GridTable
 from weft.parts.observer import Observer
@@ -110,8 +110,8 @@ def _branch(module: nn.Module, point: Attention | FeedForward) -> nn.Module:
     if not 0 <= point.layer < len(found):
         raise WeftError(f"there is no layer {point.layer}: choose 0 to {len(found) - 1}")
     block = found[point.layer]
-    if not isinstance(block, (PreNorm, PostNorm)):
-        raise WeftError(f"layer {point.layer} is a {type(block).__name__}: only PreNorm and PostNorm can be reached")
+    if not isinstance(block, Block):
+        raise WeftError(f"layer {point.layer} is a {type(block).__name__}: only Weft's own blocks can be reached")
     name = "feedforward" if isinstance(point, FeedForward) else "cross" if point.kind == "cross" else "mixer"
     part = getattr(block, name)
     if not isinstance(part, nn.Module):

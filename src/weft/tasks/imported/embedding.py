@@ -20,19 +20,16 @@ from weft.data.batching import pad_rows
 from weft.data.readers.files import DataError, find_files
 from weft.data.readers.tables import TABLE_SUFFIXES, open_table
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
-from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.parts.masks import Real
 from weft.parts.outputs import Pool, pool_tokens
 from weft.parts.token_positions import TokenPositions
-from weft.tasks.support.input_rows import TextInputs
+from weft.tasks.support.imported_text import ImportedTextTask, expect_tokenizer
+from weft.tasks.support.metrics import pearson, spearman
 from weft.tasks.support.prompt_format import Frame
 from weft.tasks.support.table_data import TableDataSpec
-from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, PreparedData, Size, Split, Task
-
-UNTRAINED = "embedding models are imported, not trained here: weft import FOLDER --out RUN"
+from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, Split
 
 
 class EmbeddingOptions(TableDataSpec):
@@ -70,35 +67,24 @@ class SimilaritySplit(Split):
         return Batch(inputs, scores, len(scores), padded.tokens.numel())
 
 
-class EmbeddingTask(TextInputs, Task):
+class EmbeddingTask(ImportedTextTask):
     """An encoder gives each text a vector."""
 
     name = "embedding"
-    families = ("encoder",)
     metric = "spearman"
     picture = "embedding"
     example = '"a text" --json'
     Options = EmbeddingOptions
-    trainable = False
-
-    tokenizer: Tokenizer
 
     def __init__(
         self, options: EmbeddingOptions, tokenizer: Tokenizer, frame: Frame, pool: Pool, normalize: bool, length: int
     ) -> None:
-        self.options, self.tokenizer, self.frame = options, tokenizer, frame
-        self.pool, self.normalize, self.length = pool, normalize, length
-
-    @classmethod
-    def prepare(
-        cls, paths: Sequence[str], options: Any, seed: int, cache: Path, known: EmbeddingTask | None = None
-    ) -> PreparedData:
-        raise WeftError(UNTRAINED)
+        super().__init__(options, tokenizer, frame, length)
+        self.pool, self.normalize = pool, normalize
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> EmbeddingTask:
-        if tokenizer is None:
-            raise WeftError("this run has no tokenizer.json: restore the file or import it again")
+        tokenizer = expect_tokenizer(tokenizer)
         pool, normalize = cast(Pool, str(facts["pool"])), bool(facts["normalize"])
         return cls(options, tokenizer, Frame.of(facts), pool, normalize, int(facts["length"]))
 
@@ -133,12 +119,6 @@ class EmbeddingTask(TextInputs, Task):
         unknown = self.tokenizer.role("unknown") or 0
         return [self.frame.put(ids, self.length) or [unknown] for ids in self.tokenizer.encode_many(texts)]
 
-    def default_model(self, size: Size) -> EncoderSpec:
-        raise WeftError(UNTRAINED)
-
-    def fit(self, spec: AnySpec) -> EncoderSpec:
-        raise WeftError(UNTRAINED)
-
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """The squared differences of cosines and scores; scores count from 0 to 1."""
         first, second = self._vectors(module, batch.inputs["tokens"], batch.inputs["lengths"]).chunk(2)
@@ -155,8 +135,11 @@ class EmbeddingTask(TextInputs, Task):
                 first, second = self._vectors(module, x["tokens"], x["lengths"]).chunk(2)
                 found.append(nn.functional.cosine_similarity(first, second).double().cpu().numpy())
         cosines = np.concatenate(found)
-        ranks = [_ranks(values) for values in (cosines, split.scores)]
-        return {"spearman": _pearson(*ranks), "pearson": _pearson(cosines, split.scores), "pairs": len(split)}
+        return {
+            "spearman": spearman(cosines, split.scores),
+            "pearson": pearson(cosines, split.scores),
+            "pairs": len(split),
+        }
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The vector of each text."""
@@ -184,18 +167,3 @@ class EmbeddingTask(TextInputs, Task):
         hidden = module(tokens, mask=Real(real)).hidden
         vectors = pool_tokens(hidden, TokenPositions.of_lengths(lengths, tokens.shape[1]), self.pool)
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1, 2, ... from the smallest on; equal values share the mean of their ranks."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    means: NDArray[np.float64] = last - (count - 1) / 2
-    return means[place]
-
-
-def _pearson(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """cov(a, b) / (sd a sd b); 0 where one never changes."""
-    a, b = first - first.mean(), second - second.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else 0.0

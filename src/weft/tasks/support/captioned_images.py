@@ -12,13 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft.data.batching import shuffled_order
 from weft.data.readers.captions import has_questions, read_captions, read_questions
+from weft.data.readers.files import DataError
 from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
+from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.augmentation import ImageAugmentation, change_images
 from weft.tasks.support.text_pairs import Ends, like_length
 from weft.tasks.task import Batch, Split
+
+RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
+NARROWEST = 16  # channels of the first convolution; each further one has twice as many
+GRID = 6  # patches per side, about
 
 
 @dataclass(frozen=True)
@@ -165,3 +172,45 @@ def after_questions(
         wide[row, asked : asked + before], answers[row, asked : asked + before] = tokens[row], labels[row]
     kept = max(1, int((answers != IGNORED).any(0).nonzero().max()) + 1)
     return wide[:, :kept], answers[:, :kept]
+
+
+def suitable_stem(side: int) -> tuple[int, ...]:
+    """Channels of convolutions that halve an image until patches of 2 x 2 cut it into about 6 x 6."""
+    halvings = max(1, round(math.log2(side / (2 * GRID))))
+    return tuple(NARROWEST * 2**step for step in range(halvings))
+
+
+def suitable_patch(side: int, halvings: int) -> int:
+    """The patch that cuts an image of this side, after its stem, into about 6 x 6."""
+    after = side
+    for _ in range(halvings):
+        after = (after + 1) // 2
+    patch = min((p for p in range(1, after + 1) if after % p == 0), key=lambda p: abs(after // p - GRID))
+    if not GRID // 2 <= after // patch <= 2 * GRID:
+        raise DataError(
+            f"images of {side} pixels per side do not divide into patches: --set data.size={-(-side // 8) * 8}"
+        )
+    return patch
+
+
+def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery, Gallery]:
+    """(to learn from, held out): a share of the images, each with all its captions."""
+    count = len(gallery.pixels)
+    if count < 2:
+        raise DataError(f"{count} image: training and validation take two or more; give more images")
+    if not 0 < share < 1:
+        raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
+    held = min(count - 1, max(1, round(share * count)))
+    order = shuffled_order(count, seed, 0)
+    return gallery.only(sorted(order[held:])), gallery.only(sorted(order[:held]))
+
+
+def caption_tokenizer(kind: str, texts: Sequence[str], vocabulary: int, least: int | None) -> Tokenizer:
+    """The one asked for, `auto` of words; of many different words those seen less than `least` times are unknown."""
+    kind = "words" if kind == "auto" else kind
+    if kind not in TOKENIZER_KINDS:
+        return load_tokenizer(kind)
+    if least is None:
+        different = len({word for text in texts for word in text.split()}) if kind == "words" else 0
+        least = RARE if different > SMALL else 1
+    return train_tokenizer(kind, texts, vocabulary, min_frequency=least)

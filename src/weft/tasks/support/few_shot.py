@@ -7,7 +7,7 @@ without a look at any label (Zhou et al. 2024).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
 from weft.parts.masks import Padding
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.metrics import accuracy, macro_f1
 
 Labeled = Sequence[tuple[str, str]]
@@ -48,8 +49,8 @@ class FewShotOptions:
     columns: Sequence[str] = ()
 
 
-class FewShot(ABC):
-    """What a task of language models inherits to label texts after examples in a prompt."""
+class FewShot(TextInputs):
+    """What a task of language models inherits: its inputs are texts, and it labels texts after examples in a prompt."""
 
     tokenizer: Tokenizer
 

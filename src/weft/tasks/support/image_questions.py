@@ -27,11 +27,7 @@ class AskedImage:
 class QuestionInputs(ImageInputs):
     """What a task inherits whose inputs are images, with a question each where it learned from such."""
 
-    question: int  # tokens of the longest one; 0 if there are none
-
-    @property
-    def takes_questions(self) -> bool:
-        return self.question > 0
+    takes_questions: bool
 
     def asked_image(self, given: Any, question: str | None) -> AskedImage:
         """An input of `predict`: a path, with a `question` for all; or {"image": path, "question": text}."""

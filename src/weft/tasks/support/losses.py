@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from weft.foundation.numerics import widen
 from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
+from weft.parts.outputs import CappedHead
 from weft.tasks.task import Loss, Split, Task
 
 # Above so many logits they are made chunk by chunk; below, one product is faster.
@@ -28,12 +30,28 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
         hidden, flat = hidden[real], flat[real]
     head: Any = module.head
     embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
-    if hidden.shape[0] * head.vocabulary > WHOLE:
+    if isinstance(head, CappedHead):
+        total = _by_rows(head, hidden, embedding, flat, smoothing)
+    elif hidden.shape[0] * head.vocabulary > WHOLE:
         total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
     else:
         logits = widen(head(hidden, embedding=embedding))
         total = F.cross_entropy(logits, flat, reduction="sum", label_smoothing=smoothing)
     return Loss(total, count, auxiliary_loss(output))
+
+
+def _by_rows(head: CappedHead, hidden: Tensor, embedding: Any, labels: Tensor, smoothing: float) -> Tensor:
+    """Cross-entropy of a head that is no linear map: some rows at a time, whose logits are made anew for gradients."""
+
+    def part(some: Tensor, wanted: Tensor) -> Tensor:
+        logits = widen(head(some, embedding=embedding))
+        return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing)
+
+    rows = max(1, WHOLE // head.vocabulary)
+    if len(labels) <= rows:
+        return part(hidden, labels)
+    pairs = zip(hidden.split(rows), labels.split(rows), strict=True)
+    return torch.stack([checkpoint(part, some, wanted, use_reentrant=False) for some, wanted in pairs]).sum()
 
 
 def _in_chunks(hidden: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:

@@ -1,7 +1,9 @@
 /* One decoding step of a stack of blocks: one or a few new tokens per row, all layers in one call.
  *
- *   pre-norm   z' = MSA(LN(z)) + z,   z = MLP(LN(z')) + z'
- *   post-norm  z' = LN(MSA(z) + z),   z = LN(MLP(z') + z')
+ *   pre-norm   z' = MSA(LN(z)) + z,      z = MLP(LN(z')) + z'
+ *   post-norm  z' = LN(MSA(z) + z),      z = LN(MLP(z') + z')
+ *   sandwich   z' = LN(MSA(LN(z))) + z,  z = LN(MLP(LN(z'))) + z'
+ *   parallel   z' = MSA(LN(z)) + MLP(LN(z)) + z
  *   attention  a = softmax(q K^T s) over the slots that the row sees,  y = a V;  capped: c tanh(q K^T s / c)
  *
  * Decoding reads every weight once per step, so the work is to read memory at full rate. Products take four rows of W at
@@ -27,6 +29,7 @@ typedef int32_t i8v __attribute__((vector_size(32)));
 
 enum { F32, INT8 };
 enum { NO_NORM, RMS, LAYER };
+enum { PRE_NORM, POST_NORM, SANDWICH_NORM, PARALLEL };
 enum { RELU, GELU, GELU_TANH, SILU, SQUARED_RELU };
 
 typedef struct {
@@ -49,15 +52,17 @@ typedef struct {
 
 typedef struct {
     Norm mixer_norm, cross_norm, feedforward_norm, query_norm, key_norm, cross_query_norm;
+    Norm mixer_output_norm, cross_output_norm, feedforward_output_norm; /* sandwich-norm only */
     Matrix qkv, output, cross_query, cross_output, up, down;
     CacheStore keys, values, memory_keys, memory_values;
+    const float *cosines, *sines; /* [positions, rotary], the sine with its sign */
     int64_t window, capacity, slots; /* window 0: all; keys stand in slot (order mod capacity) */
 } Layer;
 
 typedef struct {
     int64_t layers, width, heads, key_heads, head_width, value_width, hidden;
     int64_t cross_heads, cross_key_heads, cross_width, cross_value_width;
-    int64_t activation, gated, post, rotary; /* rotary: how many coordinates turn */
+    int64_t activation, gated, arrangement, rotary; /* rotary: how many coordinates turn */
     double scale, cross_scale, cap, cross_cap; /* cap 0: none */
     Norm last;
 } StackShape;
@@ -66,7 +71,6 @@ typedef struct {
     int64_t batch, tokens, source; /* tokens: new ones per row */
     const int64_t *orders;      /* [cache_slots, batch]: how many keys a row has before them */
     const int64_t *positions;   /* [batch, tokens]: where they stand */
-    const float *cosines, *sines; /* [positions, rotary], the sine with its sign */
     const uint8_t *source_real; /* [batch, source] or none */
     float *scratch;
     int64_t scratch_row, longest;
@@ -306,7 +310,7 @@ static void self_attend(const StackShape *s, const Layer *l, const StepCall *c, 
     int64_t order = c->orders[l->slots * c->batch + b] + t, slot = order % l->capacity;
     int64_t at = c->positions[b * c->tokens + t];
     float *key = heads + H * K + g * K, *value = heads + (H + G) * K + g * V;
-    const float *cosine = c->cosines + at * s->rotary, *sine = c->sines + at * s->rotary;
+    const float *cosine = l->cosines + at * s->rotary, *sine = l->sines + at * s->rotary;
     float *keys = l->keys.data + b * l->keys.row + g * l->keys.head;
     float *values = l->values.data + b * l->values.row + g * l->values.head;
     if (l->key_norm.kind != NO_NORM) normalize(&l->key_norm, key, key, K);
@@ -370,17 +374,23 @@ static void product(Team *team, const Matrix *m, const float *x, int64_t x_row, 
     multiply(m, x, x_row, y, y_row, B, first, last);
 }
 
-/* x + branch, or norm(x + branch) where norms come after; every thread has its own copy of the residual stream. */
-static void add(const StackShape *s, const Norm *norm, float *x, const float *branch, int64_t row, int64_t B) {
+/* x + branch, norm(x + branch) or x + output(branch); every thread has its own copy of the residual stream, and `own`
+ * has room for one row. */
+static void add(const StackShape *s, const Norm *norm, const Norm *output, float *x, const float *branch, int64_t row, int64_t B, float *own) {
     for (int64_t b = 0; b < B; b++) {
         float *z = x + b * s->width;
-        for (int64_t i = 0; i < s->width; i++) z[i] += branch[b * row + i];
-        if (s->post) normalize(norm, z, z, s->width);
+        const float *y = branch + b * row;
+        if (s->arrangement == SANDWICH_NORM) {
+            normalize(output, y, own, s->width);
+            y = own;
+        }
+        for (int64_t i = 0; i < s->width; i++) z[i] += y[i];
+        if (s->arrangement == POST_NORM) normalize(norm, z, z, s->width);
     }
 }
 
 static const float *before(const StackShape *s, const Norm *norm, const float *x, float *normed, int64_t B) {
-    if (s->post) return x;
+    if (s->arrangement == POST_NORM) return x;
     for (int64_t b = 0; b < B; b++) normalize(norm, x + b * s->width, normed + b * s->width, s->width);
     return normed;
 }
@@ -388,12 +398,15 @@ static const float *before(const StackShape *s, const Norm *norm, const float *x
 static void run(Team *team, const StackShape *s, const Layer *layers, const StepCall *c, const float *input, float *hidden) {
     int64_t T = c->tokens, B = c->batch * T, D = s->width, row = c->scratch_row;
     float *heads = c->scratch, *mixed = heads + B * row, *branch = mixed + B * row, *wide = branch + B * row;
-    float *own = wide + B * row + team->id * (2 * B * D + c->longest + 16);
-    float *x = own, *normed = own + B * D, *weights = own + 2 * B * D;
+    float *own = wide + B * row + team->id * (3 * B * D + c->longest + 16);
+    float *x = own, *normed = own + B * D, *weights = own + 3 * B * D;
+    /* What a branch reads: the stream as it is, or in parallel blocks as it was when it entered the block. */
+    float *read = s->arrangement == PARALLEL ? own + 2 * B * D : x;
     memcpy(x, input, B * D * sizeof(float));
     for (int64_t n = 0; n < s->layers; n++) {
         const Layer *l = layers + n;
-        const float *z = before(s, &l->mixer_norm, x, normed, B);
+        if (read != x) memcpy(read, x, B * D * sizeof(float));
+        const float *z = before(s, &l->mixer_norm, read, normed, B);
         if (l->qkv.weight) {
             product(team, &l->qkv, z, D, heads, row, B);
             meet(team);
@@ -405,10 +418,10 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             meet(team);
             product(team, &l->output, mixed, row, branch, row, B);
             meet(team);
-            add(s, &l->mixer_norm, x, branch, row, B);
+            add(s, &l->mixer_norm, &l->mixer_output_norm, x, branch, row, B, normed);
         }
         if (l->cross_query.weight) {
-            z = before(s, &l->cross_norm, x, normed, B);
+            z = before(s, &l->cross_norm, read, normed, B);
             product(team, &l->cross_query, z, D, heads, row, B);
             meet(team);
             for (int64_t job = team->id; job < B * s->cross_heads; job += team->count) {
@@ -418,11 +431,11 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             meet(team);
             product(team, &l->cross_output, mixed, row, branch, row, B);
             meet(team);
-            add(s, &l->cross_norm, x, branch, row, B);
+            add(s, &l->cross_norm, &l->cross_output_norm, x, branch, row, B, normed);
         }
         if (l->up.weight) {
             int64_t F = s->hidden, first, last;
-            z = before(s, &l->feedforward_norm, x, normed, B);
+            z = before(s, &l->feedforward_norm, read, normed, B);
             share(team, F, &first, &last);
             multiply(&l->up, z, D, wide, row, B, first, last);
             if (s->gated) multiply(&l->up, z, D, wide, row, B, F + first, F + last);
@@ -434,7 +447,7 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             meet(team);
             product(team, &l->down, wide, row, branch, row, B);
             meet(team);
-            add(s, &l->feedforward_norm, x, branch, row, B);
+            add(s, &l->feedforward_norm, &l->feedforward_output_norm, x, branch, row, B, normed);
         }
     }
     if (team->id == 0)

@@ -36,7 +36,9 @@ class CacheStore(Structure):
     _fields_ = [("data", c_void_p), ("row", c_int64), ("head", c_int64), ("slot", c_int64)]
 
 
-_NORMS = ("mixer_norm", "cross_norm", "feedforward_norm", "query_norm", "key_norm", "cross_query_norm")
+BRANCH_NORMS = ("mixer_norm", "cross_norm", "feedforward_norm")
+OUTPUT_NORMS = ("mixer_output_norm", "cross_output_norm", "feedforward_output_norm")
+_NORMS = (*BRANCH_NORMS, "query_norm", "key_norm", "cross_query_norm", *OUTPUT_NORMS)
 _MATRICES = ("qkv", "output", "cross_query", "cross_output", "up", "down")
 _STORES = ("keys", "values", "memory_keys", "memory_values")
 
@@ -48,6 +50,8 @@ class Layer(Structure):
         *((name, NormTerms) for name in _NORMS),
         *((name, Matrix) for name in _MATRICES),
         *((name, CacheStore) for name in _STORES),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
         ("window", c_int64),
         ("capacity", c_int64),
         ("slot_group", c_int64),
@@ -56,7 +60,7 @@ class Layer(Structure):
 
 _SIZES = ("layers", "width", "heads", "key_heads", "head_width", "value_width", "hidden")
 _CROSS = ("cross_heads", "cross_key_heads", "cross_width", "cross_value_width")
-_WAYS = ("activation", "gated", "post", "rotary")
+_WAYS = ("activation", "gated", "arrangement", "rotary")
 
 
 class StackShape(Structure):
@@ -81,8 +85,6 @@ class StepCall(Structure):
         ("source", c_int64),
         ("orders", c_void_p),
         ("positions", c_void_p),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
         ("source_real", c_void_p),
         ("scratch", c_void_p),
         ("scratch_row", c_int64),
@@ -109,6 +111,8 @@ def store_of(x: Tensor) -> CacheStore:
 
 __all__ = [
     "ACTIVATIONS",
+    "BRANCH_NORMS",
+    "OUTPUT_NORMS",
     "CacheStore",
     "Layer",
     "Matrix",

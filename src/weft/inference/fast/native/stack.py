@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from weft.inference.fast.native.layout import (
     ACTIVATIONS,
+    BRANCH_NORMS,
     LAYER,
     NO_NORM,
+    OUTPUT_NORMS,
     RMS,
     Layer,
     Matrix,
@@ -31,10 +33,10 @@ from weft.inference.fast.native.library import library
 from weft.inference.fast.single_token import SingleTokenStack
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.auxiliary import Auxiliary
-from weft.parts.block import Block, PostNorm, PreNorm
+from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Causal, Mask, Prefix, Window
-from weft.parts.norms import LayerNorm, RMSNorm
+from weft.parts.norms import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from weft.parts.quantized import Int8Linear
 from weft.parts.relative import Rotary
 from weft.parts.scores import CappedDot, Dot, ScaledDot
@@ -43,6 +45,7 @@ from weft.parts.state import RING_SLACK, KeyValueState, State
 from weft.parts.token_positions import TokenPositions
 
 FEW = 32  # rows of a product up to which reading weights is most of the work
+ARRANGEMENTS = (PreNorm, PostNorm, SandwichNorm, Parallel)  # in the order of decode.c
 KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
 ALONE = 1 << 20  # weights below which one thread is faster than two that wait for each other
 
@@ -69,8 +72,9 @@ class NativeStack(SingleTokenStack):
         super().__init__(stack)
         self._step = found.weft_step
         self._held: list[Tensor] = []
+        self._tables: list[Any] = []
         blocks = list(stack.blocks)
-        if not blocks or len({type(block) for block in blocks}) > 1:
+        if not blocks or len({type(block) for block in blocks}) > 1 or type(blocks[0]) not in ARRANGEMENTS:
             raise Unsupported
         kinds = [{type(term) for term in mask.terms()} for mask in self.masks]
         if any(kind not in KNOWN for kind in kinds):
@@ -106,7 +110,7 @@ class NativeStack(SingleTokenStack):
             return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
         if not state.counter.begun:
-            self._expect(x, mask, state, memory)
+            self._expect(x, token_positions, mask, state, memory)
         with self._lock:
             return self._write(x, token_positions, state, memory)
 
@@ -122,9 +126,7 @@ class NativeStack(SingleTokenStack):
         call = self._call
         call.batch, call.tokens = B, T
         call.orders, call.positions = orders.data_ptr(), positions.data_ptr()
-        tables = self._angles(token_positions, positions)
-        if tables is not None:
-            call.cosines, call.sines = tables[0].data_ptr(), tables[1].data_ptr()
+        self._bind_angles(token_positions, positions)
         threads = 1 if self._alone else torch.get_num_threads()
         self._make_room(B * T, longest + T, threads)
         x, hidden = x.contiguous(), torch.empty_like(x)
@@ -201,16 +203,21 @@ class NativeStack(SingleTokenStack):
         self._call.source = memory[0].shape[1]
         self._call.source_real = None if self._real is None else self._real.data_ptr()
 
-    def _angles(self, token_positions: TokenPositions, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(cos, sin) of all positions so far, [positions, R]."""
-        if not isinstance(self.position, Rotary):
-            return None
+    def _bind_angles(self, token_positions: TokenPositions, positions: Tensor) -> None:
+        """Pointers to (cos, sin) of all positions so far, [positions, R], updated only when these have moved."""
+        if not self._shape.rotary:
+            return
         last = (
             int(positions.max())
             if token_positions.start is None
             else token_positions.start + token_positions.length - 1
         )
-        return self.position.table(last + 1, positions.device, torch.float32)
+        tables = [rotary.table(last + 1, positions.device, torch.float32) for rotary in self._rotaries]
+        if len(tables) == len(self._tables) and all(a is b for a, b in zip(tables, self._tables, strict=True)):
+            return
+        for layer, number in zip(self._layers, self._turned_by, strict=True):
+            layer.cosines, layer.sines = tables[number][0].data_ptr(), tables[number][1].data_ptr()
+        self._tables = tables
 
     def _make_room(self, rows: int, longest: int, threads: int) -> None:
         s = self._shape
@@ -219,21 +226,26 @@ class NativeStack(SingleTokenStack):
             s.cross_heads * max(s.cross_width, s.cross_value_width), s.hidden * (1 + s.gated),
         )  # fmt: skip
         longest = 1 << (longest + 16).bit_length()
-        size = 4 * rows * row + threads * (2 * rows * s.width + longest + 16)
+        size = 4 * rows * row + threads * (3 * rows * s.width + longest + 16)
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size)
         self._call.scratch, self._call.scratch_row, self._call.longest = self._scratch.data_ptr(), row, longest
 
     def _describe(self, blocks: list[Any]) -> StackShape:
         """What all layers share, refused where they do not."""
-        if self.position is not None and type(self.position) is not Rotary:
+        positions = [getattr(block.mixer, "rotary", None) or self.position for block in blocks]
+        if any(position is not None and type(position) is not Rotary for position in positions):
             raise Unsupported
         shapes = {_sizes(block) for block in blocks}
         if len(shapes) > 1:
             raise Unsupported
         shape = StackShape(len(blocks), *shapes.pop())
-        shape.post = int(type(blocks[0]) is PostNorm)
-        shape.rotary = self.position.width if isinstance(self.position, Rotary) else 0
+        shape.arrangement = ARRANGEMENTS.index(type(blocks[0]))
+        self._rotaries, self._turned_by = _distinct(positions)
+        widths = {0 if position is None else position.width for position in positions}
+        if len(widths) > 1:
+            raise Unsupported
+        shape.rotary = widths.pop()
         shape.last = self._norm(self.norm)
         scores = {(_scale_and_cap(block.mixer), _scale_and_cap(block.cross)) for block in blocks}
         if len(scores) > 1:
@@ -242,10 +254,8 @@ class NativeStack(SingleTokenStack):
         return shape
 
     def _layer(self, block: Any, mask: Mask) -> Layer:
-        if type(block) not in (PreNorm, PostNorm):
-            raise Unsupported
         layer = Layer()
-        for name in ("mixer_norm", "cross_norm", "feedforward_norm"):
+        for name in (*BRANCH_NORMS, *(OUTPUT_NORMS if isinstance(block, SandwichNorm) else ())):
             setattr(layer, name, self._norm(getattr(block, name)))
         mixer, cross, feedforward = block.mixer, block.cross, block.feedforward
         if mixer is not None:
@@ -268,13 +278,25 @@ class NativeStack(SingleTokenStack):
     def _norm(self, norm: nn.Module | None) -> NormTerms:
         if norm is None:
             return NormTerms(None, None, 0.0, NO_NORM)
-        if not isinstance(norm, (LayerNorm, RMSNorm)) or type(norm) not in (LayerNorm, RMSNorm):
+        kinds = (LayerNorm, RMSNorm, ZeroCenteredRMSNorm)
+        if not isinstance(norm, kinds) or type(norm) not in kinds:
             raise Unsupported
-        gamma, beta = _float32(norm.gamma), _float32(getattr(norm, "beta", None))
+        gamma, beta = _float32(norm.scale()), _float32(getattr(norm, "beta", None))
         assert gamma is not None
         self._held += [t for t in (gamma, beta) if t is not None]
-        kind = RMS if type(norm) is RMSNorm else LAYER
+        kind = LAYER if isinstance(norm, LayerNorm) else RMS
         return NormTerms(gamma.data_ptr(), None if beta is None else beta.data_ptr(), norm.epsilon, kind)
+
+
+def _distinct(positions: list[Any]) -> tuple[list[Rotary], list[int]]:
+    """Rotary positions that differ, and which of them each layer has; layers may hold equal ones of their own."""
+    found: dict[Any, Rotary] = {}
+    keys = [None if one is None else (one.base, one.width, one.scaling) for one in positions]
+    for key, one in zip(keys, positions, strict=True):
+        if key is not None:
+            found.setdefault(key, one)
+    numbers = {key: number for number, key in enumerate(found)}
+    return list(found.values()), [numbers.get(key, 0) for key in keys]
 
 
 def _ready(own: KeyValueState) -> bool:
