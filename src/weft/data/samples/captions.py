@@ -16,6 +16,8 @@ FORMS = ("circle", "square", "triangle", "cross")
 # Where the first shape is relative to the second, in words, and the direction from the first to the second in x and y.
 RELATIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
 ALONE = 0.2
+# Scenes of one shape teach colors and forms; those of two, whose color is whose.
+ASKED_ALONE = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
 
 
 def questions(seed: int, size: int) -> Sample[SampleCaptions]:
-    """Scenes of two shapes, each with a question such as "what color is the circle?" or "which shape is red?"."""
+    """Scenes of one or two shapes, each with a question: "what color is the circle?" or "which shape is red?"."""
     random = numpy_generator(seed, "questions")
     drawn = [_question(random) for _ in range(size + validation_size(size))]
     pixels = np.stack([picture for picture, _, _ in drawn])
@@ -59,15 +61,16 @@ def questions(seed: int, size: int) -> Sample[SampleCaptions]:
 
 
 def _question(random: np.random.Generator) -> tuple[Pixels, str, str]:
-    """(picture, question, answer): two shapes that differ in form and color, side by side or one above the other."""
-    colors, forms = (list(random.permutation(list(names))[:2]) for names in (PALETTE, FORMS))
+    """(picture, question, answer): one shape, or two that differ in form and color, beside or above each other."""
+    count = 1 if random.random() < ASKED_ALONE else 2
+    colors, forms = ([str(name) for name in random.permutation(list(names))[:count]] for names in (PALETTE, FORMS))
     canvas, middle = background(SIZE, random), (SIZE - 1) / 2
-    step = 11 * np.array([(1, 0), (0, 1)][random.integers(2)]) * (1 if random.random() < 0.5 else -1)
-    for sign, color, form in zip((-1, 1), colors, forms, strict=True):
+    step = 11 * np.array([(1, 0), (0, 1), (-1, 0), (0, -1)][random.integers(4)])
+    for sign, color, form in zip((-1, 1), colors, forms, strict=False):
         x, y = middle + sign * step + random.uniform(-3, 3, 2)
-        canvas = _paint(canvas, (str(color), str(form)), x, y, random.uniform(6, 9))
-    one = random.integers(2)
-    color, form = str(colors[one]), str(forms[one])
+        canvas = _paint(canvas, (color, form), x, y, random.uniform(6, 9))
+    asked = int(random.integers(count))
+    color, form = colors[asked], forms[asked]
     if random.random() < 0.5:
         return _finish(canvas), f"what color is the {form}?", color
     return _finish(canvas), f"which shape is {color}?", form
