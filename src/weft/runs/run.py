@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.checkpoints.sample_runs import locate_run
+from weft.data.hub import local_sources
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
 from weft.foundation.atomic_files import DiskError
@@ -117,7 +118,7 @@ class Run:
         if options:
             task = copy(task)
             task.options = type(task.options)(**{**task.options.to_tree(), **options})
-        split = task.read([str(path) for path in paths], cache_folder())
+        split = task.read(local_sources([str(path) for path in paths]), cache_folder())
         split = split.fit(cast(AnySpec, self.module.spec))
         # Models from elsewhere read so much at once that windows of that length would take all memory.
         if (getattr(self.module.spec, "length", None) or 0) > EVALUATION_BATCH:
