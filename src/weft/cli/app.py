@@ -17,7 +17,21 @@ from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
-ORDER = ("demo", "train", "predict", "chat", "tokens", "eval", "look", "lookup", "laws", "show", "import", "export")
+ORDER = (
+    "demo",
+    "train",
+    "predict",
+    "chat",
+    "tokens",
+    "eval",
+    "compare",
+    "look",
+    "lookup",
+    "laws",
+    "show",
+    "import",
+    "export",
+)
 
 
 class _Commands(TyperGroup):
@@ -67,6 +81,13 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
 Device = Annotated[str | None, typer.Option(help="Device: cpu, cuda or mps; the fastest one present if left out.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        help="At most N examples, evenly spread; of a series the first N windows, of a text the first N x 256 tokens.",
+        metavar="N",
+    ),
+]
 Quantize = Annotated[
     str | None, typer.Option(help="Quantization of the weights: int8 takes a quarter of the memory; none if left out.")
 ]

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from weft.cli import chat, demo, evaluate, export, import_checkpoint, laws, look, lookup, predict, show, tokens, train
+from weft.cli import (
+    chat,
+    compare,
+    demo,
+    evaluate,
+    export,
+    import_checkpoint,
+    laws,
+    look,
+    lookup,
+    predict,
+    show,
+    tokens,
+    train,
+)
 from weft.cli.app import app, run
 
 __all__ = [
     "app",
     "chat",
+    "compare",
     "demo",
     "evaluate",
     "export",

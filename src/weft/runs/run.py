@@ -22,8 +22,10 @@ from weft.models.build import build, read_spec
 from weft.models.estimates import estimate
 from weft.tasks.registry import TASKS, task_named
 from weft.tasks.support.conversation import Conversation
+from weft.tasks.support.example_scores import Report
 from weft.tasks.support.few_shot import FewShotOptions
-from weft.tasks.task import Answer, GenerationOptions, Task
+from weft.tasks.support.references import losing_to
+from weft.tasks.task import Answer, GenerationOptions, Split, Task
 
 EVALUATION_BATCH = 8192  # tokens per batch when a run is evaluated
 
@@ -98,16 +100,46 @@ class Run:
         shots: int | None = None,
         *,
         options: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        report: Report | None = None,
         **few_shot: Any,
     ) -> dict[str, Any]:
         """The task's metrics on other data; with `shots`, those of a language model that labels texts, see `few_shot`.
 
-        `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`.
+        `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`. At most
+        `limit` examples are taken; `report` is told the share that is done. Besides the metrics: `intervals` of 95 %
+        (bootstrap over examples), `references` (simple methods on these data), `loses_to` (those that are not beaten)
+        and `training` (the same on training's validation data, if the run has stored it).
         """
         if shots is not None:
+            if limit is not None:
+                raise WeftError("limit does not go with shots: give fewer examples")
             return self.few_shot(data, shots, **{**few_shot, **(options or {})})
         if few_shot:
             raise WeftError(f"{', '.join(few_shot)}: these go with shots")
+        split = self.read(data, options, limit)
+        scores = self.task.score_examples(self.module, split, EVALUATION_BATCH, report)
+        known = RunFolder(self.folder).read_references()
+        references = self.task.quick_references(known.pop("facts", {}), split)
+        metric = self.task.judged_by
+        value = scores.metrics.get(metric)
+        return {
+            **scores.metrics,
+            "intervals": scores.intervals(),
+            "references": references,
+            "loses_to": [] if value is None else losing_to(metric, value, references),
+            **({"training": known} if known else {}),
+        }
+
+    def read(
+        self,
+        data: str | Path | Sequence[str | Path],
+        options: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+    ) -> Split:
+        """Data to evaluate on, in the terms learned in training; at most `limit` examples, evenly spread."""
+        if limit is not None and limit < 1:
+            raise WeftError(f"a limit of {limit} leaves no example: use 1 or more, or leave it out")
         paths = [data] if isinstance(data, (str, Path)) else data
         task = self.task
         if options:
@@ -116,9 +148,8 @@ class Run:
         split = task.read([str(path) for path in paths], cache_folder())
         length = getattr(self.module.spec, "length", None)
         # Models from elsewhere read so much at once that windows of that length would take all memory.
-        return self.task.measure(
-            self.module, split if length is None else split.cut(min(length, EVALUATION_BATCH)), EVALUATION_BATCH
-        )
+        split = split if length is None else split.cut(min(length, EVALUATION_BATCH))
+        return split if limit is None else split.limit(limit)
 
     def few_shot(
         self,

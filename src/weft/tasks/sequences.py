@@ -40,7 +40,10 @@ from weft.tasks.support.class_labels import (
     measure_classes,
     mixed,
     nearest_neighbor,
+    score_classes,
 )
+from weft.tasks.support.class_scores import always_commonest, commonest
+from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
 from weft.tasks.task import (
@@ -219,6 +222,10 @@ class SequencesTask(Task):
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         return measure_classes(module, split, size)
 
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        assert isinstance(split, VectorSequencesSplit)
+        return score_classes(module, split, size, self.classes, range(len(split)), report)
+
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each sequence in each file; labels in the files are not looked at and may be missing."""
         data = read_sequences([str(given) for given in inputs], labeled=False)
@@ -249,6 +256,15 @@ class SequencesTask(Task):
         assert isinstance(train, VectorSequencesSplit) and isinstance(split, VectorSequencesSplit)
         (known, names), (asked, truth) = _stretched(train, COMPARED), _stretched(split, ASKED)
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, VectorSequencesSplit)
+        return commonest(train.labels, self.classes)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """The accuracy of training's most frequent class."""
+        assert isinstance(split, VectorSequencesSplit)
+        return always_commonest(facts, split.labels, self.classes)
 
 
 def _as_sequences(name: str, split: Any, classes: Sequence[str]) -> LabeledSequences:

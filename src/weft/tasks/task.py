@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import torch
 from pydantic import BeforeValidator
 from torch import Tensor, nn
 
-from weft.data.batching import shuffled_order
 from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
@@ -26,9 +24,12 @@ from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
 from weft.models.plain_presets import plain_preset
+from weft.tasks.support.splits import Batch as Batch
+from weft.tasks.support.splits import Split as Split
 
 if TYPE_CHECKING:
     from weft.tasks.support.conversation import Conversation
+    from weft.tasks.support.example_scores import ExampleScores, Report
     from weft.tasks.support.few_shot import FewShotOptions
 
 SAMPLE = "sample:"
@@ -47,56 +48,6 @@ class DataSpec(Spec):
 
     validation: Names = ()
     held_out: float = 0.1
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What the model is called with, by name; labels; how many answers they hold; how many tokens it costs."""
-
-    inputs: dict[str, Any]
-    labels: Tensor
-    count: int
-    tokens: int
-
-    def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
-        if self.labels.device == device:
-            return self
-        moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
-        return replace(self, inputs=moved, labels=self.labels.to(device))
-
-
-class Split(ABC):
-    """Examples to learn from, or held out, in batches whose order follows from the seed."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many examples there are."""
-
-    @property
-    @abstractmethod
-    def tokens(self) -> int:
-        """How many tokens one pass costs, about; images and series count patches."""
-
-    @property
-    def least(self) -> int:
-        """Tokens of the smallest batch there is, where all examples are as long."""
-        return 1
-
-    def cut(self, length: int) -> Split:
-        """The same for a model that takes at most `length` tokens."""
-        return self
-
-    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
-        order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
-        count = max(1, round(size * len(self) / max(1, self.tokens)))
-        found = [order[first : first + count] for first in range(0, len(order), count)]
-        return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
-
-    @abstractmethod
-    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
-        """Tensors; with a seed as in training (shifted, augmented), without one as in evaluation."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +172,8 @@ class Answer:
 class PreparedData:
     """Data that was read: the task that learned from it, its two splits, and the best possible score if it is known.
 
-    `notes`: what users should know of how their data were taken.
+    `notes`: what users should know of how their data were taken. `test`: a third split that neither training nor the
+    choice of the weights has seen, where the data have one.
     """
 
     task: Task
@@ -229,6 +181,7 @@ class PreparedData:
     validation: Split
     best: ReferenceScore | None = None
     notes: tuple[str, ...] = ()
+    test: Split | None = None
 
 
 class Task(ABC):
@@ -241,6 +194,7 @@ class Task(ABC):
     name: ClassVar[str]
     families: ClassVar[tuple[str, ...]]
     metric: ClassVar[str] = "loss"
+    reference_metric: ClassVar[str | None] = None  # the one that `references` are scores of, if not `metric`
     picture: ClassVar[str | None] = None
     example: ClassVar[str] = "INPUT"  # what may follow `weft predict RUN`
     Options: ClassVar[type[DataSpec]] = DataSpec
@@ -299,6 +253,11 @@ class Task(ABC):
         return self.fit(spec).replace(dropout=size.dropout)
 
     @property
+    def judged_by(self) -> str:
+        """The metric that simple methods are compared in."""
+        return self.reference_metric or self.metric
+
+    @property
     def sample_seed(self) -> int:
         """The seed of the built-in sample that the run is evaluated on."""
         return 0
@@ -329,6 +288,15 @@ class Task(ABC):
         from weft.tasks.support.losses import mean_loss  # which knows what a task is
 
         return {"loss": mean_loss(self, module, split, size)}
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """`measure` with what intervals and paired tests need: what each example adds to each metric.
+
+        By default the loss of each example, of at most a thousand that are evenly spread.
+        """
+        from weft.tasks.support.example_scores import loss_scores
+
+        return loss_scores(self, module, split, size, report)
 
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
@@ -365,7 +333,15 @@ class Task(ABC):
         return ""
 
     def references(self, train: Split, split: Split) -> dict[str, float]:
-        """Scores of simple methods on the same split, to be printed beside the model's own."""
+        """Scores of simple methods that learn from `train`, on a split: to be printed beside the model's own."""
+        return {}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        """The little that `quick_references` needs to know of the training data, as plain JSON."""
+        return {}
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """Scores of the simplest methods on any split: the same answer to everything, the input as its own answer."""
         return {}
 
 

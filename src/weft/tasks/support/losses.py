@@ -40,6 +40,20 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
     return Loss(total, count, auxiliary_loss(output))
 
 
+def token_losses(module: nn.Module, output: Output, labels: Tensor) -> Tensor:
+    """- log p of each label [B, T], 0 where it is IGNORED; some rows at a time, without gradients."""
+    head: Any = module.head
+    embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
+    flat = labels.flatten()
+    found = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
+    places = (flat != IGNORED).nonzero()[:, 0]
+    hidden = output.hidden.flatten(0, 1)
+    for some in places.split(max(1, WHOLE // head.vocabulary)):
+        logits = widen(head(hidden[some], embedding=embedding))
+        found[some] = F.cross_entropy(logits, flat[some], reduction="none").to(found.dtype)
+    return found.view_as(labels)
+
+
 def _by_rows(head: CappedHead, hidden: Tensor, embedding: Any, labels: Tensor, smoothing: float) -> Tensor:
     """Cross-entropy of a head that is no linear map: some rows at a time, whose logits are made anew for gradients."""
 
