@@ -84,7 +84,7 @@ Device = Annotated[str | None, typer.Option(help="Device: cpu, cuda or mps; the 
 Limit = Annotated[
     int | None,
     typer.Option(
-        help="At most N examples, evenly spread; of a series the first N windows, of a text the first N x 256 tokens.",
+        help="At most N examples, evenly spread; of series the first N windows.",
         metavar="N",
     ),
 ]

@@ -57,10 +57,11 @@ def compare(
     if other is not None:
         raise WeftError(f"--set {other}: runs are compared as they are; only the reading can be set: data.columns=a,b")
     options = {name.removeprefix("data."): value for name, value in changes.items()}
-    runs = [load(run, device) for run in (run_a, run_b)]
+    first, second = (load(run, device) for run in (run_a, run_b))
     with progress("comparing") as report:
         found = compare_runs(
-            *runs,
+            first,
+            second,
             data,
             options=options,
             limit=limit,

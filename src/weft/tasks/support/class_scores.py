@@ -97,8 +97,9 @@ def evaluate_classes(
             if report is not None:
                 report(len(found) / len(split))
     module.train(training)
-    said, truth, losses = zip(*(found[example] for example in sorted(found)), strict=True)
-    return ClassEvaluation(said, truth, np.array(losses))
+    ordered = [found[example] for example in sorted(found)]
+    nats = np.array([loss for _, _, loss in ordered])
+    return ClassEvaluation(tuple(said for said, _, _ in ordered), tuple(truth for _, truth, _ in ordered), nats)
 
 
 def commonest(labels: Sequence[Numbers] | Numbers, classes: Sequence[str]) -> dict[str, Any]:

@@ -68,9 +68,8 @@ def macro_f1_statistic(
         return None
     rows = np.zeros((len(said), classes, 3))
     for row, ours, theirs in zip(rows, said, truth, strict=True):
-        np.add.at(row, (ours[ours == theirs], 0), 1)
-        np.add.at(row, (ours, 1), 1)
-        np.add.at(row, (theirs, 2), 1)
+        for place, numbers in enumerate((ours[ours == theirs], ours, theirs)):
+            row[:, place] = np.bincount(numbers, minlength=classes)
 
     def mean_f1(sums: Doubles) -> Doubles:
         each = sums.reshape(*sums.shape[:-1], classes, 3)
@@ -82,7 +81,7 @@ def macro_f1_statistic(
 
 def bleu_statistic(hypotheses: Sequence[str], references: References) -> Statistic:
     """Corpus BLEU: each sentence adds n-grams that match, all n-grams, its length and its reference's, [N, 10]."""
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
 
     scorer = BLEU(force=True)
     rows = np.empty((len(hypotheses), 2 * ORDERS + 2))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from weft.data.batching import shuffled_order
-from weft.data.readers.images import PixelFiles, Pixels
+from weft.data.readers.images import PixelFiles
+from weft.foundation.arrays import Pixels
 from weft.tasks.support.augmentation import ImageAugmentation, change_images
 from weft.tasks.support.class_labels import evenly
 from weft.tasks.task import Batch, Split
