@@ -119,11 +119,10 @@ def _print(run: Run, data: Sequence[str], found: Tree, main: str) -> None:
     print_standing(out, judged_by, found, references, intervals)
     others = {name: value for name, value in training.get("references", {}).items() if name not in references}
     if others and training.get("value") is not None:
-        metric, value = training["metric"], training["value"]
-        reached = ", ".join(f"{name} {other:.4f}" for name, other in others.items())
-        said = f"training's own validation data, not these: {metric.replace('_', ' ')} {value:.4f}; {reached}"
-        out.print(f"  [dim]{escape(said)}[/dim]", soft_wrap=True)
-        print_standing(out, metric, {metric: value}, others)
+        own = {training["metric"]: training["value"]}
+        out.print("[dim]On the validation data of training, not on these:[/dim]")
+        print_metrics(out, own, training["metric"], others)
+        print_standing(out, training["metric"], own, others)
 
 
 def _trained_on(run: Run, data: Sequence[str]) -> list[str]:

@@ -156,9 +156,10 @@ def _lines() -> list[str]:
 
 def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:
     """The answer; after its input where it continues it, or where there are many."""
+    from weft.cli.answers import describe_answer
     from weft.cli.terminal import without_controls
 
-    shown = answer.output if isinstance(answer.output, str) else _readable(answer.output)
+    shown = describe_answer(answer) or (answer.output if isinstance(answer.output, str) else _readable(answer.output))
     if continues:
         shown = f"{answer.input}{shown}"
     elif many or "\n" in shown:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -127,8 +129,7 @@ def compare(
         differing = [n for n, (x, y) in enumerate(zip(first.answers, second.answers, strict=True)) if x != y]
     else:
         notes = (_not_paired(first, second),)
-    ahead = np.abs(first.quality[differing] - second.quality[differing]) if differing else np.zeros(0)
-    ranked = [differing[place] for place in np.argsort(-ahead, kind="stable")[: max(0, shown)]]
+    ranked = _most_apart(first.quality - second.quality, differing)[: max(0, shown)] if differing else []
     return RunComparison(
         (str(a.folder), str(b.folder)),
         a.task.metric,
@@ -160,6 +161,13 @@ def _same_examples(a: ExampleScores, b: ExampleScores) -> bool:
     if len(a.answers) != len(b.answers) or list(a.truth) != list(b.truth):
         return False
     return all(a.show(place) == b.show(place) for place in {0, len(a.answers) // 2, len(a.answers) - 1})
+
+
+def _most_apart(ahead: NDArray[np.float64], differing: Sequence[int]) -> list[int]:
+    """Examples by how far one run is ahead, in turn those where a is and those where b is."""
+    order = sorted(differing, key=lambda n: -abs(ahead[n]))
+    sides = ([n for n in order if ahead[n] >= 0], [n for n in order if ahead[n] < 0])
+    return [n for pair in zip_longest(*sides) for n in pair if n is not None]
 
 
 def _not_paired(a: ExampleScores, b: ExampleScores) -> str:
