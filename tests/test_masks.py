@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import weft
 from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import (
+    BlockSparse,
     Causal,
     Dilated,
     Documents,
@@ -36,6 +37,9 @@ def test_pictures():
     assert picture(Prefix(3)) == ["■■■··", "■■■··", "■■■··", "■■■■·", "■■■■■"]
     assert picture(Causal() & Dilated(2)) == ["■····", "·■···", "■·■··", "·■·■·", "■·■·■"]
     assert picture(Causal() & strided(3), 7)[6] == "■··■■■■"
+    assert picture(BlockSparse(2, 0), 5) == ["■■···", "■■···", "··■■·", "··■■·", "····■"]
+    assert picture(Causal() & BlockSparse(2, 1), 6)[5] == "··■■■■"
+    assert picture(Causal() & BlockSparse(2, 0, 1), 6)[5] == "■■··■■"
     assert picture(~Causal()) == ["·■■■■", "··■■■", "···■■", "····■", "·····"]
     assert picture(Causal() | Graph(torch.eye(5).flip(0)))[0] == "■···■"
     assert picture(Causal() & Padding(torch.tensor([3, 5]))) == ["■····", "■■···", "■■■··", "·····", "·····"]
@@ -64,6 +68,7 @@ masks = st.recursive(
         st.integers(1, 9).map(Window),
         st.integers(0, 9).map(Prefix),
         st.integers(1, 5).map(Dilated),
+        st.builds(BlockSparse, st.integers(1, 4), st.integers(0, 2), st.integers(0, 2)),
     ),
     lambda inner: st.one_of(
         st.tuples(inner, inner).map(lambda p: p[0] & p[1]),
@@ -97,6 +102,25 @@ def test_what_a_mask_knows_in_advance_is_true(mask, q0, T, k0, S, block):
         assert torch.equal(context.visible_block(a, b, c, d).expand(1, 1, b - a, d - c)[0, 0], visible[a:b, c:d])
         outside[a:b, c:d] = False
     assert not outside.any()
+
+
+@settings(max_examples=300, deadline=None)
+@given(masks, masks, st.integers(0, 6), st.integers(1, 13))
+def test_a_mask_that_includes_another_shows_all_of_it(mask, other, start, length):
+    positions = TokenPositions.run(start, length, CPU)
+    wide, narrow = (visible_pairs(m, positions, positions).expand(1, length, length) for m in (mask, other))
+    if mask.includes(other):
+        assert not (narrow & ~wide).any()
+    assert mask.includes(mask) and (mask | other).includes(mask) and mask.includes(mask & other)
+
+
+def test_which_masks_include_which():
+    wider = [
+        (Prefix(3), Causal()), (Prefix(5), Prefix(3)), (Window(9), Causal() & Window(4)), (Dilated(2), Dilated(6)),
+        (Everything(), Causal()), (strided(4), Window(3)), (BlockSparse(4, 2, 1), BlockSparse(4, 1)),
+    ]  # fmt: skip
+    for wide, narrow in wider:
+        assert wide.includes(narrow) and not narrow.includes(wide)
 
 
 def test_the_cheapest_form():

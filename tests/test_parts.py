@@ -105,10 +105,10 @@ def test_router_losses():
     assert float(z_loss(logits, ones)) == pytest.approx(math.log(4) ** 2)
     skewed = torch.zeros(12, 4)
     skewed[:, 0] = 5
-    gates, chosen, p = route(skewed, 1)
+    gates, chosen, p = route(skewed, 1, "renormalized")
     assert torch.equal(gates, torch.ones(12, 1))
     assert float(balance_loss(p, chosen, ones)) > 3
-    assert route(torch.zeros(2, 4, dtype=torch.half), 2)[2].dtype == torch.float32
+    assert route(torch.zeros(2, 4, dtype=torch.half), 2, "renormalized")[2].dtype == torch.float32
 
 
 def test_padding_counts_in_no_expert_statistic():

@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".toml")
 WIDE = 100
+DRAWN = 20  # tokens of a mask in its picture
 
 
 @app.command()
@@ -93,10 +93,14 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
     spec = find_spec(source)
     found = estimate(spec, length)
     if as_json:
-        print_json({"name": source, **found.to_tree(), "declares": asdict(spec.declares())})
+        declares = spec.declares()
+        masks = None if declares.masks is None else [repr(mask) for mask in declares.masks]
+        tree = {**asdict(replace(declares, masks=None)), "masks": masks}
+        print_json({"name": source, **found.to_tree(), "declares": tree})
         return
     out = console()
     _print_head(out, source, found)
+    _print_masks(out, spec, found.length)
     _print_parts(out, found)
     _print_products(out, found)
     _print_memory(out, found)
@@ -106,12 +110,13 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
 def find_spec(source: str) -> AnySpec:
     """The spec of a preset, of a run's model, or in a .json or .toml file."""
     from weft.checkpoints.run_folder import RunFolder
+    from weft.checkpoints.sample_runs import locate_run
     from weft.models.build import read_spec
     from weft.models.presets import preset, presets
 
     if source in presets():
         return preset(source)
-    path = Path(source)
+    path = locate_run(source)
     if path.is_dir():
         return read_spec(RunFolder(path).read_spec().model)
     if path.suffix.lower() not in SUFFIXES:
@@ -169,6 +174,17 @@ def _print_head(out: Console, source: str, found: Estimate) -> None:
     for note in found.notes:
         out.print(f"[yellow]Note: {note}[/yellow]")
     out.print()
+
+
+def _print_masks(out: Console, spec: AnySpec, length: int) -> None:
+    """The masks of the layers as pictures, where there are more than causality and windows."""
+    masks, length = spec.declares().masks or (), min(length, spec.declares().length or length)
+    for mask in dict.fromkeys(masks):
+        layers = ", ".join(str(layer) for layer, own in enumerate(masks) if own == mask)
+        out.print(f"[bold]Mask of layers {layers}[/bold]: {mask!r}", highlight=False)
+        out.print(mask.text(min(length, DRAWN)), highlight=False)
+        visible = f"{mask.share(length):.1%} of the N x N pairs are visible at N = {length:,}"
+        out.print(f"[dim]{visible}; FLOPs below count N keys per query, within a window or blocks only those.[/dim]\n")
 
 
 def _print_parts(out: Console, found: Estimate) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -33,8 +34,8 @@ class Spec(BaseModel):
         Another `kind` starts from that kind's defaults.
         """
         tree = self.to_tree()
-        for path, value in sorted(changes.items(), key=lambda change: not change[0].endswith(".kind")):
-            set_path(tree, path, value.to_tree() if isinstance(value, Spec) else value)
+        for path, value in _in_order(changes):
+            set_path(tree, path, value)
         return type(self).from_tree(tree)
 
     def to_tree(self) -> Tree:
@@ -137,9 +138,15 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
         if isinstance(place, list) and len(place) == 1 and not step.isdigit():
             place = place[0]
         try:
-            place = place[int(step)] if isinstance(place, list) else place[step]
+            key = int(step) if isinstance(place, list) else step
+            if place[key] is None:
+                place[key] = {}  # a table that was left out
+            place = place[key]
         except (KeyError, IndexError, ValueError, TypeError):
             hint = f": {_name_fields(step, place)}" if isinstance(place, dict) else ""
+            if isinstance(place, list):
+                above = ".".join(parents[:depth])
+                hint = f": {above} holds {len(place)} tables, so name one by its number, such as {above}.0.{step}"
             raise SpecError(f"there is no field {'.'.join(parents[: depth + 1])!r} to set {path!r} in{hint}") from None
     if isinstance(place, list) and len(place) == 1 and not last.isdigit():
         place = place[0]
@@ -151,6 +158,23 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
         place[last] = value
     else:
         raise SpecError(f"{path!r} cannot be set: {'.'.join(parents) or path!r} is not a table of fields")
+
+
+def _in_order(changes: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Changes with each kind before its fields; what is changed inside a table that is given too is put into it."""
+    found: Tree = {}
+    for path in sorted(changes, key=lambda path: (path.count("."), not path.endswith(".kind"))):
+        value = changes[path].to_tree() if isinstance(changes[path], Spec) else changes[path]
+        above = next((name for name in found if path.startswith(f"{name}.") and isinstance(found[name], dict)), None)
+        if above is None:
+            found[path] = copy.deepcopy(value)
+            continue
+        *parents, last = path.removeprefix(f"{above}.").split(".")
+        place = found[above]
+        for step in parents:
+            place = place.setdefault(step, {})
+        place[last] = value
+    return list(found.items())
 
 
 def _name_fields(unknown: str, fields: Iterable[str]) -> str:

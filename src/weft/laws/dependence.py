@@ -26,7 +26,7 @@ from weft.laws.trace import (
     first_overreach,
     trace,
 )
-from weft.parts.masks import Graph
+from weft.parts.masks import BlockSparse, Graph, Mask
 
 MODES: tuple[Mode, ...] = ("eval", "training")
 
@@ -46,10 +46,21 @@ def declared_matrix(probe: Probe) -> Tensor:
     """[T, T], True where output i may depend on input j, from what is declared."""
     T, declares = probe.length, probe.subject.declares
     i, j = torch.arange(T)[:, None], torch.arange(T)[None]
-    seen = (j <= i) if declares.causal else torch.ones(T, T, dtype=torch.bool)
+    seen = (j <= i) | (j < (declares.text_prefix or 0)) if declares.causal else torch.ones(T, T, dtype=torch.bool)
     if declares.reach is not None:
         seen = seen & ((i - j).abs() < declares.reach)
-    return seen
+    return seen if declares.masks is None else seen & mask_paths(probe)
+
+
+def mask_paths(probe: Probe) -> Tensor:
+    """[T, T], True where a path through the masks of all layers leads from output i to input j."""
+    # A class token stands before the content, and what it saw reaches others.
+    extra = int(bool(getattr(getattr(probe.subject.module, "spec", None), "class_token", False)))
+    T = probe.length + extra
+    own = seen = torch.eye(T, dtype=torch.bool)
+    for mask in probe.subject.declares.masks or ():
+        seen = ((mask.grid(T) | own).double() @ seen.double()) > 0
+    return seen[extra:, extra:]
 
 
 def _worst(D: Tensor, forbidden: Tensor) -> tuple[float, tuple[int, int]]:
@@ -105,12 +116,16 @@ def causality(probe: Probe) -> Finding:
     leak = max(leaks, key=lambda one: one.value)
     if float(probe.matrix.tril(-1).max()) == 0:
         return Finding(law, "holds", f"outputs change by {leak.words}; but they depend on no earlier input either")
-    return Finding(law, "holds", f"outputs change by {leak.words} with any later input", violation=leak.value)
+    prefix = probe.subject.declares.text_prefix
+    later = "later input" if prefix is None else f"later input after the prefix of {prefix}"
+    return Finding(law, "holds", f"outputs change by {leak.words} with any {later}", violation=leak.value)
 
 
 def _ahead(probe: Probe) -> Tensor:
-    """[T, T], True where input j comes after output i."""
-    return torch.ones(probe.length, probe.length, dtype=torch.bool).triu(1)
+    """[T, T], True where input j comes after output i and is not in a prefix that all see."""
+    later = torch.ones(probe.length, probe.length, dtype=torch.bool).triu(1)
+    later[:, : probe.subject.declares.text_prefix or 0] = False
+    return later
 
 
 def _undeclared(probe: Probe) -> str:
@@ -152,8 +167,10 @@ def reach(probe: Probe) -> Finding:
 
 
 def prefix(probe: Probe) -> Finding:
-    """Text after a prefix (an image) sees all of it, and is causal itself."""
+    """All tokens see all of a prefix (an image, or the text's own first tokens), and are causal after it."""
     law, declares = "prefix", probe.subject.declares
+    if declares.text_prefix is not None:
+        return _text_prefix(probe, min(declares.text_prefix, probe.length))
     if declares.prefix is None:
         return Finding(law, "not declared", "no prefix is seen by all")
     if probe.source is None or not probe.source.is_floating_point():
@@ -166,6 +183,35 @@ def prefix(probe: Probe) -> Finding:
     if unseen > 0:
         return Finding(law, "broken", f"{unseen:.0%} of the prefix does not reach the first token of the text")
     return Finding(law, "holds", f"all {declares.prefix} prefix tokens reach the first token of the text")
+
+
+def _text_prefix(probe: Probe, length: int) -> Finding:
+    """Each output depends on each token of the text's own prefix to which the masks lead."""
+    law, D, paths = "prefix", probe.matrix[:, :length], mask_paths(probe)[:, :length]
+    unseen = ((D == 0) & paths).nonzero()
+    if len(unseen):
+        i, j = unseen[0].tolist()
+        return Finding(law, "broken", f"token {j} of the prefix does not reach output {i}", at=(i, j))
+    return Finding(law, "holds", f"the {length} prefix tokens reach each other in both directions, and all after them")
+
+
+def masks(probe: Probe) -> Finding:
+    """No output depends on inputs to which no path through the masks of the layers leads."""
+    law, declares = "masks", probe.subject.declares
+    if declares.masks is None:
+        return Finding(law, "not declared", "its layers have no mask but causality and windows")
+    paths = mask_paths(probe)
+    hidden = int((~paths).sum())
+    if not hidden:
+        return Finding(law, "not testable", f"its layers lead from each of {probe.length} tokens to each")
+    call = probe.call(probe.content)
+    leak, (i, j) = _leak(probe, call, ~paths, "eval")
+    if leak.found:
+        runs = _leak_traces(probe, call, probe.one_changed(probe.content, j), leak)
+        path = first_divergence(*runs, diverged_outside(probe.length, paths[:, j], probe.blame_limit(leak)))
+        said = f"output {i} changes by {leak.words} with input {j}, to which no path leads"
+        return Finding(law, "broken", said, path, "a layer without its mask", leak.value, (i, j))
+    return Finding(law, "holds", f"{hidden} pairs without a path: {leak.words}", violation=leak.value)
 
 
 def graph_reach(probe: Probe) -> Finding:
@@ -268,8 +314,10 @@ def shift(probe: Probe) -> Finding:
             "not declared",
             "positions are absolute" if declares.positions == "absolute" else "order counts for nothing",
         )
-    if declares.seq2seq or declares.prefix is not None:
+    if declares.seq2seq or declares.prefix is not None or declares.text_prefix is not None:
         return Finding(law, "not testable", "positions count from the source or the prefix")
+    if declares.masks is not None and any(_counts_from_start(leaf) for m in declares.masks for leaf in m.leaves()):
+        return Finding(law, "not testable", "its masks count positions from the start")
     positions = torch.arange(probe.length)[None]
     calls = [SubjectCall(probe.content, positions=positions), SubjectCall(probe.content, positions=positions + 7)]
     value = float((probe.run(calls[0]) - probe.run(calls[1])).abs().max())
@@ -284,3 +332,8 @@ def shift(probe: Probe) -> Finding:
             value,
         )
     return Finding(law, "holds", f"moving all positions by 7 changes outputs by {probe.say(value)}", violation=value)
+
+
+def _counts_from_start(mask: Mask) -> bool:
+    """Whether it is a rule of positions themselves, not of distances alone."""
+    return isinstance(mask, BlockSparse | Graph)

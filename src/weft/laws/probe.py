@@ -21,7 +21,7 @@ from weft.foundation.seeds import generator
 from weft.laws.leak import Leak, amplified, judge_leak
 
 Mode = Literal["eval", "training"]
-LENGTH = 13
+LENGTH, LONG = 13, 48
 ROWS = 3
 ONE_ANSWER = "it gives one answer per text, not one per token"
 SOURCE_LENGTH = 11
@@ -41,9 +41,11 @@ class Probe:
     def length(self) -> int:
         """How many tokens are enough to see what is declared, within the longest that the model takes."""
         declares = self.subject.declares
-        wanted = max(LENGTH, (declares.prefix or 0) + 7)
+        wanted = max(LENGTH, (declares.prefix or declares.text_prefix or 0) + 7)
         if declares.reach is not None:
-            wanted = max(wanted, min(declares.reach + 6, 48))
+            wanted = max(wanted, min(declares.reach + 6, LONG))
+        if declares.masks is not None:
+            wanted = max(wanted, LONG)
         return min(wanted, declares.length or wanted)
 
     @cached_property
@@ -238,8 +240,9 @@ class Probe:
 
     @cached_property
     def scale(self) -> float:
-        """The size of outputs."""
-        return max(1.0, float(self.outputs.abs().max()))
+        """The size of outputs; an infinite one must not make every difference small."""
+        finite = self.outputs[self.outputs.isfinite()]
+        return max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
 
     @cached_property
     def effect(self) -> float:

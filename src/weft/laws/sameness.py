@@ -201,7 +201,9 @@ def cache(probe: Probe) -> Finding:
 
 def _ways(probe: Probe) -> tuple[tuple[str, list[int]], ...]:
     """How a text is cut into steps."""
-    return ("token by token", [1] * probe.length), ("in chunks", _chunks(probe.length))
+    T = probe.length
+    prefix = min(T, probe.subject.declares.text_prefix or 1)
+    return ("token by token", [prefix] + [1] * (T - prefix)), ("in chunks", _chunks(T, prefix))
 
 
 def _cure_of_cache(probe: Probe) -> str | None:
@@ -218,9 +220,9 @@ def _cure_of_cache(probe: Probe) -> str | None:
     return None if probe.differs(apart) else argument
 
 
-def _chunks(T: int) -> list[int]:
-    """Chunks of uneven sizes, one token among them."""
-    sizes = [4, 1, 3]
+def _chunks(T: int, prefix: int) -> list[int]:
+    """Chunks of uneven sizes, one token among them; the first holds the prefix, which is seen in both directions."""
+    sizes = [max(4, prefix), 1, 3]
     while sum(sizes) < T:
         sizes.append(min(5, T - sum(sizes)))
     return sizes
@@ -325,7 +327,7 @@ def lengths(probe: Probe) -> Finding:
             return Finding(law, "broken", f"a text of {length} tokens fails: {why.reason:.120}")
         if not torch.isfinite(out).all():
             return Finding(law, "broken", f"a text of {length} tokens gives numbers that are not finite")
-        if not prefixes:
+        if not prefixes or length < (probe.subject.declares.text_prefix or 1):
             continue
         value = float((out - whole[:, :length]).abs().max())
         if probe.differs(value):

@@ -62,19 +62,29 @@ def dead_rows(probe: Probe) -> Finding:
 
 
 def distributions(probe: Probe) -> Finding:
-    """Attention rows are distributions: not negative, and they sum to one."""
+    """Attention rows are distributions: not negative, and they sum to one, but for rows whose mask hides all."""
     law = "attention rows are distributions"
     if not probe.subject.declares_distributions():
         return Finding(law, "not declared", "its score leaves out the softmax")
     maps = probe.attention_maps()
-    worst = 0.0
+    worst, blind = 0.0, _rows_that_see_nothing(probe)
     for path, A in maps.items():
-        value = float((A.double().sum(-1) - 1).abs().max())
+        sums = A.double().sum(-1)
+        sums = torch.where((sums == 0) & blind[: sums.shape[-1]], 1.0, sums)
+        value = float((sums - 1).abs().max())
         if value > max(1e-5, probe.tolerance) or float(A.min()) < 0:
             cause = "a softmax over the wrong axis, or none"
             return Finding(law, "broken", f"rows of {path} sum to 1 +- {value:.2g}", path, cause, value)
         worst = max(worst, value)
     return Finding(law, "holds", f"{len(maps)} layers, rows sum to 1 +- {worst:.1g}", violation=worst)
+
+
+def _rows_that_see_nothing(probe: Probe) -> Tensor:
+    """[T], True where the mask of some layer hides every key, such as a node without edges."""
+    blind = torch.zeros(probe.length + 1, dtype=torch.bool)  # a class token may stand before the content
+    for mask in probe.subject.declares.masks or ():
+        blind |= ~mask.grid(len(blind)).any(1)
+    return blind
 
 
 def gradients(probe: Probe) -> Finding:

@@ -27,6 +27,7 @@ class DecoderSpec(StackSpec):
     """A language model over `vocabulary` tokens and texts of up to `length`."""
 
     CAUSAL: ClassVar[bool] = True
+    MASKS: ClassVar[tuple[str, ...]] = (*StackSpec.MASKS, "prefix", "graph")
 
     family: Literal["decoder"] = "decoder"
     vocabulary: PositiveInt = 256

@@ -17,7 +17,7 @@ from weft.models.part_specs import ActivationName, NormSpec
 from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_tokens, seen_by
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
-from weft.parts.masks import Graph, Mask, Prefix
+from weft.parts.masks import BlockSparse, Graph, Mask, Prefix
 from weft.parts.outputs import MaskedLanguageHead, Pool, PooledHead, TokenHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
@@ -115,12 +115,20 @@ AnswerSpec = Annotated[PooledSpec | PerTokenSpec | MaskedLanguageSpec, Field(dis
 class EncoderSpec(StackSpec):
     """An encoder of sequences of up to `length`; `class_token` puts a learned vector before each."""
 
+    MASKS: ClassVar[tuple[str, ...]] = (*StackSpec.MASKS, "graph")
+
     family: Literal["encoder"] = "encoder"
     input: InputSpec = TokensSpec()
     length: PositiveInt = 256
     class_token: bool = False
     input_norm: bool = False
     output: AnswerSpec = PooledSpec()
+
+    @model_validator(mode="after")
+    def _graph_fits(self) -> Self:
+        if self.class_token and any(getattr(getattr(m, "mask", None), "kind", None) == "graph" for m in self.mixer):
+            raise ValueError("a graph has no edge for the class token: set class_token to false and pool the mean")
+        return self
 
     def build(self) -> Encoder:
         """The model, with torch's own random weights; `weft.build` initializes it."""
@@ -182,8 +190,7 @@ class Encoder(nn.Module):
         mask = as_mask(mask)
         token_positions = arrange_call(tokens, positions, mask, None)
         if self.spec.class_token:
-            if mask is not None and any(isinstance(leaf, (Graph, Prefix)) for leaf in mask.leaves()):
-                raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
+            self._expect_no_places(mask)
             token_positions = token_positions.after(1)
         auxiliary = Auxiliary(token_positions.real)
         hidden = self.stack(
@@ -195,6 +202,17 @@ class Encoder(nn.Module):
             return self.head(own, token_positions, self.embedding)
 
         return Output(hidden, answer, None, auxiliary.summary())
+
+    def _expect_no_places(self, mask: Mask | None) -> None:
+        """Refuse masks that name tokens by their numbers: with a class token these begin at 1."""
+        for leaf in mask.leaves() if mask is not None else ():
+            if isinstance(leaf, Graph):
+                raise WeftError("a graph has no edge for the class token: set class_token to false and pool the mean")
+            if isinstance(leaf, (Prefix, BlockSparse)):
+                raise WeftError(
+                    f"{leaf!r} counts tokens from 0, where the class token stands: set class_token to false, or give "
+                    "the mask to the model's spec"
+                )
 
     def declares(self) -> Declaration:
         return self.spec.declares()

@@ -29,6 +29,7 @@ class ImageTextSpec(StackSpec):
     """A decoder whose first (image / patch)^2 tokens are an image; text of up to `length` tokens follows."""
 
     CAUSAL: ClassVar[bool] = True
+    MASKS: ClassVar[tuple[str, ...]] = ()
 
     family: Literal["image-text"] = "image-text"
     vocabulary: PositiveInt = 256

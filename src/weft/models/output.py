@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.foundation.lazy import lazy
 from weft.models.position_specs import Nature
 from weft.parts import observer
+from weft.parts.masks import Mask
 from weft.parts.state import State
 from weft.parts.token_positions import TokenPositions
 
@@ -68,8 +69,10 @@ class Declaration:
     """What a model promises of itself; the laws judge exactly this.
 
     `window`: the number of keys back that a query sees at each layer, its own included, so `reach` tokens in all.
-    `prefix`: the number of first tokens that are seen by all. `positions`: none (order counts only through mask and
-    mixer), absolute, relative.
+    `prefix`: the number of tokens of an image before the text, seen by all. `text_prefix`: the number of the text's own
+    first tokens that all see, so that they see each other in both directions; causal from there on. `masks`: what each
+    layer sees, where that is more than causality and a window say. `positions`: none (order counts only through mask
+    and mixer), absolute, relative. `source_length`: the longest source in tokens, where it has a bound of its own.
     """
 
     family: str
@@ -80,7 +83,10 @@ class Declaration:
     window: int | None = None
     reach: int | None = None
     prefix: int | None = None
+    text_prefix: int | None = None
+    masks: tuple[Mask, ...] | None = None
     length: int | None = None
     vocabulary: int | None = None
     experts: bool = False
     seq2seq: bool = False
+    source_length: int | None = None

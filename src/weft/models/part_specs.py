@@ -8,10 +8,11 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from torch import nn
 
 from weft.foundation.spec import Spec
+from weft.models.mask_specs import MaskSpec
 from weft.models.position_specs import HeadSizes, RotarySpec
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.convolution import Convolution, GridConvolution
-from weft.parts.experts import Experts
+from weft.parts.experts import Experts, GateName
 from weft.parts.feedforward import FeedForward, GatedFeedForward, gated_width
 from weft.parts.initialization import FanIn, Normal, Scheme, Xavier
 from weft.parts.linear_attention import FeatureName, LinearAttention
@@ -109,7 +110,11 @@ class GatedSpec(Spec):
 
 
 class ExpertsSpec(Spec):
-    """E experts of which `active` run for a token; `shared` adds one that always runs, of the same hidden width."""
+    """E experts of which `active` run for a token; `shared` adds one that always runs, of the same hidden width.
+
+    `gates`: renormalized, or each expert's probability; if not given, the probability where one expert is active (its
+    renormalized gate would be 1 always, and its router would not learn from the output), else renormalized.
+    """
 
     kind: Literal["experts"] = "experts"
     experts: PositiveInt = 8
@@ -118,12 +123,13 @@ class ExpertsSpec(Spec):
     activation: ActivationName = "silu"
     gated: bool = True
     shared: bool = False
+    gates: GateName | None = None
 
     def build(self, width: int) -> nn.Module:
         hidden = self.hidden or (gated_width(width) if self.gated else 4 * width)
         kind: type[GatedFeedForward | FeedForward] = GatedFeedForward if self.gated else FeedForward
         shared = kind(width, hidden, self.activation, False) if self.shared else None
-        return Experts(width, hidden, self.experts, self.active, self.activation, self.gated, shared)
+        return Experts(width, hidden, self.experts, self.active, self.activation, self.gated, shared, self.gates)
 
 
 class NoFeedForwardSpec(Spec):
@@ -143,6 +149,7 @@ class AttentionSpec(Spec):
 
     `score_scale` stands in place of 1/sqrt(D_K), `score_cap` is the bound of a capped score; each score says which it
     has. `rotary` positions stand in place of the model's own, in models of rotary positions.
+    It sees what the model may see, within `window` keys and under `mask`, if they are given.
     """
 
     kind: Literal["attention"] = "attention"
@@ -154,6 +161,7 @@ class AttentionSpec(Spec):
     score_scale: PositiveFloat | None = None
     score_cap: PositiveFloat | None = None
     window: PositiveInt | None = None
+    mask: MaskSpec | None = None
     bias: bool = True
     output_bias: bool | None = None
     query_key_norm: NormSpec | None = None
@@ -165,8 +173,9 @@ class AttentionSpec(Spec):
         rotary = None if self.rotary is None else self.rotary.build_attention(self.heads, self.size(width), causal)
         return SelfAttention(width, self.heads, *(*self._parts(width), rotary))
 
-    def build_cross(self, width: int) -> CrossAttention:
-        return CrossAttention(width, self.heads, None, *self._parts(width))
+    def build_cross(self, width: int, memory_width: int | None = None) -> CrossAttention:
+        """Attention to a memory, of the same width where no other is given; it sees all of it, whatever the window."""
+        return CrossAttention(width, self.heads, memory_width, *self._parts(width))
 
     def _parts(self, width: int) -> tuple[Any, ...]:
         """What self- and cross-attention are built with alike, in the order of their arguments."""
@@ -184,8 +193,9 @@ class AttentionSpec(Spec):
         size = self.size(width)
         return HeadSizes(self.heads, size, self.value_width or size)
 
-    def mask(self, seen: Mask) -> Mask:
-        """What this layer may see: what the model may, in its window."""
+    def visible(self, seen: Mask) -> Mask:
+        """What this layer may see: what the model may, in its window and under its mask."""
+        seen = seen if self.mask is None else self.mask.within(seen)
         return seen if self.window is None else seen & Window(self.window)
 
     def clashes(self, width: int, causal: bool) -> str | None:
@@ -203,7 +213,7 @@ class AttentionSpec(Spec):
 class _PlainMixerSpec(Spec):
     """What mixers without a mask of their own share: they see what the model may see."""
 
-    def mask(self, seen: Mask) -> Mask:
+    def visible(self, seen: Mask) -> Mask:
         return seen
 
     def clashes(self, width: int, causal: bool) -> str | None:

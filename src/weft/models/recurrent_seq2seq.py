@@ -23,7 +23,7 @@ from weft.models.part_specs import AttentionName, InitializationSpec, Share
 from weft.models.stack_spec import ModelSpec, arrange_call, as_mask, expect_tokens
 from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
-from weft.parts.masks import Mask
+from weft.parts.masks import Everything, Mask, both, rules_of
 from weft.parts.outputs import LanguageHead
 from weft.parts.position_counter import PositionCounter
 from weft.parts.recurrence import Hidden, Recurrent
@@ -102,7 +102,7 @@ class RecurrentSeq2Seq(nn.Module):
     def encode(self, source: Tensor, positions: Tensor | None = None, mask: Mask | Tensor | None = None) -> Memory:
         """Source tokens [B, S] -> all hidden states [B, S, H] and the last one, h_T, as the summary."""
         expect_tokens(source)
-        token_positions = _only_padding(arrange_call(source, positions, as_mask(mask), None))
+        token_positions = _arrange_padding(source, positions, mask, None)
         hidden, end = self.encoder(self.drop(self.source_embedding(source)), token_positions)
         for one in observer.active:
             one.on_recurrent_encoding(self.encoder, hidden, token_positions)
@@ -120,7 +120,7 @@ class RecurrentSeq2Seq(nn.Module):
         expect_tokens(target)
         if memory.summary is None:
             raise WeftError("this memory is another model's: give what this model's encode() returned")
-        token_positions = _only_padding(arrange_call(target, positions, as_mask(mask), state))
+        token_positions = _arrange_padding(target, positions, mask, state)
         kept = state.layers[0] if state is not None else None
         start = kept.tensors if isinstance(kept, TensorState) else None
         y = self.drop(self.target_embedding(target))
@@ -205,7 +205,17 @@ def _visible(memory: Memory) -> Tensor | None:
     return None if memory.token_positions.real is None else memory.token_positions.real[:, None, :]
 
 
-def _only_padding(token_positions: TokenPositions) -> TokenPositions:
+def _arrange_padding(
+    tokens: Tensor, positions: Tensor | None, mask: Mask | Tensor | None, state: State | None
+) -> TokenPositions:
+    """Where the tokens of a call stand; of masks, only padding takes effect here."""
+    found = as_mask(mask)
+    rules = [found] if isinstance(found, Everything) else rules_of(found)
+    if rules:
+        raise WeftError(
+            f"{both(rules)!r} acts inside self-attention, which a recurrent seq2seq model has not: give padding only"
+        )
+    token_positions = arrange_call(tokens, positions, found, state)
     if token_positions.documents is not None:
         raise WeftError("a recurrent seq2seq model reads one source per row: give documents as rows of their own")
     return token_positions

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.spec import Tree, VersionedSpec, rename_fields
+from weft.models.mask_specs import PrefixMaskSpec, WindowMaskSpec
 from weft.models.output import Declaration
 from weft.models.part_specs import (
     AttentionSpec,
@@ -22,7 +23,8 @@ from weft.models.part_specs import (
     NormSpec,
     Share,
 )
-from weft.models.position_specs import AnyPositionSpec, RotarySpec
+from weft.models.position_specs import AnyPositionSpec, RotarySpec, old_relative_scale
+from weft.parts.attention import CrossAttention
 from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.masks import Causal, Everything, Mask, Real
 from weft.parts.norms import Norm
@@ -49,6 +51,20 @@ ARRANGEMENTS: dict[ArrangementName, type[Block]] = {
 }
 
 
+def _keep_gates(tree: Tree) -> Tree:
+    """Until version 2 the gate of a single active expert was renormalized, so always 1: what learned so stays so.
+
+    A tree without a version was written by hand, not by a run.
+    """
+    feedforward = tree.get("feedforward")
+    if "version" not in tree or not isinstance(feedforward, dict):
+        return tree
+    known = [feedforward.get(name) for name in ("kind", "active", "gates")]
+    if known != ["experts", 1, None]:
+        return tree
+    return tree | {"feedforward": feedforward | {"gates": "renormalized"}}
+
+
 class ModelSpec(VersionedSpec):
     """What every family's spec shares: its version, and how older ones are read."""
 
@@ -57,9 +73,12 @@ class ModelSpec(VersionedSpec):
         "two_ways": "bidirectional",
         "depth": "stochastic_depth",
     }
-    VERSION: ClassVar[int] = 2
-    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {1: lambda tree: rename_fields(tree, ModelSpec.RENAMED)}
-    version: int = 2
+    VERSION: ClassVar[int] = 3
+    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {
+        1: lambda tree: rename_fields(tree, ModelSpec.RENAMED),
+        2: lambda tree: old_relative_scale(_keep_gates(tree)),
+    }
+    version: int = 3
 
 
 class StackSpec(ModelSpec):
@@ -67,6 +86,7 @@ class StackSpec(ModelSpec):
 
     CAUSAL: ClassVar[bool] = False
     SKIPS: ClassVar[tuple[str, ...]] = ("grid-convolution",)
+    MASKS: ClassVar[tuple[str, ...]] = ("window", "dilated", "strided", "block-sparse")
 
     width: PositiveInt = 128
     layers: NonNegativeInt = 4
@@ -85,6 +105,10 @@ class StackSpec(ModelSpec):
         for mixer in self.mixer:
             if mixer.kind in self.SKIPS:
                 raise ValueError(f"mixer {mixer.kind!r} does not work in this family: choose another mixer.kind")
+            mask = getattr(mixer, "mask", None)
+            if mask is not None and mask.kind not in self.MASKS:
+                known = f"choose {', '.join(self.MASKS)}" if self.MASKS else "leave it out"
+                raise ValueError(f"mixer.mask {mask.kind!r} does not work in this family: {known}")
             clash = mixer.clashes(self.width, self.CAUSAL)
             if clash:
                 raise ValueError(clash)
@@ -129,17 +153,24 @@ class StackSpec(ModelSpec):
         return self.mixer[layer % len(self.mixer)]
 
     def attention(self) -> AttentionSpec:
-        """The first attention in the pattern: its heads serve positions and cross-attention."""
+        """The first attention in the pattern: its heads serve positions."""
         return next(mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec))
 
     def build_stack(
-        self, seen: Mask, layers: int | None = None, cross: bool = False, causal: bool | None = None
+        self,
+        seen: Mask,
+        layers: int | None = None,
+        cross: Callable[[], CrossAttention] | None = None,
+        causal: bool | None = None,
     ) -> Stack:
-        """The blocks, each seeing `seen` within its own window, the position inside attention and the last norm."""
+        """The blocks, each seeing `seen` under its own mask, the position inside attention and the last norm.
+
+        `cross` makes each block's attention to a memory.
+        """
         causal = self.CAUSAL if causal is None else causal
         kind = ARRANGEMENTS[self.arrangement]
         count = self.layers if layers is None else layers
-        blocks, masks = [], []
+        blocks = []
         for layer in range(count):
             mixer = self.mixer_of(layer)
             drop_path = self.stochastic_depth * layer / max(count - 1, 1)
@@ -148,13 +179,17 @@ class StackSpec(ModelSpec):
                     mixer.build(self.width, causal),
                     self.feedforward.build(self.width),
                     lambda: self.norm.build(self.width),
-                    self.attention().build_cross(self.width) if cross else None,
+                    None if cross is None else cross(),
                     self.dropout,
                     drop_path,
                 )
             )
-            masks.append(mixer.mask(seen))
-        return Stack(blocks, masks, self._build_position(causal), self._build_last_norm())
+        return Stack(blocks, self._layer_masks(seen, count), self._build_position(causal), self._build_last_norm())
+
+    def _layer_masks(self, seen: Mask, layers: int) -> tuple[Mask, ...]:
+        """What each layer sees; layers of the same mixer share one mask."""
+        masks = [mixer.visible(seen) for mixer in self.mixer]
+        return tuple(masks[layer % len(masks)] for layer in range(layers))
 
     def _build_position(self, causal: bool) -> AttentionPosition | None:
         if self.positions.nature() != "relative":
@@ -165,31 +200,49 @@ class StackSpec(ModelSpec):
         wanted = self.arrangement != "post-norm" if self.last_norm is None else self.last_norm
         return self.norm.build(self.width) if wanted else None
 
-    def declare(self, family: str, layers: int | None = None, **more: Any) -> Declaration:
-        """What a model of this body promises; `layers` where what it promises is not of all."""
+    def declare(
+        self, family: str, layers: int | None = None, length: int | None = None, causal: bool | None = None, **more: Any
+    ) -> Declaration:
+        """What a model of this body promises; `layers` and `causal` where what it promises is not of all."""
+        causal = self.CAUSAL if causal is None else causal
         mixers = [self.mixer_of(layer) for layer in range(self.layers if layers is None else layers)]
-        windows = [getattr(mixer, "window", None) for mixer in mixers if mixer.kind != "none"]
+        windows = [_window(mixer) for mixer in mixers if mixer.kind != "none"]
         reaches = [_reach(mixer) for mixer in mixers if mixer.kind != "none"]
         bounded = bool(reaches) and None not in reaches
         ordered = any(mixer.kind in ("recurrence", "convolution", "grid-convolution") for mixer in mixers)
+        own = [mixer.mask for mixer in mixers if isinstance(mixer, AttentionSpec) and mixer.mask is not None]
+        longest = [most for most in (length, *(mask.longest() for mask in own)) if most is not None]
+        prefixes = [mask.length for mask in own if isinstance(mask, PrefixMaskSpec)]
         return Declaration(
             family=family,
-            causal=self.CAUSAL,
-            cached=self.CAUSAL,
+            causal=causal,
+            cached=causal,
             positions=self.positions.nature(),
-            order_free=self.positions.nature() == "none" and not ordered and not any(windows) and not self.CAUSAL,
+            order_free=not (causal or ordered or own or any(windows)) and self.positions.nature() == "none",
             window=next(iter(windows)) if windows and len(set(windows)) == 1 else None,
             reach=1 + sum(r - 1 for r in reaches if r is not None) if bounded else None,
+            length=min(longest) if longest else None,
+            text_prefix=max(prefixes, default=None),
+            masks=self._layer_masks(seen_by(causal), len(mixers)) if own else None,
             experts=isinstance(self.feedforward, ExpertsSpec),
             **more,
         )
+
+
+def _window(mixer: MixerSpec) -> int | None:
+    """The number of keys that the window of a layer shows, if it has one."""
+    if not isinstance(mixer, AttentionSpec):
+        return None
+    widths = (mixer.window, mixer.mask.width if isinstance(mixer.mask, WindowMaskSpec) else None)
+    return min((width for width in widths if width is not None), default=None)
 
 
 def _reach(mixer: MixerSpec) -> int | None:
     """How many tokens back one layer looks, its own included; None without a bound."""
     if mixer.kind == "convolution":
         return mixer.kernel
-    return mixer.window if isinstance(mixer, AttentionSpec) else None
+    back, ahead = mixer.visible(Everything()).band() if isinstance(mixer, AttentionSpec) else (None, None)
+    return None if back is None or ahead is None else 1 + max(back, ahead)
 
 
 def seen_by(causal: bool) -> Mask:

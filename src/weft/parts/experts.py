@@ -1,10 +1,15 @@
 """Mixture of experts: E feed-forwards of which A are active for a token; parameters x E, compute x A.
 
-p = softmax(x W_r) over E experts; the A best run; y = sum over them of g_e expert_e(x), g = p renormalized
-(Shazeer et al. 2017, Fedus et al. 2021, Jiang et al. 2024). No token is ever dropped.
+p = softmax(x W_r) over E experts; the A best run; y = sum over them of g_e expert_e(x). The gates g are
+- "renormalized": g_e = p_e / sum of the A best p (Shazeer et al. 2017, Jiang et al. 2024); at A = 1 always 1, so that
+  the output gives the router no gradient;
+- "probability": g_e = p_e (Fedus et al. 2021), whose gradient reaches the router at any A.
+No token is ever dropped.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +22,21 @@ from weft.parts.auxiliary import Auxiliary
 from weft.parts.feedforward import activation
 from weft.parts.parameters import normal_parameter
 
+GateName = Literal["renormalized", "probability"]
 
-def route(logits: Tensor, active: int) -> tuple[Tensor, Tensor, Tensor]:
+
+def usual_gates(active: int) -> GateName:
+    """The rule by which the router learns: one active expert keeps its probability, several are renormalized."""
+    return "probability" if active == 1 else "renormalized"
+
+
+def route(logits: Tensor, active: int, gates: GateName) -> tuple[Tensor, Tensor, Tensor]:
     """(gates [N, A], chosen [N, A], probabilities [N, E]) from router logits [N, E], in float32 or wider."""
     probabilities = widen(logits).softmax(-1)
-    gates, chosen = probabilities.topk(active, dim=-1)
-    return gates / gates.sum(-1, keepdim=True), chosen, probabilities
+    best, chosen = probabilities.topk(active, dim=-1)
+    if gates == "renormalized":
+        best = best / best.sum(-1, keepdim=True)
+    return best, chosen, probabilities
 
 
 def balance_loss(probabilities: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
@@ -48,7 +62,7 @@ def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """E gated or classic feed-forwards with a router; see the head of this file.
+    """E gated or classic feed-forwards with a router; see the head of this file for `gates`, the usual ones if None.
 
     `shared`: one more feed-forward that every token passes. Auxiliary: `balance loss`, `z loss`, and `routing`, each
     expert's share of the choices.
@@ -63,12 +77,14 @@ class Experts(nn.Module):
         activation_name: str = "silu",
         gated: bool = True,
         shared: nn.Module | None = None,
+        gates: GateName | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= active <= experts:
             raise ShapeError(f"{active} active of {experts} experts: choose 1 <= active <= experts")
         self.width, self.hidden, self.experts, self.active = width, hidden, experts, active
         self.activation_name, self.gated = activation_name, gated
+        self.gates: GateName = gates or usual_gates(active)
         self.activation = activation(activation_name)
         self.router = normal_parameter(experts, width, std=width**-0.5)
         self.up = normal_parameter(experts, (2 if gated else 1) * hidden, width, std=width**-0.5)
@@ -79,7 +95,7 @@ class Experts(nn.Module):
         """[..., D] -> [..., D]."""
         tokens = x.reshape(-1, self.width)
         logits = F.linear(widen(tokens), widen(self.router))
-        gates, chosen, probabilities = route(logits, self.active)
+        gates, chosen, probabilities = route(logits, self.active, self.gates)
         for one in observer.active:
             one.on_experts(self, x, gates, chosen)
         if auxiliary is not None:

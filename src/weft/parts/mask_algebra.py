@@ -20,6 +20,7 @@ from weft.parts.token_positions import TokenPositions
 
 Band = tuple[int | None, int | None]
 Span = tuple[int, int]
+COUNTED_PAIRS = 1 << 22
 
 
 class Mask:
@@ -40,6 +41,16 @@ class Mask:
 
     def covers(self, queries: Span, keys: Span) -> bool:
         """Whether every query at positions first..last surely may look at every key at positions first..last."""
+        return False
+
+    def includes(self, other: Mask) -> bool:
+        """Whether it surely allows every pair that `other` allows, whatever the positions; False if not known."""
+        if isinstance(other, Either):
+            return self.includes(other.first) and self.includes(other.second)
+        return self == other or any(self == term or self.is_wider(term) for term in other.terms())
+
+    def is_wider(self, other: Mask) -> bool:
+        """`includes` for one other mask that is neither equal nor a combination."""
         return False
 
     def terms(self) -> Iterator[Mask]:
@@ -82,6 +93,13 @@ class Mask:
         visible = visible_pairs(self, token_positions, token_positions)
         return visible.expand(-1, length, length)[min(row, visible.shape[0] - 1)]
 
+    def share(self, length: int) -> float:
+        """The share of the N x N pairs of `length` tokens that it shows; of long texts, measured on some queries."""
+        count = max(1, min(length, COUNTED_PAIRS // length))
+        queries = TokenPositions.of(torch.linspace(0, length - 1, count).round().long())
+        visible = visible_pairs(self, queries, TokenPositions.run(0, length, torch.device("cpu")))
+        return float(visible.expand(1, count, length).double().mean())
+
     def text(self, length: int | None = None, row: int = 0) -> str:
         """The picture as text: one line per query, a full square where it may look."""
         return text_grid(self.grid(length or self.own_length(), row).tolist())
@@ -102,6 +120,9 @@ class Everything(Mask):
         return torch.ones(1, 1, 1, dtype=torch.bool, device=queries.device)
 
     def covers(self, queries: Span, keys: Span) -> bool:
+        return True
+
+    def includes(self, other: Mask) -> bool:
         return True
 
     def terms(self) -> Iterator[Mask]:
@@ -131,6 +152,9 @@ class Both(Mask):
 
     def covers(self, queries: Span, keys: Span) -> bool:
         return all(part.covers(queries, keys) for part in self.parts)
+
+    def includes(self, other: Mask) -> bool:
+        return all(part.includes(other) for part in self.parts)
 
     def terms(self) -> Iterator[Mask]:
         return iter(self.parts)
@@ -170,6 +194,9 @@ class Either(Mask):
 
     def covers(self, queries: Span, keys: Span) -> bool:
         return self.first.covers(queries, keys) or self.second.covers(queries, keys)
+
+    def includes(self, other: Mask) -> bool:
+        return self.first.includes(other) or self.second.includes(other) or super().includes(other)
 
     def __repr__(self) -> str:
         return f"{self.first!r} | {self.second!r}"

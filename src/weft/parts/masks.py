@@ -17,6 +17,7 @@ from weft.parts.mask_algebra import Band, Everything, Mask, Span, arrange, both,
 from weft.parts.token_positions import TokenPositions, distances
 
 __all__ = [
+    "BlockSparse",
     "Causal",
     "Dilated",
     "Documents",
@@ -77,6 +78,10 @@ class Window(Mask):
         """When the farthest pair is near enough."""
         return max(queries[1] - keys[0], keys[1] - queries[0]) < self.width
 
+    def is_wider(self, other: Mask) -> bool:
+        """Than a narrower window."""
+        return isinstance(other, Window) and other.width <= self.width
+
     def __repr__(self) -> str:
         return f"window({self.width})"
 
@@ -94,6 +99,26 @@ class Prefix(Mask):
     def covers(self, queries: Span, keys: Span) -> bool:
         """When all keys are past or in the prefix."""
         return keys[1] <= queries[0] or keys[1] < self.length
+
+    def expect_whole(self, tokens: TokenPositions) -> None:
+        """Refuse a call with a cache that begins within the prefix and ends within it: its end is not there to see."""
+        if tokens.start is not None and tokens.pads == "none":
+            counts = [max(0, min(tokens.start + tokens.length, self.length) - tokens.start)]
+        elif tokens.device.type == "cpu":
+            inside = (tokens.positions >= 0) & (tokens.positions < self.length)
+            counts = inside.sum(1).tolist()
+        else:  # waiting for the device would cost more than the check gives
+            return
+        partial = next((count for count in counts if 0 < count < self.length), None)
+        if partial is not None:
+            raise WeftError(
+                f"{partial} of the {self.length} tokens of a prefix that is seen in both directions: with a cache, "
+                f"give all {self.length} at the first call (a prompt of at least {self.length} tokens)"
+            )
+
+    def is_wider(self, other: Mask) -> bool:
+        """Than causality, and than a shorter prefix."""
+        return isinstance(other, Causal) or (isinstance(other, Prefix) and other.length <= self.length)
 
     def __repr__(self) -> str:
         return f"prefix({self.length})"
@@ -113,8 +138,58 @@ class Dilated(Mask):
         """(i - j) mod step = 0."""
         return distances(queries, keys) % self.step == 0
 
+    def is_wider(self, other: Mask) -> bool:
+        """Than a multiple of its step."""
+        return isinstance(other, Dilated) and other.step % self.step == 0
+
     def __repr__(self) -> str:
         return f"dilated({self.step})"
+
+
+@dataclass(frozen=True, repr=False)
+class BlockSparse(Mask):
+    """Whole blocks of `size` tokens: near ones, and the first `shared` ones, which see all and are seen by all.
+
+    M_ij = |b_i - b_j| <= near or b_i < shared or b_j < shared, with the block b_i = floor(i / size): the block-sparse
+    pattern of Zaheer et al. 2020 (Big Bird) without its random blocks.
+    """
+
+    size: int
+    near: int = 1
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.near < 0 or self.shared < 0:
+            raise WeftError(
+                f"blocks of {self.size} tokens, {self.near} near and {self.shared} shared: use a size of at least 1 "
+                "and numbers of blocks from 0"
+            )
+
+    def allows(self, queries: TokenPositions, keys: TokenPositions) -> Tensor:
+        """|b_i - b_j| <= near, or one of the two is shared."""
+        b_i, b_j = (side.positions.div(self.size, rounding_mode="floor") for side in (queries, keys))
+        seen = (b_i[:, :, None] - b_j[:, None, :]).abs() <= self.near
+        return seen | (b_i < self.shared)[:, :, None] | (b_j < self.shared)[:, None, :] if self.shared else seen
+
+    def band(self) -> Band:
+        """From the near end of a block to the far end of its last neighbor; none with shared blocks."""
+        far = (self.near + 1) * self.size - 1
+        return (None, None) if self.shared else (far, far)
+
+    def covers(self, queries: Span, keys: Span) -> bool:
+        """When the blocks farthest apart are near, or all of one side is shared."""
+        q, k = (tuple(end // self.size for end in span) for span in (queries, keys))
+        return max(q[1] - k[0], k[1] - q[0]) <= self.near or min(q[1], k[1]) < self.shared
+
+    def is_wider(self, other: Mask) -> bool:
+        """Than fewer near and shared blocks of the same size."""
+        if not isinstance(other, BlockSparse) or other.size != self.size:
+            return False
+        return other.near <= self.near and other.shared <= self.shared
+
+    def __repr__(self) -> str:
+        more = f", {self.shared} shared" if self.shared else ""
+        return f"block-sparse({self.size}, {self.near} near{more})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,6 +211,17 @@ class Graph(Mask):
         batch = torch.arange(A.shape[0], device=A.device)[:, None, None]
         edges = A[batch, q.clamp(0, A.shape[-1] - 1)[:, :, None], k.clamp(0, A.shape[-1] - 1)[:, None, :]]
         return edges & known
+
+    def expect_fit(self, rows: int, tokens: TokenPositions) -> None:
+        """Refuse graphs of another number of rows, and more tokens than nodes."""
+        nodes = self.adjacency.shape[-1]
+        if self.adjacency.dim() == 3 and self.adjacency.shape[0] not in (1, rows):
+            raise ShapeError(f"graphs of {self.adjacency.shape[0]} rows for {rows} rows of tokens: give one per row")
+        last = tokens.length - 1 if tokens.start is None else tokens.start + tokens.length - 1
+        if tokens.given is not None:
+            last = int(tokens.given.max()) if tokens.device.type == "cpu" else 0
+        if last >= nodes:
+            raise ShapeError(f"token {last} has no node in a graph of {nodes} nodes: give sequences of up to {nodes}")
 
     def __repr__(self) -> str:
         return f"graph({self.adjacency.shape[-1]} nodes)"

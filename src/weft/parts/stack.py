@@ -18,7 +18,7 @@ from weft.parts.attention import SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.block import Block, CrossAttentionSource
-from weft.parts.masks import Everything, Graph, Mask, both, rules_of
+from weft.parts.masks import Everything, Graph, Mask, Prefix, both, rules_of
 from weft.parts.norms import Norm
 from weft.parts.position_counter import PositionCounter
 from weft.parts.relative import AttentionPosition
@@ -68,7 +68,7 @@ class Stack(nn.Module):
         auxiliary: Auxiliary | None,
     ) -> Tensor:
         """`forward` itself, which a faster stack replaces."""
-        self._expect(x, mask, state, memory)
+        self._expect(x, token_positions, mask, state, memory)
         contexts = self._contexts(token_positions, mask, state)
         cross = None if memory is None else AttentionContext(token_positions, memory[1])
         for layer, (block, own) in enumerate(zip(self.blocks, self.masks, strict=True)):
@@ -85,21 +85,22 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
     def _expect(
-        self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, TokenPositions] | None
+        self,
+        x: Tensor,
+        token_positions: TokenPositions,
+        mask: Mask | None,
+        state: State | None,
+        memory: tuple[Tensor, TokenPositions] | None,
     ) -> None:
         """Refuse, before anything is changed, what these blocks cannot do."""
-        rules = rules_of(mask) if mask is not None else ()
-        other = next((m for m in self._mixers() if m is not None and not isinstance(m, SelfAttention)), None)
-        if rules and other is not None:
-            raise WeftError(
-                f"{both(rules)!r} acts inside attention, but this model mixes by {type(other).__name__}: "
-                "use attention, or masks of padding and documents only"
-            )
-        for leaf in mask.leaves() if mask is not None else ():
-            if isinstance(leaf, Graph) and leaf.adjacency.dim() == 3 and leaf.adjacency.shape[0] not in (1, x.shape[0]):
-                raise ShapeError(
-                    f"graphs of {leaf.adjacency.shape[0]} rows for {x.shape[0]} rows of tokens: give one per row"
-                )
+        if mask is not None:
+            self._expect_effect(mask)
+        for own in (*dict.fromkeys(self.masks), mask):
+            for leaf in own.leaves() if own is not None else ():
+                if isinstance(leaf, Graph):
+                    leaf.expect_fit(x.shape[0], token_positions)
+                if isinstance(leaf, Prefix) and state is not None:
+                    leaf.expect_whole(token_positions)
         if state is not None and (len(state.layers) != len(self.blocks) or set(state.cache_slots) != self._windows()):
             raise WeftError("this state was made by another model: make one with this model's make_state()")
         if memory is not None and memory[0].shape[0] != x.shape[0]:
@@ -107,6 +108,25 @@ class Stack(nn.Module):
                 f"{x.shape[0]} rows of target for {memory[0].shape[0]} of source: give one source per row, "
                 "and reorder the memory together with the state"
             )
+
+    def _expect_effect(self, mask: Mask) -> None:
+        """Refuse rules that would change nothing: without attention, or where each layer sees less already."""
+        rules = rules_of(mask)
+        other = next((m for m in self._mixers() if m is not None and not isinstance(m, SelfAttention)), None)
+        owns = [own for own, m in zip(self.masks, self._mixers(), strict=True) if isinstance(m, SelfAttention)]
+        if rules and (not owns or other is not None):
+            mixes = "has no mixer" if other is None else f"mixes by {type(other).__name__}"
+            raise WeftError(
+                f"{both(rules)!r} acts inside attention, but this model {mixes}: "
+                "use attention, or masks of padding and documents only"
+            )
+        asked = rules or ([mask] if isinstance(mask, Everything) else [])
+        for rule in asked:
+            if owns and all(rule != own and rule not in own.terms() and rule.includes(own) for own in owns):
+                raise WeftError(
+                    f"{rule!r} shows no less than {owns[0]!r}, which this model's layers see at most, so it would "
+                    "change nothing: leave it out, or build the model with this mask (mixer.mask in its spec)"
+                )
 
     def _band(self, mask: Mask) -> int | None:
         if mask not in self._bands:

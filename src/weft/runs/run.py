@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.sample_runs import locate_run
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
 from weft.foundation.atomic_files import DiskError
@@ -18,7 +19,7 @@ from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
-from weft.models.build import build, read_spec
+from weft.models.build import AnySpec, build, read_spec
 from weft.models.estimates import estimate
 from weft.tasks.registry import TASKS, task_named
 from weft.tasks.support.conversation import Conversation
@@ -77,7 +78,8 @@ class Run:
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
         generation = _generation_options(options)
-        if (generation.top or generation.steps) and not self.task.generates:
+        ranks = self.task.generates or self.task.ranks_tokens
+        if (generation.top and not ranks) or (generation.steps and not self.task.generates):
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
@@ -146,9 +148,10 @@ class Run:
             task = copy(task)
             task.options = type(task.options)(**{**task.options.to_tree(), **options})
         split = task.read([str(path) for path in paths], cache_folder())
-        length = getattr(self.module.spec, "length", None)
+        split = split.fit(cast(AnySpec, self.module.spec))
         # Models from elsewhere read so much at once that windows of that length would take all memory.
-        split = split if length is None else split.cut(min(length, EVALUATION_BATCH))
+        if (getattr(self.module.spec, "length", None) or 0) > EVALUATION_BATCH:
+            split = split.cut(EVALUATION_BATCH)
         return split if limit is None else split.limit(limit)
 
     def few_shot(
@@ -196,8 +199,8 @@ def task_of(place: RunFolder, spec: RunSpec) -> Task:
 
 
 def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:
-    """The run in a folder; `quantize` rounds its weights, to be used with less memory and more speed."""
-    place = RunFolder(Path(folder))
+    """The run in a folder, or `sample:dates-run`; `quantize` rounds its weights, for less memory and more speed."""
+    place = RunFolder(locate_run(folder))
     spec = place.read_spec()
     task = task_of(place, spec)
     module = build(read_spec(spec.model), device="meta")

@@ -30,7 +30,14 @@ from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
 from weft.tasks.support.class_scores import always_commonest, commonest, evaluate_classes
 from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.support.imported_text import ImportedTextTask
-from weft.tasks.support.input_encoders import InputEncoder, TokenEncoder, WordEncoder, learn_encoder, pooled_answer
+from weft.tasks.support.input_encoders import (
+    InputEncoder,
+    SetEncoder,
+    TokenEncoder,
+    WordEncoder,
+    learn_encoder,
+    pooled_answer,
+)
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy
 from weft.tasks.support.node_encoder import NodeEncoder, Nodes
@@ -57,9 +64,10 @@ Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with 
 class ClassificationOptions(DataSpec):
     """`columns`: text and label, by name or number; without it they are recognized.
 
-    `tokenizer`: auto (words with their characters), characters, words, bpe, or a file to load; `vocabulary` bounds
-    words and bpe. In training a token seen n times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r =
-    `rarity`, so that the model relies on no single word.
+    `tokenizer`: auto (words with their characters; characters where texts have no spaces), sets (words whose order says
+    nothing), characters, words, bpe, or a file to load; `vocabulary` bounds words and bpe. In training a token seen n
+    times is hidden with chance h + (1 - h) r / (r + n), h = `hidden` and r = `rarity`, so that the model relies on no
+    single word.
     """
 
     columns: Names = ()
@@ -113,6 +121,8 @@ class ClassificationTask(Task):
             strata, _ = number_labels([labels[0] if len(labels) == 1 else "" for _, labels in train], learn=False)
             kept, out = hold_out(strata, options.held_out, seed)
             train, held = [train[n] for n in kept], [train[n] for n in out]
+        if found is not None and not found.ordered and options.tokenizer == "auto":
+            options = options.replace(tokenizer="sets")
         task = cls._learn([given for given, _ in train], classes, options, known)
         best = None if found is None else found.best
         hiding = Hiding(options.hidden, options.rarity, blind=True)
@@ -238,8 +248,9 @@ def _files(paths: Sequence[str], options: ClassificationOptions, learn: bool) ->
 def _restored(facts: Tree, tokenizer: Tokenizer | None) -> InputEncoder:
     if facts["reading"] == NodeEncoder.kind:
         return NodeEncoder(tuple(facts["names"]))
-    if facts["reading"] == WordEncoder.kind:
-        return WordEncoder(Lexicon.from_tree(facts["lexicon"]))
+    for kind in (WordEncoder, SetEncoder):
+        if facts["reading"] == kind.kind:
+            return kind(Lexicon.from_tree(facts["lexicon"]))
     if tokenizer is None:
         raise WeftError("this run has no tokenizer.json: restore the file or train again")
     return TokenEncoder(tokenizer, Frame.of(facts))

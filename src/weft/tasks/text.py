@@ -317,7 +317,10 @@ class TextTask(FewShot, Task):
     def preview(self, module: nn.Module, split: Split) -> str:
         """A continuation of the held-out text's beginning."""
         assert isinstance(split, TextSplit)
-        prompt = self.tokenizer.decode(split.store.window(0, min(PROMPT, len(split.store))).tokens.tolist())
+        if len(split.store) < split.prefix:
+            return ""
+        shown = split.store.window(0, min(max(PROMPT, split.prefix + 1), len(split.store)))
+        prompt = self.tokenizer.decode(shown.tokens.tolist())
         answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
 

@@ -12,7 +12,7 @@ from weft.foundation.errors import WeftError
 from weft.laws.checker import check
 from weft.models.output import Output
 
-GUARDED_LAWS = ("causality", "reach", "prefix", "batch independence")
+GUARDED_LAWS = ("causality", "reach", "prefix", "masks", "batch independence")
 
 
 class TrainingError(WeftError):

@@ -126,7 +126,7 @@ class Loop:
         """One update of the weights; gives the mean loss (still on its device) and the number of tokens."""
         examples = self._micro_batches(self.step)
         batches = [self.train.batch(some, self.seed, self._epoch[0]).to(self.device) for some in examples]
-        count = sum(batch.count for batch in batches)
+        count = max(1, sum(batch.count for batch in batches))
         torch.manual_seed(derive(self.seed, "step", self.step))
         total = sum(self._backward(batch, count) for batch in batches)
         norm = nn.utils.clip_grad_norm_(self.weights, self.training.clip or float("inf"), foreach=True)

@@ -224,7 +224,7 @@ class Planner:
         if options.lora is not None:
             adapt(module, options.lora, whole=fully_trained_parts(self.task))
         module.train()
-        part = self._fitted_split(spec)
+        part = self.train.fit(spec)
         batches = part.batches(batch, self.seed)
         before = torch.get_num_threads()
         counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
@@ -236,10 +236,6 @@ class Planner:
         finally:
             torch.set_num_threads(before)
         return min(timings, key=lambda timing: timing.seconds)
-
-    def _fitted_split(self, spec: AnySpec) -> Split:
-        length = getattr(spec, "length", None)
-        return self.train if length is None else self.train.cut(length)
 
     def _time_with(
         self, module: nn.Module, part: Split, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
@@ -269,11 +265,12 @@ class Planner:
         recipe = self.task.recipe(size, epochs)
         own = self.model_of(replace(size, dropout=recipe.dropout)) if spec is None else spec
         own = own.replace(**self.model_changes) if self.model_changes else own
+        self.task.expect_model(own)
         return own, TrainingSpec(**{**recipe.training, **self.defaults, **self.training_changes})
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> TrainingPlan:
         cost = estimate(spec)
-        batch = max(batch, self._fitted_split(spec).least)
+        batch = max(batch, self.train.fit(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
         tokens = steps * batch
         # Forward costs a third of a step: all evaluations together take at most about a twentieth of the steps' time.

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from weft.data.readers.graphs import read_edges
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 
 DATA, TRAINING = "data.", "training."
+MASK_FILE = "mask.file"
 
 
 @dataclass(frozen=True)
 class TrainRequest:
     """A task, its data, the folder of the run, and how to train.
 
-    `changes` sets single options by dotted names: `{"layers": 2, "training.rate": 1e-3, "data.held_out": 0.2}`.
+    `changes` sets single options by dotted names: `{"layers": 2, "training.rate": 1e-3, "data.held_out": 0.2}`. A graph
+    that is a mask is named by the file of its edges: `{"mixer.mask.file": "edges.csv"}`.
     `preset` "auto" fits the model to data and time. A `seed` of None is 0 for a new run, and that of the run for a
     resumed one. `base` is the folder of a run whose model, tokenizer and weights training starts from.
     """
@@ -64,6 +67,10 @@ class TrainRequest:
         if not 0 < self.minutes < math.inf:
             raise WeftError(f"{self.minutes:g} minutes: give a time above 0, such as 5")
 
+    def with_edges(self) -> TrainRequest:
+        """The same with the edges in place of the files that hold them: a run needs no file that may be gone later."""
+        return replace(self, changes=_with_edges(self.changes))
+
     @property
     def data_changes(self) -> Tree:
         """Changes of how data are read, by their names without `data.`."""
@@ -86,3 +93,26 @@ def _is_whole(value: object) -> bool:
 
 def _below(changes: Mapping[str, Any], prefix: str) -> Tree:
     return {name.removeprefix(prefix): value for name, value in changes.items() if name.startswith(prefix)}
+
+
+def _with_edges(changes: Mapping[str, Any]) -> Tree:
+    """Options by dotted names, or tables of them, with each `mask.file` replaced by the graph in it."""
+    found: Tree = {}
+    for name, value in changes.items():
+        if name == MASK_FILE or name.endswith(f".{MASK_FILE}"):
+            mask = name.removesuffix("file")
+            graph = _graph(str(value), changes.get(f"{mask}kind", "graph"), changes.get(f"{mask}nodes"))
+            found |= {f"{mask}{field}": own for field, own in graph.items()}
+        elif isinstance(value, Mapping) and "file" in value and name.rpartition(".")[2] == "mask":
+            found[name] = _graph(str(value["file"]), value.get("kind", "graph"), value.get("nodes"))
+        else:
+            found.setdefault(name, _with_edges(value) if isinstance(value, Mapping) else value)
+    return found
+
+
+def _graph(file: str, kind: str, nodes: int | None) -> Tree:
+    """The fields of the graph in a file; more nodes than have edges may be given."""
+    if kind != "graph":
+        raise WeftError(f"mask.file {file} holds the edges of a graph, but mask.kind is {kind}: leave one of them out")
+    found, edges = read_edges(file)
+    return {"kind": "graph", "nodes": found if nodes is None else nodes, "edges": [list(edge) for edge in edges]}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from weft.data.samples import ReferenceScore
+from weft.models.build import AnySpec
 from weft.runs.run import Run, load
 from weft.tasks.support.references import losing_to
 from weft.tasks.task import PreparedData, Split
@@ -60,19 +61,17 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
     loop.folder.write_references(
         {"metric": task.judged_by, "value": value, "references": references, "loses_to": lost, "facts": facts}
     )
-    test = None if prepared.test is None else task.measure(run.module, _as_read(prepared.test, run), size)
+    test = (
+        None
+        if prepared.test is None
+        else task.measure(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
+    )
     loss = float(metrics.get("loss", loop.best_loss))
     seconds = loop.seconds + time.perf_counter() - began
     loop.folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
     leak = find_leak(prepared.best, metrics)
     found = (metrics, references, prepared.best, leak, scores.intervals(), tuple(lost), test)
     return TrainingResult(run, loop.plan, loop.step, seconds, loss, *found)
-
-
-def _as_read(split: Split, run: Run) -> Split:
-    """A split cut to the length of the run's model."""
-    length = getattr(run.module.spec, "length", None)
-    return split if length is None else split.cut(length)
 
 
 def find_leak(best: ReferenceScore | None, metrics: dict[str, Any]) -> str | None:

@@ -76,4 +76,6 @@ def _is_preset(folder: RunFolder, spec: RunSpec, name: str, changes: Mapping[str
     if named.family not in task.families:
         return False
     fitted = task.fit_plain(name, Size.of(own)) if name in PLAIN else task.fit(named)
-    return fitted.replace(**changes) == own
+    # The preset meant then what specs of the run's version mean.
+    meant = fitted.replace(**changes).to_tree() | {"version": spec.model.get("version", named.VERSION)}
+    return read_spec(meant) == own

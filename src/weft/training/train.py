@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -83,6 +83,7 @@ def train(
 def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
     """Train as requested; the run's folder is locked against other writers all the while."""
     started = time.perf_counter()
+    request = request.with_edges()
     kind = task_named(request.task)
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
@@ -123,7 +124,6 @@ def _begin(
     suited = kind.plain_options if request.preset in PLAIN else {}
     options = kind.Options(**{**suited, **request.data_changes}) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
-    fingerprints = take_fingerprints((*request.data, *options.validation))
     known = None if base is None else base.task
     prepared = kind.prepare(list(request.data), options, seed, cache_folder(), known)
     for note in prepared.notes:
@@ -140,7 +140,7 @@ def _begin(
     if tokenizer is not None:
         folder.write_tokenizer(tokenizer)
     folder.write_plan(plan.to_tree())
-    if fingerprints:
+    if fingerprints := take_fingerprints((*request.data, *options.validation)):
         folder.write_fingerprints(fingerprints)
     folder.write_spec(
         RunSpec(
@@ -237,8 +237,7 @@ def _train(
     snapshot: Snapshot | None,
     reporter: Reporter,
 ) -> TrainingResult:
-    length = getattr(module.spec, "length", None)
-    train, validation = (part if length is None else part.cut(length) for part in (prepared.train, prepared.validation))
+    train, validation = (part.fit(cast(AnySpec, module.spec)) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
         adapters = derive(seed, "adapters")
         adapt(module, training.lora, training.lora_alpha, adapters, fully_trained_parts(prepared.task))

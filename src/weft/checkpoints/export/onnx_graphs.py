@@ -176,7 +176,7 @@ class DenseExperts(nn.Module):
     def forward(self, x: Tensor, auxiliary: Any = None) -> Tensor:
         """[..., D] -> [..., D]."""
         own = self.own
-        gates, chosen, probabilities = route(F.linear(x, own.router), own.active)
+        gates, chosen, probabilities = route(F.linear(x, own.router), own.active, own.gates)
         weights = torch.zeros_like(probabilities).scatter(-1, chosen, gates)
         y = torch.zeros_like(x)
         for number in range(own.experts):
@@ -205,8 +205,18 @@ def expect_exportable(spec: Any) -> None:
     families = ("decoder", "encoder", "encoder-decoder", "vision", "series")
     if spec.family not in families:
         raise WeftError(f"family is {spec.family!r}, but ONNX is written for {', '.join(families)}")
+    source = getattr(getattr(spec, "source", None), "kind", "tokens")
+    if source != "tokens":
+        raise WeftError(f"source is {source!r}, but ONNX is written for tokens in an encoder-decoder")
     with_memory = spec.family in ("decoder", "encoder-decoder")
     known = ("attention",) if with_memory else ("attention", "convolution", "grid-convolution", "none")
-    other = next((mixer.kind for mixer in spec.mixer if mixer.kind not in known), None)
+    mixers = (*spec.mixer, *(spec.encoder_stack().mixer if spec.family == "encoder-decoder" else ()))
+    other = next((mixer.kind for mixer in mixers if mixer.kind not in known), None)
     if other is not None:
         raise WeftError(f"mixer is {other!r}, but ONNX is written for {', '.join(known)} in a {spec.family}")
+    prefix = spec.declares().text_prefix
+    if prefix is not None:
+        raise WeftError(
+            f"mixer.mask is a prefix of {prefix} tokens that must be read in one call, which an ONNX file cannot check:"
+            " use the run itself, or train without the prefix"
+        )

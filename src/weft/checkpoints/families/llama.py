@@ -97,7 +97,7 @@ def _windows(config: Config, kind: str) -> list[int | None]:
     if kinds is None:
         first = int(config.get("max_window_layers", 28))
         return [window if layer >= first else None for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(one not in (FULL, SLIDING) for one in kinds):
         raise config.wrong("layer_types", f"a list of {layers} times {FULL} or {SLIDING}")
     return [window if one == SLIDING else None for one in kinds]
 
@@ -106,7 +106,7 @@ def _feedforward(config: Config, kind: str) -> GatedSpec | ExpertsSpec:
     hidden, activation = config.whole("intermediate_size"), config.activation("hidden_act", "silu")
     if kind == "mixtral":
         experts, active = config.whole("num_local_experts", 8), config.whole("num_experts_per_tok", 2)
-        return ExpertsSpec(experts=experts, active=active, hidden=hidden, activation=activation)
+        return ExpertsSpec(experts=experts, active=active, hidden=hidden, activation=activation, gates="renormalized")
     return GatedSpec(hidden=hidden, activation=activation, bias=config.flag("mlp_bias", False))
 
 

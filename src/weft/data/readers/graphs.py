@@ -2,7 +2,8 @@
 
     {"nodes": ["red", "blue", "red"], "edges": [[0, 1], [1, 2]], "labels": ["blue", "red", "blue"]}
 
-A .json file holds one graph or a list of them, a .jsonl file one graph per line. Edges are undirected.
+A .json file holds one graph or a list of them, a .jsonl file one graph per line. Edges are undirected. The edges of one
+graph alone may also be the rows of a .csv or .tsv file, two numbers of nodes each.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_text
+from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_table, read_text
 
 GRAPH_SUFFIXES = (".json", ".jsonl")
+EDGE_SUFFIXES = (".csv", ".tsv")
+Edges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,44 @@ def read_graphs(paths: Sequence[str | Path], labeled: bool = True) -> list[Label
     if not found:
         raise DataError(f"{Path(paths[0]).name} holds no graph: give one with nodes and edges")
     return found
+
+
+def read_edges(path: str | Path) -> tuple[int, Edges]:
+    """(number of nodes, edges as pairs of nodes) of the one graph in a .csv, .tsv, .json or .jsonl file."""
+    (file,) = _one_file(path)
+    if name_suffix(file) in EDGE_SUFFIXES:
+        edges = _edge_rows(file)
+        return 1 + max(max(edge) for edge in edges), edges
+    found = read_graphs([file], labeled=False)
+    if len(found) > 1:
+        raise DataError(f"{file.name} holds {len(found)} graphs: give the one that is the mask in a file of its own")
+    edges = tuple((int(a), int(b)) for a, b in np.argwhere(np.triu(found[0].adjacency)))
+    if not edges:
+        raise DataError(f"{file.name} holds a graph without edges: give some")
+    return len(found[0].nodes), edges
+
+
+def _one_file(path: str | Path) -> list[Path]:
+    files = find_files([path], (*EDGE_SUFFIXES, *GRAPH_SUFFIXES))
+    if len(files) != 1:
+        raise DataError(f"{path} holds {len(files)} files: name the one with the edges")
+    return files
+
+
+def _edge_rows(file: Path) -> Edges:
+    """Rows of two numbers each; a first row of names is a header."""
+    edges: dict[tuple[int, int], None] = {}
+    for place, (number, cells) in enumerate(read_table(file)):
+        ends = [cell.strip() for cell in cells[:2]]
+        if len(ends) == 2 and all(end.isascii() and end.isdigit() for end in ends):
+            edges[int(ends[0]), int(ends[1])] = None
+        elif place > 0 or any(end.isdigit() for end in ends):
+            raise DataError(
+                f"{file.name}, line {number}: {', '.join(cells)[:40]!r} is no edge: give two numbers of nodes, from 0"
+            )
+    if not edges:
+        raise DataError(f"{file.name} holds no edge: give two numbers of nodes per row, from 0")
+    return tuple(edges)
 
 
 def _trees(path: Path) -> Iterator[tuple[str, Any]]:

@@ -15,10 +15,13 @@ from weft.data.samples.films import FilmCatalog, film_catalog, films
 from weft.data.samples.forecast import SampleSeries, brownian, brownian3d, brownian_best, seasonal
 from weft.data.samples.french_sentences import french
 from weft.data.samples.images import SampleImages, digits, shapes
+from weft.data.samples.proteins import proteins
 from weft.data.samples.sample_definition import ReferenceScore, Sample
 from weft.data.samples.sequences import BONES, JOINTS, SAMPLE_RATE, SampleSequences, skeletons, tones, write_wavs
+from weft.data.samples.sets import sets
 from weft.data.samples.tagging import grammar, pronouns
 from weft.data.samples.text import markov, stdlib
+from weft.data.samples.transcription import SpokenText, spoken, write_spoken
 from weft.data.samples.translation import AlignedPair, dates
 
 __all__ = [
@@ -33,10 +36,12 @@ __all__ = [
     "SampleImages",
     "SampleSequences",
     "SampleSeries",
+    "SpokenText",
     "brownian_best",
     "film_catalog",
     "sample",
     "samples",
+    "write_spoken",
     "write_wavs",
 ]
 
@@ -47,11 +52,17 @@ SampleMaker = Callable[[int, int], Sample[Any]]
 SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     "text": {"stdlib": (stdlib, 1_000_000), "markov": (markov, 200_000)},
     "translation": {"dates": (dates, 20_000), "french": (french, 20_000)},
-    "classification": {"sentiment": (sentiment, 8_000), "nodes": (nodes, 2_000)},
+    "classification": {
+        "sentiment": (sentiment, 8_000),
+        "nodes": (nodes, 2_000),
+        "sets": (sets, 6_000),
+        "proteins": (proteins, 6_000),
+    },
     "tagging": {"grammar": (grammar, 4_000), "pronouns": (pronouns, 6_000)},
     "images": {"digits": (digits, 5_000), "shapes": (shapes, 4_000)},
     "captions": {"scenes": (scenes, 4_000)},
     "forecast": {"seasonal": (seasonal, 4_000), "brownian": (brownian, 8_000), "brownian3d": (brownian3d, 8_000)},
+    "transcription": {"spoken": (spoken, 1_500)},
     "sequences": {"skeletons": (skeletons, 800), "tones": (tones, 600), "films": (films, 4_000)},
 }
 

@@ -15,7 +15,7 @@ from weft.foundation.seeds import derive
 _Split = TypeVar("_Split")
 _Example = TypeVar("_Example", bound=Hashable)
 
-LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity", "pseudo_perplexity", "bits_per_byte")
+LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity", "pseudo_perplexity", "bits_per_byte", "cer", "wer")
 # Draws per distinct example before the sample is declared exhausted.
 DRAWS_PER_EXAMPLE = 50
 
@@ -41,7 +41,10 @@ class ReferenceScore:
 
 @dataclass(frozen=True)
 class Sample(Generic[_Split]):
-    """A built-in sample. `best` bounds every model; `shortcut` bounds models that use too little of the input."""
+    """A built-in sample. `best` bounds every model; `shortcut` bounds models that use too little of the input.
+
+    `ordered`: whether the order of what an example is made of says anything.
+    """
 
     name: str
     task: str
@@ -50,6 +53,7 @@ class Sample(Generic[_Split]):
     best: ReferenceScore | None
     shortcut: ReferenceScore | None = None
     classes: tuple[str, ...] = ()
+    ordered: bool = True
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:

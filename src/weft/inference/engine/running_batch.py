@@ -207,7 +207,7 @@ class RunningBatch:
         )
         self.optimized = conditioned.model
         found = self.prefix_cache.find(head.prompt, head.image)
-        if found is None:
+        if found is None or found[1] < (self.declaration.text_prefix or 0):
             return PrefillBatch(handles, first, conditioned, self.slots.open(first, len(handles)))
         kept, at = found
         self.statistics.reused_tokens += at
@@ -221,7 +221,9 @@ class RunningBatch:
             return longest
         end = prefill.requests[0].shared if self.prefix_cache.capacity else 0
         end = end if end > prefill.at else longest
-        return max(1, min(left, end - prefill.at))
+        # A prefix that is seen in both directions is read at once.
+        least = min(longest, self.declaration.text_prefix or 1) if prefill.at == 0 else 1
+        return max(least, min(left, end - prefill.at))
 
     def _call(self, prefill: PrefillBatch, length: int) -> tuple[Output, Tensor | None]:
         """Read the next tokens; the logits [B, C] of what follows the prompts once they are read."""

@@ -122,6 +122,17 @@ def text_scores(
     return ExampleScores(metrics, statistics, list(references), list(texts), np.array(quality), show)
 
 
+def error_rate_statistics(texts: Sequence[str], references: Sequence[str]) -> dict[str, Statistic]:
+    """Character and word error rates: each text adds its edits, and the length of its reference."""
+    from weft.tasks.support.metrics import edit_distance
+
+    found = {}
+    for name, items in (("cer", lambda text: " ".join(text.split())), ("wer", str.split)):
+        pairs = [(items(text), items(truth)) for text, truth in zip(texts, references, strict=True)]
+        found[name] = mean_statistic([edit_distance(*pair) for pair in pairs], [len(truth) for _, truth in pairs])
+    return found
+
+
 def loss_scores(task: Task, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
     """`measure`, and the loss of each of at most MOST_LOSSES examples, asked for one by one."""
     metrics = task.measure(module, split, size)

@@ -15,13 +15,14 @@ from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_toke
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PooledSpec, TokensSpec, WordsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
-from weft.models.position_specs import RotarySpec
+from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.tasks.support.prompt_format import Frame
 from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_split
 from weft.tasks.task import Answer, GenerationOptions, Recipe, Size, Split
 
 LONGEST_TEXT = 512
 PREVIEWS, SHOWN = 2, 60
+LONG_WORD = 24  # characters
 READ_AT_ONCE = 8192  # tokens per batch in prediction
 
 
@@ -144,6 +145,29 @@ class WordEncoder(TextEncoder):
 
 
 @dataclass(frozen=True)
+class SetEncoder(WordEncoder):
+    """Multisets of words: their order says nothing, so the model has no positions and no convolution."""
+
+    kind: ClassVar[str] = "sets"
+
+    def make_split(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
+        """Nothing is hidden: each element counts."""
+        return super().make_split(inputs, labels)
+
+    def model(self, size: Size) -> EncoderSpec:
+        """Attention alone, then the mean over all elements: permuted inputs give the same answer."""
+        return super().model(size).replace(mixer=AttentionSpec(heads=size.heads), positions=NoPositionsSpec())
+
+    def recipe(self, size: Size, epochs: float) -> Recipe:
+        """No smoothing: the answers are certain."""
+        return Recipe(dropout=0.0, training={"batch": 1024, "rate": 3e-3, "ema": 0.99}, most_epochs=60)
+
+    def sizes(self, train: Split) -> Sequence[Size]:
+        """A small one, which takes many steps: counting is learned slowly."""
+        return (Size(64, 2, LONGEST_TEXT),)
+
+
+@dataclass(frozen=True)
 class TokenEncoder(TextEncoder):
     """Texts as the tokens of a tokenizer."""
 
@@ -180,9 +204,19 @@ def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:
 
 
 def learn_encoder(kind: str, texts: Sequence[str], vocabulary: int) -> TextEncoder:
-    """The encoder asked for, learned from texts: `auto` takes words with their characters."""
+    """The encoder asked for, learned from texts: `auto` takes words with their characters, or characters alone where
+    texts are one long word each (proteins)."""
     if kind == "auto":
-        return WordEncoder(Lexicon.learn((split_words(text) for text in texts), vocabulary))
+        kind = "characters" if _are_long_words(texts) else kind
+    if kind in ("auto", "sets"):
+        lexicon = Lexicon.learn((split_words(text) for text in texts), vocabulary)
+        return SetEncoder(lexicon) if kind == "sets" else WordEncoder(lexicon)
     if kind in TOKENIZER_KINDS:
         return TokenEncoder(train_tokenizer(kind, texts, vocabulary))
     return TokenEncoder(load_tokenizer(kind))
+
+
+def _are_long_words(texts: Sequence[str]) -> bool:
+    """Whether nearly all texts have no space and are longer than words are."""
+    long = sum(len(text.split()) == 1 and len(text) > LONG_WORD for text in texts)
+    return long >= 0.9 * len(texts)

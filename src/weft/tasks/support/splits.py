@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.data.batching import shuffled_order
+from weft.models.build import AnySpec
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Split(ABC):
     def cut(self, length: int) -> Split:
         """The same for a model that takes at most `length` tokens."""
         return self
+
+    def fit(self, spec: AnySpec) -> Split:
+        """The same for a model of this spec."""
+        length = spec.declares().length
+        return self if length is None else self.cut(length)
 
     def pick(self, numbers: Sequence[int]) -> Split:
         """The same with these examples alone."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from weft.data.batching import shuffled_order
+from weft.data.readers.files import DataError
 from weft.data.stores.token_store import TokenStore
 from weft.foundation.seeds import generator
+from weft.models.build import AnySpec
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.task import Batch, Split
 
@@ -22,13 +25,15 @@ BLOCK = 256  # tokens per example of a text, when models are evaluated and compa
 class TextSplit(Split):
     """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
 
-    `most`: what a window holds however long the model is.
+    `most`: what a window holds however long the model is. `prefix`: number of first tokens that the model sees in both
+    directions; what it sees it is not asked, so answers begin after them.
     """
 
     store: TokenStore
     context: int = 256
     isolate: bool = False
     most: int | None = None
+    prefix: int = 0
 
     def __len__(self) -> int:
         return max(1, -(-(len(self.store) - 1) // self.context))
@@ -42,6 +47,15 @@ class TextSplit(Split):
         """Windows of at most `length`; a short text is one window."""
         length = length if self.most is None else min(length, self.most)
         return replace(self, context=max(1, min(length, len(self.store) - 1)))
+
+    def fit(self, spec: AnySpec) -> Split:
+        """Windows for this model, whose prefix is given and not asked for."""
+        split = replace(cast(TextSplit, super().fit(spec)), prefix=spec.declares().text_prefix or 0)
+        if split.context < split.prefix:
+            raise DataError(
+                f"windows of {split.context} tokens lie in the prefix of {split.prefix}: shorten mixer.mask.length"
+            )
+        return split
 
     def limit(self, count: int) -> TextSplit:
         """The first `count` stretches of BLOCK tokens, however long the windows are."""
@@ -84,8 +98,18 @@ class TextSplit(Split):
             if self.isolate:
                 documents[row, :n] = window.documents[:-1]
                 labels[row, :n][window.documents[1:] != window.documents[:-1]] = IGNORED
+            if self.prefix:
+                labels[row, :n][_places(window.documents[:-1] if self.isolate else None, n) + 1 < self.prefix] = IGNORED
         inputs: dict[str, Any] = {"tokens": torch.from_numpy(tokens)}
         if self.isolate:
             inputs["documents"] = torch.from_numpy(documents)
         count = int((labels != IGNORED).sum())
         return Batch(inputs, torch.from_numpy(labels), count, tokens.size)
+
+
+def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
+    """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
+    index = np.arange(count)
+    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
+    begins = np.concatenate(([True], documents[1:] != documents[:-1]))
+    return index - np.maximum.accumulate(np.where(begins, index, 0))

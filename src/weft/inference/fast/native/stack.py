@@ -110,7 +110,7 @@ class NativeStack(SingleTokenStack):
             return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
         if not state.counter.begun:
-            self._expect(x, mask, state, memory)
+            self._expect(x, token_positions, mask, state, memory)
         with self._lock:
             return self._write(x, token_positions, state, memory)
 
