@@ -10,6 +10,7 @@ from rich.markup import escape
 
 Intervals = Mapping[str, Sequence[float]]
 NOMINAL = "nominal_"  # what a share should be, printed beside it
+HELD_OUT = "_held_out"  # how many there are, printed beside how many were taken
 
 
 def print_metrics(
@@ -27,7 +28,8 @@ def print_metrics(
     references, judged_by = references or {}, judged_by or main
     # A simple method's error among the metrics is not printed again.
     hidden = {f"{name}_{judged_by}" for name in references}
-    shown = {name: value for name, value in metrics.items() if name not in hidden and not name.startswith(NOMINAL)}
+    hidden |= {name for name in metrics if name.startswith(NOMINAL) or name.endswith(HELD_OUT)}
+    shown = {name: value for name, value in metrics.items() if name not in hidden}
     titles = {name: name if judged_by in name else f"{name}, {judged_by.replace('_', ' ')}" for name in references}
     wide = max(map(len, (*shown, *titles.values(), "best possible")))
     for name, value in sorted(shown.items(), key=lambda item: item[0] != main):
@@ -63,7 +65,8 @@ def print_standing(
 def _beside(name: str, metrics: Mapping[str, Any], ends: Sequence[float] | None) -> str:
     """The interval of a metric, and what it should be where that is known."""
     said = "" if ends is None else f"  (95 %: {_number(ends[0])} to {_number(ends[1])})"
-    nominal = metrics.get(NOMINAL + name)
+    nominal, whole = metrics.get(NOMINAL + name), metrics.get(name + HELD_OUT)
+    said += "" if whole is None else f" of {_number(whole)} held out"
     return said if nominal is None else f"{said}  nominal {_number(nominal)}"
 
 

@@ -61,11 +61,9 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
     loop.folder.write_references(
         {"metric": task.judged_by, "value": value, "references": references, "loses_to": lost, "facts": facts}
     )
-    test = (
-        None
-        if prepared.test is None
-        else task.measure(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
-    )
+    test = None
+    if prepared.test is not None:
+        test = task.measure(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
     loss = float(metrics.get("loss", loop.best_loss))
     seconds = loop.seconds + time.perf_counter() - began
     loop.folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})

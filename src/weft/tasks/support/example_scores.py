@@ -86,7 +86,7 @@ def bleu_statistic(hypotheses: Sequence[str], references: References) -> Statist
     scorer = BLEU(force=True)
     rows = np.empty((len(hypotheses), 2 * ORDERS + 2))
     for row, text, given in zip(rows, hypotheses, references, strict=True):
-        score: Any = scorer.sentence_score(text, list(several_references(given)))
+        score: Any = scorer.corpus_score([text], [[reference] for reference in several_references(given)])
         row[:] = (*score.counts, *score.totals, score.sys_len, score.ref_len)
     return Statistic(rows, bleu_of_sums)
 
