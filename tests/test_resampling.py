@@ -41,8 +41,8 @@ def test_equal_examples_and_a_single_one_have_no_interval():
 
 def test_bleu_of_sums_is_sacrebleus():
     random = np.random.default_rng(5)
-    references = texts(random, 23)
-    said = [reference if n % 3 else other for n, (reference, other) in enumerate(zip(references, texts(random, 23)))]
+    references, others = texts(random, 23), texts(random, 23)
+    said = [reference if n % 3 else other for n, (reference, other) in enumerate(zip(references, others, strict=True))]
     statistic = bleu_statistic(said, references)
     for chosen in (range(23), random.integers(23, size=23), [0], [3, 3], range(0, 23, 3)):
         wanted = sacrebleu.corpus_bleu([said[n] for n in chosen], [[references[n] for n in chosen]], force=True).score
