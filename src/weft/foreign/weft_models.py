@@ -16,6 +16,7 @@ from weft.models.image_text import ImageTextDecoder
 from weft.models.output import Output
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
+from weft.models.two_tower import TextTower, TwoTowers
 from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
@@ -23,7 +24,10 @@ from weft.parts.masks import Documents, Mask, Real
 from weft.parts.relative import AttentionPosition
 from weft.parts.scores import Score
 
-KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
+KINDS = (
+    Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, TextTower, TwoTowers,
+    VisionTransformer,
+)  # fmt: skip
 
 
 class WeftSubject(Subject):
@@ -45,6 +49,8 @@ class WeftSubject(Subject):
             example = torch.zeros(1, spec.channels, spec.image, spec.image)
         elif isinstance(module, ImageTextDecoder):
             source = torch.zeros(1, spec.channels, spec.image, spec.image)
+        elif isinstance(module, TwoTowers):
+            source = torch.zeros(1, spec.image.channels, spec.image.image, spec.image.image)
         elif isinstance(module, (EncoderDecoder, RecurrentSeq2Seq)):
             source = torch.zeros(1, 1, dtype=torch.long)
         # Encoders and vision models are asked for hidden states, which do not pass the head.
@@ -87,6 +93,12 @@ class WeftSubject(Subject):
         if isinstance(module, ImageTextDecoder):
             images = None if state is not None and state.counter.begun else call.source
             return module(call.content, call.positions, mask, state, images=images).logits
+        if isinstance(module, TextTower):
+            return module(call.content, call.positions, mask).hidden
+        if isinstance(module, TwoTowers):
+            # What each text gives if it ends at a token, factor by factor of the logit with the row's image.
+            texts = module.text_head(module.text(call.content, call.positions, mask).hidden)
+            return module.similarity.scale.exp() * texts * module(images=_given(call.source)).logits[:, None]
         if isinstance(module, VisionTransformer):
             call.takes()
             return module(call.content).hidden

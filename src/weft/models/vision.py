@@ -35,9 +35,7 @@ def patch_side(image: int, stem: tuple[int, ...], patch: int) -> int:
     return size // patch
 
 
-def build_patches(
-    patch: int, channels: int, width: int, stem: tuple[int, ...], bias: bool = True
-) -> PatchEmbedding:
+def build_patches(patch: int, channels: int, width: int, stem: tuple[int, ...], bias: bool = True) -> PatchEmbedding:
     """The map from an image to vectors, with its stem."""
     return PatchEmbedding(patch, channels, width, ConvolutionStem(channels, stem) if stem else None, bias)
 

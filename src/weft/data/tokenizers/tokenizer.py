@@ -82,11 +82,14 @@ class Tokenizer:
         return self if self.target_engine is None else Tokenizer(self.target_engine)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Each token's own text, for pictures; with the space that SentencePiece drops at the start of a text."""
+        """Each token's own text, for pictures; with the space that SentencePiece drops at the start of a text, and one
+        for the mark that CLIP puts at the end of a word."""
         engine = self.target_engine or self.engine
+        suffix = getattr(engine.model, "end_of_word_suffix", None) or "\0"
         found = []
         for index in ids:
             token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
+            text = f"{text.removesuffix(suffix)} " if text.endswith(suffix) else text
             found.append(f" {text}" if token.startswith(METASPACE) and not text.startswith(" ") else text or token)
         return found
 
