@@ -9,7 +9,7 @@ token has seen the whole text. Axes: M images, N texts, P numbers of a shared ve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, model_validator
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from weft.models.vision import VisionSpec, VisionTransformer
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import SequenceInput, TokenEmbedding
 from weft.parts.masks import Mask
-from weft.parts.outputs import ProjectionHead, SimilarityHead, pool_at_end
+from weft.parts.outputs import Pool, ProjectionHead, SimilarityHead, pool_at_end
 from weft.parts.stack import Stack
 from weft.parts.state import State
 
@@ -36,6 +36,7 @@ class TextTowerSpec(StackSpec):
 
     CAUSAL: ClassVar[bool] = True
     MASKS: ClassVar[tuple[str, ...]] = ()
+    pool: ClassVar[Pool] = "last"  # the end token is the last of a text
 
     family: Literal["text-tower"] = "text-tower"
     vocabulary: PositiveInt = 256

@@ -22,6 +22,7 @@ from weft.data.tokenizers.vocabulary_files import (
     from_merges,
     from_sentencepiece,
     from_wordpiece,
+    space_words,
 )
 from weft.foundation.errors import WeftError
 
@@ -89,7 +90,7 @@ class Tokenizer:
         found = []
         for index in ids:
             token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
-            text = f"{text.removesuffix(suffix)} " if text.endswith(suffix) else text
+            text = f"{text} " if token.endswith(suffix) else text
             found.append(f" {text}" if token.startswith(METASPACE) and not text.startswith(" ") else text or token)
         return found
 
@@ -224,4 +225,4 @@ def _read_engine(file: Path) -> Engine:
     # Some files store padding and truncation, which are done by batches here.
     engine.no_padding()
     engine.no_truncation()
-    return engine
+    return space_words(engine)

@@ -1,4 +1,4 @@
-"""Vocabularies in the files of other libraries: merges of GPT-2, RoBERTa and CLIP, BERT's words, SentencePiece models."""
+"""Vocabularies in the files of other libraries: merges of GPT-2 and CLIP, BERT's words, SentencePiece models."""
 
 from __future__ import annotations
 
@@ -49,6 +49,15 @@ def byte_level(engine: Engine) -> Engine:
     return engine
 
 
+def space_words(engine: Engine) -> Engine:
+    """Decode the marks that CLIP puts at the ends of words as spaces, which its files leave to the program."""
+    suffix = getattr(engine.model, "end_of_word_suffix", None)
+    if suffix and isinstance(engine.decoder, decoders.ByteLevel):
+        steps = [decoders.ByteLevel(), decoders.Replace(suffix, " "), decoders.Strip(" ", 0, 1)]
+        engine.decoder = decoders.Sequence(steps)
+    return engine
+
+
 def set_pre_tokenization(engine: Engine, way: PreTokenization) -> Engine:
     """Set how a byte-level engine splits texts before it merges: GPT-2's way, or a later one."""
     if way == "digits":
@@ -86,14 +95,15 @@ def from_merges(file: Path) -> Engine:
 def _clip_engine(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Engine:
     """CLIP's: texts in lower case, words that end in a mark of their own."""
     model = models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix=WORD_SUFFIX, unk_token=CLIP_END)
-    engine = byte_level(Engine(model))
+    engine = space_words(byte_level(Engine(model)))
     spaces = normalizers.Replace(Regex(r"\s+"), " ")
     engine.normalizer = normalizers.Sequence([normalizers.NFC(), spaces, normalizers.Lowercase()])
     words = pre_tokenizers.Split(Regex(_CLIP_WORDS), "removed", invert=True)
     engine.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     engine.add_special_tokens([CLIP_START, CLIP_END])
-    ends = [(name, vocabulary[name]) for name in (CLIP_END, CLIP_START)]
-    engine.post_processor = processors.RobertaProcessing(*ends, trim_offsets=False, add_prefix_space=False)
+    engine.post_processor = processors.RobertaProcessing(
+        (CLIP_END, vocabulary[CLIP_END]), (CLIP_START, vocabulary[CLIP_START]), False, False
+    )
     return engine
 
 

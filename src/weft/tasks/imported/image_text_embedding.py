@@ -111,7 +111,7 @@ class ImageTextEmbeddingTask(ImportedTextTask):
         return measure_classes(module, split, size)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
-        """The vector of each image or text; with labels, the label of each image and the probabilities of the likeliest."""
+        """The vector of each image or text; with labels, each image's likeliest, with probabilities."""
         if generation.labels:
             return self._label(module, inputs, generation)
         vectors = self.embed(module, inputs, generation.batch)
