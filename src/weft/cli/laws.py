@@ -101,6 +101,7 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     from weft.models.build import build
     from weft.models.presets import preset
     from weft.models.shrink import shrink
+    from weft.models.stack_spec import StackSpec
     from weft.runs.run import load
 
     if Path(name).is_dir():
@@ -114,7 +115,7 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     if parameters <= WHOLE:
         return build(spec), None
     small = shrink(spec)
-    layers = "" if small.family == "recurrent-seq2seq" else f", {small.layers} layers"
+    layers = f", {small.layers} layers" if isinstance(small, StackSpec) else ""
     said = f"{parameters:,} parameters are checked at a smaller size: the same parts, width {small.width}{layers}"
     return build(small), said
 

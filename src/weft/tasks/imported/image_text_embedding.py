@@ -127,7 +127,7 @@ class ImageTextEmbeddingTask(ImportedTextTask):
         for first in range(0, len(inputs), generation.batch):
             some = inputs[first : first + generation.batch]
             found = class_probabilities(module, {**texts, "images": self._pixels(some).to(device)})
-            answers += class_answers([str(path) for path in some], found, generation.labels)
+            answers += class_answers([str(path) for path in some], found, generation.labels, len(generation.labels))
         return answers
 
     def embed(self, module: nn.Module, texts: Sequence[Any], batch: int = 64) -> Tensor:
