@@ -20,14 +20,7 @@ def shrink(spec: Any) -> Any:
     changes: dict[str, Any] = {"initialization": {"scheme": "fan-in", "embedding": 1.0}, "dropout": 0.0}
     if spec.family == "recurrent-seq2seq":
         return spec.replace(vocabulary=VOCABULARY, target_vocabulary=47, width=13, hidden=11, **changes)
-    mixers = [mixer.to_tree() for mixer in spec.mixer]
-    for mixer in mixers:
-        if mixer["kind"] == "attention":
-            grouped = mixer["key_heads"] not in (None, mixer["heads"])
-            mixer |= {"heads": 4 if grouped else 3, "key_heads": 2 if grouped else None, "head_width": None}
-            mixer["window"] = mixer["window"] and 7
-        if mixer["kind"] == "convolution":
-            mixer["kernel"] = 3
+    mixers = _mixers(spec.mixer)
     width = 32 if any(m.get("key_heads") for m in mixers) else 30
     feedforward = spec.feedforward.to_tree()
     if feedforward["kind"] != "none":
@@ -37,6 +30,13 @@ def shrink(spec: Any) -> Any:
     changes |= {"width": width, "layers": LAYERS, "mixer": mixers, "feedforward": feedforward}
     if spec.family in ("decoder", "encoder-decoder", "image-text"):
         changes |= {"vocabulary": VOCABULARY, "length": LENGTH}
+    if spec.family == "encoder-decoder":
+        small = {"channels": 5, "length": LENGTH} if spec.source.kind in ("vectors", "series") else {}
+        small |= {"patch": 3} if spec.source.kind == "series" else {}
+        small |= {"image": 12, "patch": 4} if spec.source.kind == "patches" else {}
+        changes["source"] = spec.source.to_tree() | small
+        own = spec.encoder.mixer and _mixers(spec.encoder.mixer)
+        changes["encoder"] = spec.encoder.to_tree() | {"width": spec.encoder.width and 36, "mixer": own}
     if spec.family == "encoder":
         changes |= {"length": LENGTH, "output": {**spec.output.to_tree(), "hidden": None, "classes": 3}}
         changes["input"] = spec.input.to_tree() | (
@@ -49,6 +49,18 @@ def shrink(spec: Any) -> Any:
     if spec.family == "series":
         changes |= {"length": LENGTH, "patch": 3, "channels": 2}
     return spec.replace(**changes)
+
+
+def _mixers(pattern: Any) -> list[Any]:
+    mixers = [mixer.to_tree() for mixer in pattern]
+    for mixer in mixers:
+        if mixer["kind"] == "attention":
+            grouped = mixer["key_heads"] not in (None, mixer["heads"])
+            mixer |= {"heads": 4 if grouped else 3, "key_heads": 2 if grouped else None, "head_width": None}
+            mixer["window"] = mixer["window"] and 7
+        if mixer["kind"] == "convolution":
+            mixer["kernel"] = 3
+    return mixers
 
 
 def build(spec: Any, seed: int = 0) -> nn.Module:
@@ -90,11 +102,26 @@ class Subject:
         vocabulary = self.declares.vocabulary or VOCABULARY
         return torch.randint(0, vocabulary, (batch, length), generator=random)
 
-    def source(self, batch: int) -> Tensor:
-        random = torch.Generator().manual_seed(7)
-        if self.spec.family == "image-text":
+    @property
+    def source_kind(self) -> Any:
+        """The spec of what an encoder-decoder reads; None where it is tokens."""
+        found = getattr(self.spec, "source", None)
+        return None if found is None or found.kind == "tokens" else found
+
+    @property
+    def steps(self) -> int:
+        """Entries of a source's second axis that are one token."""
+        return getattr(self.source_kind, "steps", 1)
+
+    def source(self, batch: int, length: int = 13, seed: int = 7) -> Tensor:
+        """Sources of `length` tokens; images have a size of their own."""
+        random = torch.Generator().manual_seed(seed)
+        if self.spec.family == "image-text" or getattr(self.source_kind, "kind", "") == "patches":
             return torch.randn(batch, 3, 12, 12, generator=random, dtype=torch.float64)
-        return torch.randint(0, VOCABULARY, (batch, 13), generator=random)
+        if self.source_kind is not None:
+            shape = (batch, length * self.steps, self.source_kind.channels)
+            return torch.randn(shape, generator=random, dtype=torch.float64)
+        return torch.randint(0, VOCABULARY, (batch, length), generator=random)
 
     def run(
         self,

@@ -110,11 +110,12 @@ def test_padding_changes_nothing(name, side):
 @pytest.mark.parametrize("name", [n for n in weft.presets() if weft.preset(n).declares().seq2seq])
 def test_source_padding_changes_nothing(name, side):
     one = subject(name)
+    if getattr(one.source_kind, "kind", "") == "patches":
+        pytest.skip("an image has no padding")
     source, target = one.source(2), one.content(2, T)
-    padded = torch.randint(0, 53, (2, 17))
-    real = slice(17 - 13, 17) if side == "left" else slice(0, 13)
+    padded, steps = one.source(2, 17, seed=8), one.steps
+    real = slice((17 - 13) * steps, 17 * steps) if side == "left" else slice(0, 13 * steps)
     padded[0, real] = source[0]
-    padded[1] = torch.randint(0, 53, (17,))
     mask = Padding(torch.tensor([13, 17]), side)
     memory = one.module.encode(padded, mask=mask)
     out = one.module.decode(target, memory).logits

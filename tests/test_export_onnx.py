@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import weft
 from runs_on_disk import gpt2, llama, write_run
 from weft.checkpoints.export import export_checkpoint as exporting
+from weft.checkpoints.export.onnx_graphs import expect_exportable
 from weft.cli.main import app
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
@@ -114,6 +115,13 @@ def test_what_has_no_graph_is_refused_by_name(tmp_path):
         run = write_run(tmp_path / name, spec, tokenizer=train_tokenizer("characters", ["abc"]))
         with pytest.raises(WeftError, match=words):
             weft.export(run, "onnx", tmp_path / "out")
+    small = {"width": 8, "layers": 1, "mixer.heads": 2, "vocabulary": C, "positions": {"kind": "learned"}}
+    for words, changes in {
+        "source is 'vectors', but ONNX is written for tokens": {"source": {"kind": "vectors"}},
+        "mixer is 'convolution', but ONNX": {"encoder.mixer": {"kind": "convolution"}},
+    }.items():
+        with pytest.raises(WeftError, match=words):
+            expect_exportable(weft.preset("nano-seq2seq").replace(**small, **changes))
     assert not (tmp_path / "out").exists()
 
 

@@ -56,6 +56,10 @@ def test_fillings_are_those_of_the_other_library(masked):
     assert answer.output == fill(["the ", " sat on ", ""], [first, second])
     one = run.answer(["a [MASK] sat ."])[0]
     assert len(one.more["probabilities"]) == 8 and run.predict("a [MASK] sat .") == one.output
+    told = CliRunner().invoke(app, ["predict", str(run.folder), "a [MASK] sat .", "--top", "3"])
+    assert told.exit_code == 0 and all(word in told.output for word in list(one.more["probabilities"])[:3])
+    with pytest.raises(WeftError, match="generates no tokens"):
+        run.answer(["a [MASK]"], steps=True)
 
 
 def test_pieces_are_put_in_as_they_are_written():

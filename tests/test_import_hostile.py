@@ -149,7 +149,7 @@ CONFIGS = {
     "negative": ({"num_attention_heads": -3}, "num_attention_heads is -3"),
     "epsilon": ({"rms_norm_eps": "nan"}, "rms_norm_eps is 'nan', but a positive number"),
     "activation": ({"hidden_act": "mish"}, "hidden_act is 'mish', but one of gelu"),
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "scales rotary positions by 'yarn'"),
+    "dynamic": ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "scales rotary positions by 'dynamic'"),
     "heads": ({"num_key_value_heads": 4}, "key_heads 4 does not divide"),
     "flag": ({"attention_bias": "yes"}, "attention_bias is 'yes', but true or false"),
 }

@@ -31,6 +31,7 @@ from weft.inspection.pictures.observation import fitted
 from weft.inspection.pictures.panels import closest_pair, find_token, most_focused_head, most_focused_layer_and_head
 from weft.inspection.recording.watch import watch
 from weft.models.build import build
+from weft.tasks.support.cross_alignment import AlignmentLayer
 
 TINY = {"training.threads": 1, "training.guard": False, "training.batch": 64}
 HEADS = {"mixer.heads": 2}
@@ -268,7 +269,7 @@ def test_tags_stand_below_and_the_odd_one_is_in_focus(runs, monkeypatch):
     np.testing.assert_allclose(tokens.weights, whole.mean(2).numpy(), atol=1e-6)
 
 
-def test_alignment_knows_the_gold_of_its_sample(runs):
+def test_alignment_knows_the_gold_of_its_sample(runs, monkeypatch):
     observation = observe(runs("translation"), "sample:dates/3")
     assert gold_links(observation, 11) is None
     right = observation.truth.target
@@ -279,7 +280,17 @@ def test_alignment_knows_the_gold_of_its_sample(runs):
     assert isinstance(panel, TablePanel) and panel.columns[: len(observation.truth.source)] == tuple(
         observation.truth.source
     )
-    assert "aligns best" in panel.title
+    run = runs("translation")
+    assert str(run.task.alignment_layer) in panel.title and panel.note.startswith("On held-out sentences")
+    [answer] = run.answer([observation.truth.source])
+    shown = panel.chosen()[: len(answer.more["tokens"])]
+    np.testing.assert_allclose(shown, answer.more["alignment"], atol=2e-6)
+    # A run of before has no such choice: it is made on the text itself.
+    monkeypatch.setattr(run.task, "alignment_layer", None)
+    assert "alignment" not in run.answer([observation.truth.source])[0].more
+    assert look(run, "sample:dates/3").panels[0].note.startswith("In this sentence")
+    monkeypatch.setattr(run.task, "alignment_layer", AlignmentLayer(1))
+    assert look(run, "sample:dates/3").panels[0].shown() == "layer 1, mean"
 
 
 def test_recurrent_alignment_is_its_own(runs):

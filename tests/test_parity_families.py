@@ -275,6 +275,41 @@ def test_int8_weights_keep_the_cap(made):
         assert 0 < (ours - exact).abs().mean() < 0.05
 
 
+ODD = (None, -1, 0, 2.5, 1e30, 10**30, "x", "", [], {}, [[1]], {"a": 1}, True, False, float("nan"), 1e-300)
+
+
+class AllTensors:
+    """What a config is read with: every tensor is there, and none is a copy."""
+
+    def has(self, name):
+        return True
+
+    def same(self, name, other):
+        return False
+
+
+@pytest.mark.parametrize("name", [*NEW, "bert, masked", "roberta, masked", "bert, score"])
+def test_odd_settings_give_a_spec_or_one_sentence(made, name):
+    """Each field of a config, and each of its rotary tables, gone or with a value of another kind."""
+    theirs, _ = made(name)
+    tree = json.loads(theirs.config.to_json_string(use_diff=False))
+    family, rope = FAMILIES[tree["model_type"]], tree.get("rope_parameters") or {}
+    cases = [{key: value for key, value in tree.items() if key != gone} for gone in tree if gone != "model_type"]
+    cases += [{**tree, key: value} for key in tree if key != "model_type" for value in ODD]
+    cases += [{**tree, "rope_parameters": {**rope, key: value}} for key in rope for value in ODD]
+    inner = [(key, part) for key, part in rope.items() if isinstance(part, dict)]
+    for key, part in inner:
+        tables = [{**part, field: value} for field in part for value in ODD]
+        cases += [{**tree, "rope_parameters": {**rope, key: table}} for table in tables]
+    said, read = [], 0
+    for case in cases:
+        try:
+            read += isinstance(family.read(Config(case), AllTensors()).declares().causal, bool)
+        except WeftError as error:
+            said.append(str(error))
+    assert read and len(said) > 30 and not any("\n" in sentence for sentence in said)
+
+
 def test_a_gguf_file_of_another_family_or_with_yarn_is_refused(tmp_path):
     yarn(tmp_path / "yarn")
     run = weft.import_checkpoint(tmp_path / "yarn", tmp_path / "run", certificate=False)

@@ -115,7 +115,7 @@ def test_profile_models_are_distributions_and_know_what_they_write():
 
 
 def test_the_best_score_of_proteins_is_that_of_bayes():
-    found = sample("proteins", size=3_000)
+    found = sample("proteins", size=1_500)
     models = family_models(0)
     assert set(found.classes) == set(models) == {label for _, label in found.train}
     assert all(set(text) <= set(AMINO_ACIDS) for text, _ in found.train)

@@ -10,6 +10,8 @@ from PIL import Image
 import weft
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
+from weft.inspection.pictures.look import kinds_of, observe, picture_of
+from weft.inspection.pictures.look_options import LookOptions
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
@@ -218,3 +220,43 @@ def test_errors(lines, photos, tmp_path, cache):
         found.task.predict(small(found), [tmp_path / "none.png"], GenerationOptions())
     with pytest.raises(DataError, match="pixels"):
         found.task.read(["sample:scenes"], cache)
+
+
+# --- by cross-attention -----------------------------------------------------------------------------------------------
+
+CROSS = {
+    "width": 32, "layers": 1, "decoder_layers": 1, "mixer.heads": 2, "source.patch": 4,
+    "training.batch": 300, "training.guard": False, "training.rate": 0.01,
+    "data.size": 16, "data.held_out": 0.25, "data.augment": "none",
+}  # fmt: skip
+
+
+def test_words_look_at_the_image_by_cross_attention(lines, photos, tmp_path, cache):
+    how = {"preset": "nano-image-seq2seq", "steps": 80, "set": CROSS}
+    run = weft.train("captions", lines, out=tmp_path / "run", **how)
+    assert run.module.spec.family == "encoder-decoder" and run.module.spec.source.kind == "patches"
+    paths = [photos[0] / f"{number}.png" for number in range(4)]
+    answers = run.predict(paths)
+    assert [name in answer for name, answer in zip(COLORS, answers, strict=True)] == [True] * 4
+    again = load(tmp_path / "run")
+    for ways in ({"beam": 2}, {"temperature": 1.0, "seed": 3}):
+        assert run.predict(paths, **ways) == again.predict(paths, **ways)
+    assert again.evaluate(lines) == run.evaluate(lines) and run.evaluate(lines)["bleu"] > 80
+    seen = observe(run, str(paths[1]))
+    assert set(seen.kinds) == {"encoder", "self", "cross"}
+    (panel,) = picture_of(seen).panels
+    words, layers, heads, *grid = panel.maps.shape
+    assert (words, layers, heads, grid) == (len(seen.written), 1, 3, [4, 4])
+    assert np.allclose(panel.maps.sum((-2, -1)), 1, atol=1e-5)
+    for kind in kinds_of(seen):
+        assert picture_of(seen, LookOptions(kind=kind)).panels
+
+
+def test_models_that_cannot_read_these_images_are_refused(lines, tmp_path, cache):
+    with pytest.raises(WeftError, match="reads images, but this model's source is tokens"):
+        weft.train("captions", lines, out=tmp_path / "a", preset="nano-t5", steps=1)
+    with pytest.raises(WeftError, match="reads images, but this model's source is series"):
+        weft.train("captions", lines, out=tmp_path / "b", preset="nano-speech-seq2seq", steps=1)
+    blind = {"data.blind": True}
+    with pytest.raises(WeftError, match="cannot be blind"):
+        weft.train("captions", lines, out=tmp_path / "c", preset="nano-image-seq2seq", steps=1, set=blind)

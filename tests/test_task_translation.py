@@ -242,6 +242,8 @@ def test_errors(table, tmp_path, cache):
         prepared(["sample:shapes"], cache)
     with pytest.raises(WeftError, match="family"):
         weft.train("translation", table, out=tmp_path / "run", preset="nano-gpt", steps=1)
+    with pytest.raises(WeftError, match="reads tokens, but this model's source is patches"):
+        weft.train("translation", table, out=tmp_path / "run", preset="nano-image-seq2seq", steps=1)
     found = prepared([table], cache)
     module = weft.build(found.task.default_model(Size(16, 1)))
     with pytest.raises(LengthError, match="shorten"):

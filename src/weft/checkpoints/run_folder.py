@@ -92,6 +92,8 @@ class RunFolder:
 
         Hidden files do not count. A run that was killed before its spec was written leaves its lock and a few files.
         """
+        if str(self.path).startswith("sample:"):
+            raise WeftError(f"{self.path} ships with the package and is read only: choose another folder for --out")
         if self.path.exists() and not self.path.is_dir():
             raise WeftError(f"{self.path} is a file: choose a folder for --out")
         if self.exists or not self.path.is_dir():

@@ -88,7 +88,7 @@ def regression_facts(spec: EncoderSpec, config: Config, vocabulary: Vocabulary) 
     own = config.get("sentence_transformers")
     named = own.get("activation_fn") if isinstance(own, dict) else None
     name = named or config.get("sbert_ce_default_activation_function") or IDENTITY
-    if name not in SCORE_ACTIVATIONS:
+    if not isinstance(name, str) or name not in SCORE_ACTIVATIONS:
         known = " and ".join(SCORE_ACTIVATIONS)
         raise DataError(f"{config.name} makes scores by the activation_fn {name!r:.60}: Weft has {known}")
     facts: Tree = {"activation": SCORE_ACTIVATIONS[name], "length": spec.length}

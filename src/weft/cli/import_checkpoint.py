@@ -81,4 +81,4 @@ def _print(out: Console, made: ImportReport) -> None:
     if made.left_out:
         out.print(f"left out, because no task uses them: {', '.join(made.left_out[:4])}", markup=False)
     words = f"weft predict {shlex.quote(str(made.run))} {task_named(made.task).example}"
-    out.print(f"Next: {words}", markup=False, style="dim")
+    out.print(f"Next: {words}", markup=False, style="dim", soft_wrap=True)

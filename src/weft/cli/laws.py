@@ -87,9 +87,10 @@ def laws(
 
 def _check(model: str, module: str | None, example: str | None, declared: dict[str, Any], compiled: bool) -> Report:
     """The report on a run, a preset, or what a factory in the user's own code makes."""
+    from weft.checkpoints.sample_runs import locate_run
     from weft.laws import check
 
-    if module is not None or (":" in model and not Path(model).is_dir()):
+    if module is not None or (":" in model and not locate_run(model).is_dir()):
         return check(make_module(module or model), _example(example), compiled=compiled, **declared)
     subject, said = _preset(model)
     report = check(subject, _example(example), compiled=compiled, **declared)
@@ -98,13 +99,14 @@ def _check(model: str, module: str | None, example: str | None, declared: dict[s
 
 def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     """The model of a run or of a preset; a large preset at a smaller size, with the same kinds of parts."""
+    from weft.checkpoints.sample_runs import locate_run
     from weft.models.build import build
     from weft.models.presets import preset
     from weft.models.shrink import shrink
     from weft.models.stack_spec import StackSpec
     from weft.runs.run import load
 
-    if Path(name).is_dir():
+    if locate_run(name).is_dir():
         return load(name).module, None
     if name.endswith(".py"):
         raise WeftError(

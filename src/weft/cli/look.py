@@ -56,6 +56,7 @@ def look(
       weft look runs/book "Once upon" --explain --layer 2 --head 1 --row upon
       weft look gpt2 --kind scale --out scale.png
     """
+    from weft.checkpoints.sample_runs import locate_run
     from weft.foundation.errors import WeftError
     from weft.inspection.pictures.kinds.registry import SPEC_PICTURE_KINDS
     from weft.inspection.pictures.look_options import LookOptions, parse_pair
@@ -64,7 +65,7 @@ def look(
     options = LookOptions(kind, layer, head, row, parse_pair(pair), explain, steps)
     if kind in SPEC_PICTURE_KINDS and given is not None:
         raise WeftError(f"--kind {kind} shows a model before training, without an input: leave {given!r:.40} out")
-    if given is None and kind not in SPEC_PICTURE_KINDS and run.is_dir():
+    if given is None and kind not in SPEC_PICTURE_KINDS and locate_run(run).is_dir():
         raise WeftError(f"there is no input for {run} to look at: give one after it, such as a text or sample:")
     if given is None or (str(run) in presets() and not run.exists()):
         run_look_at_spec(str(run), out, options, as_json)

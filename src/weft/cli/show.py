@@ -6,7 +6,6 @@ import difflib
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,12 +110,13 @@ def show_model(source: str, length: int | None, as_json: bool) -> None:
 def find_spec(source: str) -> AnySpec:
     """The spec of a preset, of a run's model, or in a .json or .toml file."""
     from weft.checkpoints.run_folder import RunFolder
+    from weft.checkpoints.sample_runs import locate_run
     from weft.models.build import read_spec
     from weft.models.presets import preset, presets
 
     if source in presets():
         return preset(source)
-    path = Path(source)
+    path = locate_run(source)
     if path.is_dir():
         return read_spec(RunFolder(path).read_spec().model)
     if path.suffix.lower() not in SUFFIXES:

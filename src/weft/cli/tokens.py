@@ -54,9 +54,10 @@ def tokens(
 
 def _open(name: str) -> Tokenizer:
     """The tokenizer of a run, of a file or folder, or the one of bytes, which needs no training."""
+    from weft.checkpoints.sample_runs import locate_run
     from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
-    path = Path(name)
+    path = locate_run(name)
     if path.exists():
         return load_tokenizer(path) if not (path / "spec.json").is_file() else _of_run(path)
     if name == "bytes":

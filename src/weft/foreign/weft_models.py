@@ -16,6 +16,7 @@ from weft.models.image_text import ImageTextDecoder
 from weft.models.output import Output
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
+from weft.models.sources import PatchSourceSpec, SourceSpec, VectorSourceSpec
 from weft.models.two_tower import TextTower, TwoTowers
 from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
@@ -51,7 +52,9 @@ class WeftSubject(Subject):
             source = torch.zeros(1, spec.channels, spec.image, spec.image)
         elif isinstance(module, TwoTowers):
             source = torch.zeros(1, spec.image.channels, spec.image.image, spec.image.image)
-        elif isinstance(module, (EncoderDecoder, RecurrentSeq2Seq)):
+        elif isinstance(module, EncoderDecoder):
+            source = _source_example(spec.source)
+        elif isinstance(module, RecurrentSeq2Seq):
             source = torch.zeros(1, 1, dtype=torch.long)
         # Encoders and vision models are asked for hidden states, which do not pass the head.
         beside = ("head",) if isinstance(module, (Encoder, VisionTransformer)) else ()
@@ -72,6 +75,13 @@ class WeftSubject(Subject):
         characters = torch.randint(0, spec.input.characters, (batch, length, spec.input.longest), generator=random)
         return torch.cat((words, characters), -1)
 
+    def source(self, batch: int, length: int, random: torch.Generator) -> Tensor | None:
+        """Random source; of an encoder-decoder one row per token, be it a patch of a series or of an image."""
+        kind = self.module.spec.source if isinstance(self.module, EncoderDecoder) else None
+        if not isinstance(kind, VectorSourceSpec) or self.source_example is None:
+            return super().source(batch, length, random)
+        return torch.randn(batch, length, self.source_example.shape[2], generator=random, dtype=torch.float64)
+
     def run(self, call: SubjectCall) -> Tensor:
         """[B, T, C]: logits, or hidden states of an encoder (without its class token)."""
         return self._call(call, None)
@@ -88,7 +98,7 @@ class WeftSubject(Subject):
     def _call(self, call: SubjectCall, state: Any) -> Tensor:
         mask, module = _mask(call), self.module
         if isinstance(module, (EncoderDecoder, RecurrentSeq2Seq)):
-            memory = module.encode(_given(call.source), mask=call.source_real)
+            memory = module.encode(_whole(module, _given(call.source)), mask=call.source_real)
             return module.decode(call.content, memory, call.positions, mask, state).logits
         if isinstance(module, ImageTextDecoder):
             images = None if state is not None and state.counter.begun else call.source
@@ -171,6 +181,27 @@ def _mask(call: SubjectCall) -> Mask | None:
     for other in given[1:]:
         mask = mask & other
     return mask
+
+
+def _source_example(kind: SourceSpec) -> Tensor:
+    """One source with a row per token."""
+    if isinstance(kind, VectorSourceSpec):
+        return torch.zeros(1, 1, kind.channels * kind.steps)
+    if isinstance(kind, PatchSourceSpec):
+        return torch.zeros(1, kind.side**2, kind.channels * (kind.image // kind.side) ** 2)
+    return torch.zeros(1, 1, dtype=torch.long)
+
+
+def _whole(module: EncoderDecoder | RecurrentSeq2Seq, source: Tensor) -> Tensor:
+    """A source of one row per token as the model takes it."""
+    kind = module.spec.source if isinstance(module, EncoderDecoder) else None
+    if isinstance(kind, VectorSourceSpec):
+        return source.unflatten(-1, (kind.steps, -1)).flatten(1, 2)
+    if isinstance(kind, PatchSourceSpec):
+        h, cell = kind.side, kind.image // kind.side
+        cells = source.unflatten(2, (kind.channels, cell, cell)).unflatten(1, (h, h))
+        return cells.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+    return source
 
 
 def _given(source: Tensor | None) -> Tensor:

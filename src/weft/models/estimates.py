@@ -4,7 +4,8 @@ The model is built on the meta device (shapes without numbers), so parameters ar
 
 FLOPs: 2 per multiply-add of a matrix product, all else 0; one forward pass over one sequence of N tokens. Scores
 count at length N, a causal mask is not discounted, a window of w keys counts as w. Training is 3 x forward: one
-forward, two for the gradients of inputs and weights. Encoder-decoders read a source and a target of N tokens each.
+forward, two for the gradients of inputs and weights. Encoder-decoders read a source and a target of N tokens each; a
+source that is an image has its patches.
 Memory: in bytes, for one sequence; activations of training are not counted.
 """
 
@@ -291,13 +292,15 @@ def _around(
 
 @_plan.register
 def _encoder_decoder(model: EncoderDecoder, length: int) -> _Plan:
+    source = model.spec.source.tokens(length)
     groups = (
-        *_stack_groups("encoder block", model.encoder, length),
-        *_stack_groups("decoder block", model.decoder, length, source=length),
+        Group("input", 1, products(model.embedding, ProductView.full(source))),
+        *_stack_groups("encoder block", model.encoder, source),
+        *_stack_groups("decoder block", model.decoder, length, source=source),
         Group("output", 1, products(model.head, ProductView.full(length))),
     )
     heads = max(_heads(model.encoder), _heads(model.decoder))
-    return _Plan(length, _filled(groups), _stack_state(model.decoder, length, source=length), heads)
+    return _Plan(length, _filled(groups), _stack_state(model.decoder, length, source=source), heads)
 
 
 @_plan.register

@@ -173,8 +173,9 @@ class AttentionSpec(Spec):
         rotary = None if self.rotary is None else self.rotary.build_attention(self.heads, self.size(width), causal)
         return SelfAttention(width, self.heads, *(*self._parts(width), rotary))
 
-    def build_cross(self, width: int) -> CrossAttention:
-        return CrossAttention(width, self.heads, None, *self._parts(width))
+    def build_cross(self, width: int, memory_width: int | None = None) -> CrossAttention:
+        """Attention to a memory, of the same width where no other is given; it sees all of it, whatever the window."""
+        return CrossAttention(width, self.heads, memory_width, *self._parts(width))
 
     def _parts(self, width: int) -> tuple[Any, ...]:
         """What self- and cross-attention are built with alike, in the order of their arguments."""

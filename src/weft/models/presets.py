@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from weft.foundation.errors import WeftError
 from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec, PooledSpec, TokensSpec, VectorsSpec
-from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.encoder_decoder import EncoderDecoderSpec, EncoderSideSpec
 from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import (
     AttentionSpec,
@@ -41,6 +41,7 @@ from weft.models.position_specs import (
 )
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.models.series import SeriesSpec
+from weft.models.sources import PatchSourceSpec, SeriesSourceSpec
 from weft.models.vision import VisionSpec
 
 if TYPE_CHECKING:
@@ -186,6 +187,34 @@ def _nano_encoder(**fields: object) -> EncoderSpec:
     return EncoderSpec(**(numbers | fields))
 
 
+def _nano_image_seq2seq() -> EncoderDecoderSpec:
+    """Patches of an image in, text out; each word looks at the image by cross-attention."""
+    return EncoderDecoderSpec(
+        source=PatchSourceSpec(image=48, patch=8),
+        length=64,
+        width=128,
+        layers=2,
+        decoder_layers=3,
+        mixer=AttentionSpec(heads=4),
+        positions=LearnedSpec(),
+    )
+
+
+def _nano_speech_seq2seq() -> EncoderDecoderSpec:
+    """Log-mel frames in, text out: the encoder mixes near frames by convolution and all by attention in turn."""
+    return EncoderDecoderSpec(
+        source=SeriesSourceSpec(channels=40, patch=4, length=256),
+        length=128,
+        width=128,
+        layers=4,
+        decoder_layers=2,
+        mixer=AttentionSpec(heads=4),
+        encoder=EncoderSideSpec(width=96, mixer=(ConvolutionSpec(kernel=5), AttentionSpec(heads=3))),
+        positions=SinusoidalSpec(),
+        initialization=InitializationSpec(scheme="fan-in"),
+    )
+
+
 def _nano_gru(attention: str, **fields: object) -> RecurrentSeq2SeqSpec:
     return RecurrentSeq2SeqSpec(attention=attention, vocabulary=256, width=96, hidden=128, **fields)
 
@@ -242,6 +271,8 @@ _PRESETS: dict[str, Callable[[], AnySpec]] = {
         embedding_scale=math.sqrt(128),
         initialization=InitializationSpec(scheme="xavier", embedding=128**-0.5),
     ),
+    "nano-image-seq2seq": _nano_image_seq2seq,
+    "nano-speech-seq2seq": _nano_speech_seq2seq,
     "nano-t5": lambda: _t5(256, 3, 128, 4, 256),
     "nano-gru-additive": lambda: _nano_gru("additive"),
     "nano-gru-bilinear": lambda: _nano_gru("bilinear", wiring="after"),

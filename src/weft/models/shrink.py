@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 WIDTH, LAYERS, VOCABULARY, LENGTH, IMAGE, PATCH = 48, 2, 101, 64, 12, 4
 CHARACTERS, LONGEST = 29, 5
+ENCODER_WIDTH, CHANNELS = 36, 5
 
 
 def shrink(spec: AnySpec, layers: int = LAYERS) -> AnySpec:
@@ -37,6 +38,8 @@ def _stack(spec: Any, layers: int) -> Any:
         changes["end_token"] = VOCABULARY - 1
     if spec.family == "encoder-decoder":
         changes |= {"target_vocabulary": spec.target_vocabulary and 97, "decoder_layers": None}
+        changes |= {"source": _source(spec.source.to_tree()), "encoder": _encoder_side(spec.encoder.to_tree())}
+        changes["cross"] = None if spec.cross is None else _mixer(spec.cross.to_tree())
     if spec.family == "encoder" and spec.input.kind != "vectors":
         changes["input.vocabulary"] = VOCABULARY
     if spec.family == "encoder" and spec.input.kind == "words":
@@ -48,7 +51,25 @@ def _stack(spec: Any, layers: int) -> Any:
     return spec.replace(**changes)
 
 
-def _mixer(mixer: dict[str, Any]) -> dict[str, Any]:
+def _source(source: dict[str, Any]) -> dict[str, Any]:
+    if source["kind"] == "patches":
+        return source | {"image": IMAGE * 2 ** len(source["stem"]), "patch": PATCH}
+    small = {"channels": CHANNELS, "length": LENGTH, "patch": 3}
+    return {name: small.get(name, value) for name, value in source.items()}
+
+
+def _encoder_side(encoder: dict[str, Any]) -> dict[str, Any]:
+    changes: dict[str, Any] = {"width": encoder["width"] and ENCODER_WIDTH}
+    if encoder["mixer"] is not None:
+        changes["mixer"] = [_mixer(mixer, ENCODER_WIDTH if encoder["width"] else WIDTH) for mixer in encoder["mixer"]]
+    if encoder["feedforward"] is not None:
+        changes["feedforward"] = _feedforward(encoder["feedforward"])
+    if (encoder["positions"] or {}).get("join") == "concatenate":
+        changes["positions"] = encoder["positions"] | {"width": 8}
+    return encoder | changes
+
+
+def _mixer(mixer: dict[str, Any], width: int = WIDTH) -> dict[str, Any]:
     if mixer["kind"] == "attention":
         grouped = mixer["key_heads"] not in (None, mixer["heads"])
         one = mixer["key_heads"] == 1
@@ -59,7 +80,7 @@ def _mixer(mixer: dict[str, Any]) -> dict[str, Any]:
     if mixer["kind"] == "linear-attention":
         return mixer | {"heads": 3, "head_width": None}
     if mixer["kind"] in ("convolution", "grid-convolution"):
-        return mixer | {"kernel": min(mixer["kernel"], 3), "groups": 1 if mixer["groups"] == 1 else WIDTH}
+        return mixer | {"kernel": min(mixer["kernel"], 3), "groups": 1 if mixer["groups"] == 1 else width}
     if mixer["kind"] == "recurrence":
         return mixer | {"hidden": mixer["hidden"] and 11}
     return mixer

@@ -23,7 +23,8 @@ from weft.models.part_specs import (
     NormSpec,
     Share,
 )
-from weft.models.position_specs import AnyPositionSpec, RotarySpec
+from weft.models.position_specs import AnyPositionSpec, RotarySpec, old_relative_scale
+from weft.parts.attention import CrossAttention
 from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.masks import Causal, Everything, Mask, Real
 from weft.parts.norms import Norm
@@ -75,7 +76,7 @@ class ModelSpec(VersionedSpec):
     VERSION: ClassVar[int] = 3
     MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {
         1: lambda tree: rename_fields(tree, ModelSpec.RENAMED),
-        2: _keep_gates,
+        2: lambda tree: old_relative_scale(_keep_gates(tree)),
     }
     version: int = 3
 
@@ -152,13 +153,20 @@ class StackSpec(ModelSpec):
         return self.mixer[layer % len(self.mixer)]
 
     def attention(self) -> AttentionSpec:
-        """The first attention in the pattern: its heads serve positions and cross-attention."""
+        """The first attention in the pattern: its heads serve positions."""
         return next(mixer for mixer in self.mixer if isinstance(mixer, AttentionSpec))
 
     def build_stack(
-        self, seen: Mask, layers: int | None = None, cross: bool = False, causal: bool | None = None
+        self,
+        seen: Mask,
+        layers: int | None = None,
+        cross: Callable[[], CrossAttention] | None = None,
+        causal: bool | None = None,
     ) -> Stack:
-        """The blocks, each seeing `seen` under its own mask, the position inside attention and the last norm."""
+        """The blocks, each seeing `seen` under its own mask, the position inside attention and the last norm.
+
+        `cross` makes each block's attention to a memory.
+        """
         causal = self.CAUSAL if causal is None else causal
         kind = ARRANGEMENTS[self.arrangement]
         count = self.layers if layers is None else layers
@@ -171,7 +179,7 @@ class StackSpec(ModelSpec):
                     mixer.build(self.width, causal),
                     self.feedforward.build(self.width),
                     lambda: self.norm.build(self.width),
-                    self.attention().build_cross(self.width) if cross else None,
+                    None if cross is None else cross(),
                     self.dropout,
                     drop_path,
                 )

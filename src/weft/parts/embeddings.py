@@ -74,6 +74,23 @@ class VectorEmbedding(nn.Module):
         return x
 
 
+class SeriesEmbedding(VectorEmbedding):
+    """A series of C numbers per step as tokens of `patch` steps each, by a linear map of their patch x C numbers."""
+
+    def __init__(self, patch: int, channels: int, width: int) -> None:
+        super().__init__(patch * channels, width)
+        self.patch, self.channels = patch, channels
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[B, T patch, C] -> [B, T, D]."""
+        if values.shape[-1] != self.channels or values.shape[1] % self.patch:
+            raise ShapeError(
+                f"a series is [B, steps, {self.channels}] with steps a multiple of patch {self.patch}, "
+                f"but this one has shape {tuple(values.shape)}: fill it up to whole patches"
+            )
+        return super().forward(values.unflatten(1, (-1, self.patch)).flatten(2))
+
+
 class PatchEmbedding(nn.Module):
     """Patches of p x p pixels, flattened, times W [channels p p, D]: the same as a p x p convolution of stride p.
 
@@ -200,6 +217,22 @@ class SequenceInput(nn.Module):
             for one in observer.active:
                 y = one.on_input_positions(self.position, x, y)
             x = y
+        if self.norm is not None:
+            x = self.norm(x)
+        return F.dropout(x, self.dropout) if self.training else x
+
+
+class GridInput(nn.Module):
+    """The input transformation of image patches: positions on their grid, norm, dropout."""
+
+    def __init__(self, grid: nn.Module | None = None, norm: Norm | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.grid, self.norm, self.dropout = grid, norm, dropout
+
+    def forward(self, x: Tensor, token_positions: TokenPositions) -> Tensor:
+        """[B, h w, D] -> [B, h w, D]; `token_positions` know the grid (h, w)."""
+        if self.grid is not None:
+            x = self.grid(x, token_positions.grid)
         if self.norm is not None:
             x = self.norm(x)
         return F.dropout(x, self.dropout) if self.training else x

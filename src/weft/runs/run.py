@@ -11,6 +11,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.sample_runs import locate_run
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
 from weft.foundation.atomic_files import DiskError
@@ -75,7 +76,8 @@ class Run:
         if not isinstance(inputs, Iterable):
             raise WeftError(f"predict takes one text or path, or a list of inputs, not {inputs!r:.40}")
         generation = _generation_options(options)
-        if (generation.top or generation.steps) and not self.task.generates:
+        ranks = self.task.generates or self.task.ranks_tokens
+        if (generation.top and not ranks) or (generation.steps and not self.task.generates):
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
@@ -172,8 +174,8 @@ def task_of(place: RunFolder, spec: RunSpec) -> Task:
 
 
 def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:
-    """The run in a folder; `quantize` rounds its weights, to be used with less memory and more speed."""
-    place = RunFolder(Path(folder))
+    """The run in a folder, or `sample:dates-run`; `quantize` rounds its weights, for less memory and more speed."""
+    place = RunFolder(locate_run(folder))
     spec = place.read_spec()
     task = task_of(place, spec)
     module = build(read_spec(spec.model), device="meta")

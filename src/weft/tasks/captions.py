@@ -1,6 +1,7 @@
 """Task captions: a text about an image, p(y | image) = prod_t p(y_t | image, y_1 .. y_(t-1)).
 
-The image's patches are the first tokens, seen by all that follows; the text after them is causal.
+Either the image's patches are the first tokens, seen by all that follows, and the text after them is causal; or an
+encoder reads the patches, and each word looks at them by cross-attention (`--preset nano-image-seq2seq`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from weft.foundation.spec import Tree
 from weft.inference.decoding.generated import GeneratedText
 from weft.inference.decoding.request import GenerationRequest
 from weft.models.build import AnySpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
+from weft.models.sources import PatchSourceSpec
 from weft.tasks.support.augmentation import image_changes
 from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
 from weft.tasks.support.generation import generate_texts, name_probabilities
@@ -85,10 +88,10 @@ class CaptionsOptions(DataSpec):
 
 
 class CaptionsTask(Task):
-    """An image+text decoder learns to say what is on an image."""
+    """An image+text decoder, or an encoder-decoder that reads patches, learns to say what is on an image."""
 
     name = "captions"
-    families = ("image-text",)
+    families = ("image-text", "encoder-decoder")
     metric = "bleu"
     picture = "captions"
     example = "picture.png"
@@ -170,7 +173,7 @@ class CaptionsTask(Task):
     def default_model(self, size: Size) -> ImageTextSpec:
         """Convolutions of stride 2 make the patches; learned positions, layer norms without bias."""
         stem = suitable_stem(self.side)
-        return self.fit(
+        spec = self.fit(
             ImageTextSpec(
                 width=size.width,
                 layers=size.layers,
@@ -185,16 +188,37 @@ class CaptionsTask(Task):
                 dropout=size.dropout,
             )
         )
-
-    def fit(self, spec: AnySpec) -> ImageTextSpec:
-        """The vocabulary, the images' side and the length of this data; patches that divide the image."""
         assert isinstance(spec, ImageTextSpec)
-        length = min(LONGEST, max(16, round(ROOM * self.longest)))
-        after = self.side if not spec.stem else -(-self.side // 2 ** len(spec.stem))
-        patch = spec.patch if after % spec.patch == 0 else suitable_patch(self.side, len(spec.stem))
-        return spec.replace(
-            vocabulary=self.tokenizer.vocabulary, length=length, image=self.side, patch=patch, channels=3
-        )
+        return spec
+
+    def fit(self, spec: AnySpec) -> ImageTextSpec | EncoderDecoderSpec:
+        """The vocabulary, the images' side and the length of this data; patches that divide the image."""
+        fitted = {
+            "vocabulary": self.tokenizer.vocabulary,
+            "length": min(LONGEST, max(16, round(ROOM * self.longest))),
+        }
+        if isinstance(spec, ImageTextSpec):
+            return spec.replace(**fitted, **self._fit_patches(spec))
+        self.expect_model(spec)
+        assert isinstance(spec, EncoderDecoderSpec) and isinstance(spec.source, PatchSourceSpec)
+        return spec.replace(**fitted, source=spec.source.replace(**self._fit_patches(spec.source)))
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """The source of an encoder-decoder must be an image's patches."""
+        if not isinstance(spec, EncoderDecoderSpec):
+            return
+        if not isinstance(spec.source, PatchSourceSpec):
+            raise WeftError(
+                f"task {self.name} reads images, but this model's source is {spec.source.kind}: choose "
+                "source.kind patches, such as --preset nano-image-seq2seq"
+            )
+        if self.options.blind:
+            raise WeftError("a model that looks at images by cross-attention cannot be blind: leave --preset out")
+
+    def _fit_patches(self, given: ImageTextSpec | PatchSourceSpec) -> Tree:
+        after = self.side if not given.stem else -(-self.side // 2 ** len(given.stem))
+        patch = given.patch if after % given.patch == 0 else suitable_patch(self.side, len(given.stem))
+        return {"image": self.side, "patch": patch, "channels": 3}
 
     def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
         """Patches that leave a small grid."""
@@ -215,7 +239,8 @@ class CaptionsTask(Task):
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""
-        output = module(batch.inputs["tokens"], images=batch.inputs.get("images"))
+        tokens, images = batch.inputs["tokens"], batch.inputs.get("images")
+        output = module(images, tokens) if _crosses(module) else module(tokens, images=images)
         return language_loss(module, output, batch.labels, batch.count, smoothing)
 
     # --- evaluation and answers ---------------------------------------------------------------------------------------
@@ -265,7 +290,7 @@ class CaptionsTask(Task):
             stop=(self.ends.stop,),
             seeds=[generation.seed + first + place for place in range(len(images))],
             samples=generation.samples,
-            images=None if self.options.blind else images,
+            **({"source": images} if _crosses(module) else {"images": None if self.options.blind else images}),
         )
         return generate_texts(module, request, generation, penalty=self.options.penalty)
 
@@ -282,6 +307,11 @@ class CaptionsTask(Task):
         images = range(len(split.gallery.pixels))
         texts = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in images]
         return {"bleu of the commonest caption": bleu([_spelled(commonest, self.options)] * len(images), texts)}
+
+
+def _crosses(module: nn.Module) -> bool:
+    """Whether the image is the source of an encoder-decoder."""
+    return isinstance(module.spec, EncoderDecoderSpec)
 
 
 def suitable_stem(side: int) -> tuple[int, ...]:

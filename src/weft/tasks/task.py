@@ -264,6 +264,7 @@ class Task(ABC):
     trainable: ClassVar[bool] = True  # else its runs are imported
     generates: ClassVar[bool] = False  # the answer is a text, written token by token
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
+    ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
     takes_labels: ClassVar[bool] = False  # it chooses between labels that are given with the input
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
@@ -303,6 +304,10 @@ class Task(ABC):
     def fit(self, spec: AnySpec) -> AnySpec:
         """A preset's spec with vocabulary, classes and lengths of this data."""
         raise WeftError(f"task {self.name} has a model of its own: leave --preset out")
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """Refuse a model that cannot take this data, whatever was changed in its spec."""
+        return  # most tasks leave it to the families that they take
 
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""

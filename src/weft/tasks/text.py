@@ -106,13 +106,10 @@ class TextSplit(Split):
 
     def fit(self, spec: AnySpec) -> Split:
         """Windows for this model, whose prefix is given and not asked for."""
-        split = replace(self, prefix=spec.declares().text_prefix or 0)
-        longest = spec.declares().length
-        split = split if longest is None else split.cut(longest)
+        split = replace(cast(TextSplit, super().fit(spec)), prefix=spec.declares().text_prefix or 0)
         if split.context < split.prefix:
             raise DataError(
-                f"windows of {split.context} tokens lie in the prefix of {split.prefix}, so nothing is left to learn: "
-                f"set mixer.mask.length to less than {split.context}, or give longer texts"
+                f"windows of {split.context} tokens lie in the prefix of {split.prefix}: shorten mixer.mask.length"
             )
         return split
 
@@ -353,8 +350,8 @@ class TextTask(FewShot, Task):
         assert isinstance(split, TextSplit)
         if len(split.store) < split.prefix:
             return ""
-        shown = min(max(PROMPT, split.prefix + 1), len(split.store))
-        prompt = self.tokenizer.decode(split.store.window(0, shown).tokens.tolist())
+        shown = split.store.window(0, min(max(PROMPT, split.prefix + 1), len(split.store)))
+        prompt = self.tokenizer.decode(shown.tokens.tolist())
         answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
 
@@ -362,8 +359,7 @@ class TextTask(FewShot, Task):
 def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
     """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
     index = np.arange(count)
-    if documents is None:
-        return index
+    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
     begins = np.concatenate(([True], documents[1:] != documents[:-1]))
     return index - np.maximum.accumulate(np.where(begins, index, 0))
 

@@ -205,11 +205,20 @@ class TranslationTask(Task):
     def fit(self, spec: AnySpec) -> Any:
         """The vocabulary and the lengths of this data; dropout against few pairs where a preset has none."""
         assert isinstance(spec, (EncoderDecoderSpec, RecurrentSeq2SeqSpec))
+        self.expect_model(spec)
         length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
         dropout = spec.dropout or (0.0 if self.letters or self.pairs > MANY else PRESET_DROPOUT)
         return spec.replace(
             vocabulary=self.tokenizer.vocabulary, target_vocabulary=None, length=length, dropout=dropout
         )
+
+    def expect_model(self, spec: AnySpec) -> None:
+        """The source must be tokens."""
+        if isinstance(spec, EncoderDecoderSpec) and spec.source.kind != "tokens":
+            raise WeftError(
+                f"task {self.name} reads tokens, but this model's source is {spec.source.kind}: "
+                "choose source.kind tokens, such as --preset nano-seq2seq"
+            )
 
     @property
     def letters(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.sample_runs import locate_run
 from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -83,7 +84,7 @@ class BaseRun:
 
 def open_base_run(path: Path, kind: type[Task]) -> BaseRun:
     """The run at `path`, as the start of a fine-tuning for a task of this kind."""
-    folder = RunFolder(path)
+    folder = RunFolder(locate_run(path))
     spec = folder.read_spec()
     known = (kind.name, *kind.compatible_tasks)
     if spec.task not in known:

@@ -265,6 +265,7 @@ class Planner:
         recipe = self.task.recipe(size, epochs)
         own = self.model_of(replace(size, dropout=recipe.dropout)) if spec is None else spec
         own = own.replace(**self.model_changes) if self.model_changes else own
+        self.task.expect_model(own)
         return own, TrainingSpec(**{**recipe.training, **self.defaults, **self.training_changes})
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> TrainingPlan:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.sample_runs import locate_run
 from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
@@ -126,7 +127,7 @@ class ExportSource:
 
 def open_export_source(path: Path, module: nn.Module | None = None) -> ExportSource:
     """The run in a folder; with a `module`, its current weights are exported."""
-    folder = RunFolder(path)
+    folder = RunFolder(locate_run(path))
     run = folder.read_spec()
     stored = folder.read_model()
     weights, changed = (stored, False) if module is None else _newest(stored, module)

@@ -106,7 +106,7 @@ def _graphs(run: ExportSource, model: Any) -> list[OnnxGraph]:
     source = {"source": torch.randint(0, spec.vocabulary, (B, N)), "source_mask": torch.ones(B, N, dtype=torch.long)}
     seen = {0: "batch", 1: "source length"}
     first = OnnxGraph("encoder.onnx", SourceGraph(model), source, dict.fromkeys(source, seen), ["memory"])
-    memory = {"memory": torch.randn(B, N, spec.width), "source_mask": source["source_mask"]}
+    memory = {"memory": torch.randn(B, N, spec.encoder_stack().width), "source_mask": source["source_mask"]}
     inputs = {"target": tokens, **memory, **past}
     axes = {"target": BATCH_AND_LENGTH, **dict.fromkeys(memory, seen), **past_axes}
     return [first, OnnxGraph("decoder.onnx", TargetGraph(model), inputs, axes, ["logits", *present])]

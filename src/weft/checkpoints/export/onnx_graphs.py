@@ -205,9 +205,13 @@ def expect_exportable(spec: Any) -> None:
     families = ("decoder", "encoder", "encoder-decoder", "vision", "series")
     if spec.family not in families:
         raise WeftError(f"family is {spec.family!r}, but ONNX is written for {', '.join(families)}")
+    source = getattr(getattr(spec, "source", None), "kind", "tokens")
+    if source != "tokens":
+        raise WeftError(f"source is {source!r}, but ONNX is written for tokens in an encoder-decoder")
     with_memory = spec.family in ("decoder", "encoder-decoder")
     known = ("attention",) if with_memory else ("attention", "convolution", "grid-convolution", "none")
-    other = next((mixer.kind for mixer in spec.mixer if mixer.kind not in known), None)
+    mixers = (*spec.mixer, *(spec.encoder_stack().mixer if spec.family == "encoder-decoder" else ()))
+    other = next((mixer.kind for mixer in mixers if mixer.kind not in known), None)
     if other is not None:
         raise WeftError(f"mixer is {other!r}, but ONNX is written for {', '.join(known)} in a {spec.family}")
     prefix = spec.declares().text_prefix

@@ -51,8 +51,7 @@ ALTERNATIVES = {
 def family_for_config(config: Config) -> Family:
     """The adapter for a config; an architecture without one is refused."""
     kind = config.get("model_type")
-    names = config.get("architectures") or []
-    name = names[0] if isinstance(names, list) and names else None
+    name = config.architecture()
     if not isinstance(kind, str) or kind not in FAMILIES:
         types = ", ".join(FAMILIES)
         raise DataError(f"{config.name}: there is no adapter for model_type {kind!r:.60}: Weft reads {types}")
@@ -61,7 +60,7 @@ def family_for_config(config: Config) -> Family:
         raise WeftError(
             f"the adapter for model_type {kind!r} is not a Family of that type: fix the package that adds it"
         )
-    if name is not None and name not in known.architectures:
+    if name and name not in known.architectures:
         classes = ", ".join(known.architectures)
         raise DataError(
             f"{config.name}: there is no adapter for the architecture {name!r:.80}: of {known.name} it reads {classes}"
@@ -79,6 +78,12 @@ def find_family(spec: AnySpec, first: str | None = None) -> tuple[Family, Tree]:
     A config is right if reading it gives the spec back, except for fields that matter in training only. Of several
     families the one named `first` is taken: RoBERTa's and BERT's models are the same.
     """
+    source = getattr(getattr(spec, "source", None), "kind", "tokens")
+    if source != "tokens":
+        raise WeftError(
+            f"this model maps to no architecture of another library (source is {source!r}, there only 'tokens'): "
+            "keep it as a run"
+        )
     reasons: list[str] = []
     plain = explicit_spec(spec)
     for family in _in_turn(first):

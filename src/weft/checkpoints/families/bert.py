@@ -52,7 +52,7 @@ def _output(
     config: Config, known: KnownTensors, width: int, roberta: bool
 ) -> PooledSpec | PerTokenSpec | MaskedLanguageSpec:
     """One output per text (with a pooler if there is one), one per token, fillings of masks, or the hidden states."""
-    name = str((config.get("architectures") or [""])[0])
+    name = config.architecture()
     if name.endswith((MASKED, PRETRAINED)) and known.has("lm_head.dense.weight" if roberta else f"{CLS}.dense.weight"):
         config.expect("tie_word_embeddings", True)
         return MaskedLanguageSpec(activation="gelu" if roberta else config.activation("hidden_act", "gelu"))

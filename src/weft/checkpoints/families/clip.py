@@ -48,7 +48,7 @@ def _image(config: Config) -> VisionSpec:
         patch_bias=False,
         input_norm=True,
         grid=GridTableSpec(),
-        **_body(config, width=768, heads=12),
+        **_body(config, width=768, heads=12, hidden=3072),
     )
 
 
@@ -62,19 +62,18 @@ def _text(config: Config) -> TextTowerSpec:
         length=config.whole("max_position_embeddings", 77),
         end_token=None if end == MISTAKEN_END else end,
         positions=LearnedSpec(),
-        **_body(config, width=512, heads=8),
+        **_body(config, width=512, heads=8, hidden=2048),
     )
 
 
-def _body(config: Config, width: int, heads: int) -> Tree:
+def _body(config: Config, width: int, heads: int, hidden: int) -> Tree:
     """What both towers have, with the defaults of each."""
-    width = config.whole("hidden_size", width)
     return {
-        "width": width,
+        "width": config.whole("hidden_size", width),
         "layers": config.whole("num_hidden_layers", 12),
         "mixer": AttentionSpec(heads=config.whole("num_attention_heads", heads)),
         "feedforward": ClassicSpec(
-            hidden=config.whole("intermediate_size", 3072 if heads == 12 else 2048),
+            hidden=config.whole("intermediate_size", hidden),
             activation=config.activation("hidden_act", "quick_gelu"),
         ),
         "norm": LayerNormSpec(epsilon=config.number("layer_norm_eps", 1e-5)),
@@ -84,7 +83,6 @@ def _body(config: Config, width: int, heads: int) -> Tree:
 def write(spec: TwoTowerSpec) -> Tree:
     """The config of a spec."""
     image, text = spec.image, spec.text
-    end = MISTAKEN_END if text.end_token is None else text.end_token
     return {
         "architectures": ["CLIPModel"],
         "model_type": "clip",
@@ -100,7 +98,7 @@ def write(spec: TwoTowerSpec) -> Tree:
             "model_type": "clip_text_model",
             "vocab_size": text.vocabulary,
             "max_position_embeddings": text.length,
-            "eos_token_id": end,
+            "eos_token_id": MISTAKEN_END if text.end_token is None else text.end_token,
             **_written(text, spec.width),
         },
     }

@@ -80,9 +80,14 @@ class Config:
     def activation(self, key: str, default: str) -> Any:
         """Weft's name of an activation."""
         name = self.get(key, default)
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise self.wrong(key, f"one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
+
+    def architecture(self) -> str:
+        """The name of the model's class; empty where a config has none."""
+        names = self.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else ""
 
     def expect(self, key: str, *allowed: Any) -> None:
         """Refuse any value but the allowed ones; the first of them is the default of a missing field."""

@@ -122,7 +122,7 @@ def _types(config: Config, kind: str) -> list[str]:
     if types is None:
         every = config.whole("sliding_window_pattern", PATTERNS[kind]) if kind == "gemma3_text" else PATTERNS[kind]
         return [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not set(types) <= {FULL, SLIDING}:
+    if not isinstance(types, list) or len(types) != layers or any(one not in (FULL, SLIDING) for one in types):
         raise config.wrong("layer_types", f"a list of {layers} times {FULL} or {SLIDING}")
     return types
 

@@ -97,7 +97,7 @@ def _windows(config: Config, kind: str) -> list[int | None]:
     if kinds is None:
         first = int(config.get("max_window_layers", 28))
         return [window if layer >= first else None for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(one not in (FULL, SLIDING) for one in kinds):
         raise config.wrong("layer_types", f"a list of {layers} times {FULL} or {SLIDING}")
     return [window if one == SLIDING else None for one in kinds]
 

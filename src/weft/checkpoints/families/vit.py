@@ -18,7 +18,7 @@ TEACHER = "DeiTForImageClassificationWithTeacher"
 
 def read(config: Config, known: KnownTensors, deit: bool = False) -> VisionSpec:
     """The spec of a config."""
-    names = config.get("architectures") or [""]
+    name = config.architecture()
     bias = config.flag("qkv_bias", True)
     return VisionSpec(
         image=read_side(config, "image_size", 224),
@@ -34,9 +34,9 @@ def read(config: Config, known: KnownTensors, deit: bool = False) -> VisionSpec:
         ),
         norm=LayerNormSpec(epsilon=config.number("layer_norm_eps", 1e-12)),
         grid=GridTableSpec(),
-        pool="distilled" if names[0] == TEACHER else "first",
+        pool="distilled" if name == TEACHER else "first",
         registers=1 if deit else 0,
-        classes=None if str(names[0]).endswith(BARE) else _classes(config),
+        classes=None if name.endswith(BARE) else _classes(config),
     )
 
 

@@ -97,9 +97,9 @@ def inspect_checkpoint(
     found, left_out = match_tensors(rows, state_shapes(spec), tensors, family.canonical, family.copies, family.unused)
     folder = source if source.is_dir() else source.parent
     task, facts = detect_task(folder, spec, config, vocabulary, stops)
-    names = config.get("architectures") or [family.architectures[0]]
     tokenizer = None if vocabulary is None else vocabulary.tokenizer
     matched = {one.row.ours: one for one in found}
+    architecture = config.architecture() or family.architectures[0]
     return ForeignCheckpoint(
-        source, family, str(names[0]), spec, tensors, matched, tuple(left_out), task, facts, tokenizer
+        source, family, architecture, spec, tensors, matched, tuple(left_out), task, facts, tokenizer
     )

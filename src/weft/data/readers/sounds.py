@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import wave
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def read_sound(path: str | Path) -> tuple[int, NDArray[np.float32]]:
     if whole == 0:
         raise DataError(f"{path} holds no sound: remove it")
     return rate, samples[:whole].reshape(-1, channels).mean(axis=1).astype(np.float32)
+
+
+def write_sound(path: str | Path, samples: NDArray[np.float32], rate: int) -> None:
+    """Write samples in -1 .. 1 as a .wav of 16 bits and one channel."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples * 32767).round().astype("<i2").tobytes())
 
 
 def _chunks(path: Path, data: bytes) -> tuple[int, int, int, int, bytes]:

@@ -21,6 +21,7 @@ from weft.data.samples.sequences import BONES, JOINTS, SAMPLE_RATE, SampleSequen
 from weft.data.samples.sets import sets
 from weft.data.samples.tagging import grammar, pronouns
 from weft.data.samples.text import markov, stdlib
+from weft.data.samples.transcription import SpokenText, spoken, write_spoken
 from weft.data.samples.translation import AlignedPair, dates
 
 __all__ = [
@@ -35,10 +36,12 @@ __all__ = [
     "SampleImages",
     "SampleSequences",
     "SampleSeries",
+    "SpokenText",
     "brownian_best",
     "film_catalog",
     "sample",
     "samples",
+    "write_spoken",
     "write_wavs",
 ]
 
@@ -59,6 +62,7 @@ SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     "images": {"digits": (digits, 5_000), "shapes": (shapes, 4_000)},
     "captions": {"scenes": (scenes, 4_000)},
     "forecast": {"seasonal": (seasonal, 4_000), "brownian": (brownian, 8_000), "brownian3d": (brownian3d, 8_000)},
+    "transcription": {"spoken": (spoken, 1_500)},
     "sequences": {"skeletons": (skeletons, 800), "tones": (tones, 600), "films": (films, 4_000)},
 }
 

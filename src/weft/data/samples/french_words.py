@@ -166,7 +166,7 @@ PLANS = _nouns("m", "plan:plan, programme:programme, project:projet, budget:budg
     "policy:politique, reform:réforme, strategy:stratégie, measure:mesure, initiative:initiative, campaign:campagne",
 )
 ISSUES = _nouns("m", "market:marché, price:prix, right:droit, problem:problème, conflict:conflit, tax:impôt") + _nouns(
-    "f", "crisis:crise, border:frontière, debt:dette, election:élection, currency:monnaie, tradition:tradition"
+    "f", "crisis:crise, border:frontière, debt:dette, election:élection, currency:monnaie, area:zone"
 )
 # Without an article in English, with one in French.
 FIELDS = _nouns("m", "trade:commerce, employment:emploi, tourism:tourisme, transport:transport, sport:sport") + _nouns(

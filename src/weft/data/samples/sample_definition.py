@@ -15,7 +15,7 @@ from weft.foundation.seeds import derive
 _Split = TypeVar("_Split")
 _Example = TypeVar("_Example", bound=Hashable)
 
-LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity")
+LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity", "cer", "wer")
 # Draws per distinct example before the sample is declared exhausted.
 DRAWS_PER_EXAMPLE = 50
 

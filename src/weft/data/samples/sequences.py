@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import wave
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.readers.sounds import write_sound
 from weft.data.samples.sample_definition import ReferenceScore, Sample, numpy_generator, validation_size
 from weft.foundation.arrays import Array
 
@@ -194,10 +194,6 @@ def write_wavs(part: SampleSequences, classes: tuple[str, ...], folder: str | Pa
     for number, (values, label) in enumerate(zip(part.values, part.labels, strict=True)):
         path = Path(folder) / classes[int(label)] / f"{number:04d}.wav"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(SAMPLE_RATE)
-            file.writeframes((values[:, 0] * 32767).round().astype("<i2").tobytes())
+        write_sound(path, values[:, 0], SAMPLE_RATE)
         paths.append(path)
     return paths

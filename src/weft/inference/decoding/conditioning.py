@@ -1,7 +1,7 @@
 """Conditioning: how a model of each family is called for its next tokens, and what its text is conditioned on.
 
 Decoders are called with tokens; image-text decoders also with images, at the first call; encoder-decoders, recurrent
-ones included, with the memory of their source.
+ones included, with the memory of their source: tokens, vectors or images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from weft.models.output import Declaration, Memory, Output
 from weft.parts.masks import Real
 from weft.parts.state import State
 
-SourceInput = Sequence[Sequence[int]] | Memory
+# Per prompt tokens, or vectors [steps, C]; images [B, channels, height, width]; or what was encoded before.
+SourceInput = Sequence[Sequence[int]] | Sequence[Tensor] | Tensor | Memory
 
 
 class ConditionedModel(Protocol):
@@ -117,7 +118,8 @@ def condition(
     if source is not None and not declaration.seq2seq:
         raise WeftError(f"a model of family {declaration.family!r} reads no source: leave `source` out")
     if images is not None and declaration.prefix is None:
-        raise WeftError(f"a model of family {declaration.family!r} sees no images: leave `images` out")
+        remedy = "give images as `source`" if declaration.seq2seq else "leave `images` out"
+        raise WeftError(f"a model of family {declaration.family!r} sees no images beside its text: {remedy}")
     if declaration.seq2seq:
         if source is None:
             raise WeftError(f"a model of family {declaration.family!r} generates from a source: give `source`")
@@ -130,10 +132,21 @@ def condition(
     return ImageConditioned(model, images.to(device_of(model)))
 
 
-def encode(model: Any, source: Sequence[Sequence[int]], side: PaddingSide = "right") -> Memory:
-    """The memory of sources of any lengths."""
-    tokens, real = pad(source, device_of(model), side, "source")
-    return model.encode(tokens, mask=_marks(real))
+def encode(model: Any, source: SourceInput, side: PaddingSide = "right") -> Memory:
+    """The memory of sources of any lengths; only tokens may be padded on the left."""
+    kind = getattr(model.spec, "source", None)
+    if kind is None or kind.kind == "tokens":
+        tokens, real = pad(_token_rows(source), device_of(model), side, "source")
+        return model.encode(tokens, mask=_marks(real))
+    values, real = kind.collate(source)
+    return model.encode(values.to(device_of(model)), mask=_marks(real if real is None else real.to(device_of(model))))
+
+
+def _token_rows(source: Any) -> list[list[int]]:
+    rows = [row.tolist() if isinstance(row, Tensor) else list(row) for row in source]
+    if any(not isinstance(token, int) for row in rows for token in row[:1]):
+        raise WeftError("this model's source is tokens, but it was given vectors or images: give rows of whole numbers")
+    return rows
 
 
 def expect_rows(prompts: int, source: SourceInput | None, images: Tensor | None) -> None:

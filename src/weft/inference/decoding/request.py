@@ -23,11 +23,11 @@ class GenerationRequest:
     """Each prompt is continued `samples` times, by at most `max_tokens` tokens or up to a `stop` token.
 
     `seeds`: one per prompt, or one per text (prompts x samples); a number s stands for s, s + 1, ... `source`: tokens
-    per prompt, or one memory for all, for encoder-decoders; `images` [B, channels, height, width] for image-text
-    decoders. `overflow`: a text longer than the model was trained for is refused, slides on (its older half is
-    forgotten each time it is full), or extends past that length where positions allow. `detokenizer`: gives each
-    token's text, and ends a text at its stop strings. `top`: number of first tokens given with their probabilities;
-    `step_top`: the same at every step, of the distribution that the token was chosen from.
+    or vectors per prompt, images, or one memory for all, for encoder-decoders; `images` [B, channels, height, width]
+    for image-text decoders. `overflow`: a text longer than the model was trained for is refused, slides on (its older
+    half is forgotten each time it is full), or extends past that length where positions allow. `detokenizer`: gives
+    each token's text, and ends a text at its stop strings. `top`: number of first tokens given with their
+    probabilities; `step_top`: the same at every step, of the distribution that the token was chosen from.
     """
 
     prompts: Sequence[Sequence[int]]

@@ -61,7 +61,9 @@ class Engine:
         if prefixes and self.declaration.seq2seq:
             raise WeftError("texts of an encoder-decoder share nothing, each has its own source: use prefixes=0")
         self.queue_size = queue_size
-        self.length, self.source_length = self._longest(length), self._longest(source_length)
+        declared_source = self.declaration.source_length or self.declaration.length
+        self.length = self._longest(length, self.declaration.length)
+        self.source_length = self._longest(source_length, declared_source)
         source = self.source_length if self.declaration.seq2seq else 0
         memory = Slots(model, slots, self.length + (self.declaration.prefix or 0), source)
         self._batch = RunningBatch(model, memory, prefill_tokens, prefixes)
@@ -75,8 +77,7 @@ class Engine:
         self._changed = threading.Condition()  # guards the queue, the number of open requests and the end
         self._stepping = threading.Lock()  # guards the batch
 
-    def _longest(self, length: int | None) -> int:
-        known = self.declaration.length
+    def _longest(self, length: int | None, known: int | None) -> int:
         longest = known if length is None else length
         if longest is None or longest < 1:
             raise WeftError(f"texts of {longest} tokens: give the engine a `length` of at least 1")

@@ -45,6 +45,8 @@ class EngineRequest:
 
     def __post_init__(self) -> None:
         # What is asked for must not change while it waits.
+        if isinstance(self.source, Tensor) and (self.source.is_floating_point() or self.source.dim() != 1):
+            raise WeftError("an engine reads tokens: encode vectors and images first, source=model.encode(...)")
         for name in ("prompt", "stop", "source"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Memory):

@@ -33,7 +33,7 @@ from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, learn_tokeniz
 WAYS = ("with 1/sqrt(D_K)", "without")
 SCORES = ("scaled-dot", "dot")
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-KEYS, ROWS = 64, 512  # keys per row, and rows that are averaged
+KEYS, ROWS = 64, 256  # keys per row, and rows that are averaged
 BLOCK = 64  # rows whose keys are held at once
 SAMPLE, EXAMPLES, BATCH, RATE = "dates", 4000, 1024, 3e-3
 WIDTH, HELD_OUT, POINTS = 64, 100, 20

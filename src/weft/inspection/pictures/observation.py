@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
+from weft.inspection.analysis.alignment import Gold
 from weft.inspection.pictures.inputs import LookInput
 from weft.inspection.recording.attention_records import Kind, Rows
 from weft.inspection.recording.calls import TextSide
@@ -28,7 +29,8 @@ class Observation:
     `picture` names the task picture that draws it, if there is one. `tokens` label what was read on the side that
     answers, `source` what the encoder read, `written` what each row wrote. `said` is the answer in words, `shares`
     probabilities by name, `tags` an answer per token with its probability ("" for a token that has none: the later
-    pieces of a word). `repeatable`: what was recorded is all that it takes to run the model again.
+    pieces of a word). `links`: for each token written, the source tokens that it truly comes from. `repeatable`: what
+    was recorded is all that it takes to run the model again.
     """
 
     seen: Seen
@@ -41,6 +43,7 @@ class Observation:
     shares: Mapping[str, float] = field(default_factory=dict)
     tags: tuple[tuple[str, float], ...] = ()
     truth: Any = None
+    links: Gold | None = None
     left_out: tuple[str, ...] = ()
     repeatable: bool = True
     call: int = -1

@@ -78,6 +78,7 @@ class FillMaskTask(ImportedTextTask):
     picture = "fill_mask"
     example = f'"a text with a {MASK} in it"'
     Options = FillMaskOptions
+    ranks_tokens = True
 
     def __init__(self, options: FillMaskOptions, tokenizer: Tokenizer, frame: Frame, length: int, mask: int) -> None:
         super().__init__(options, tokenizer, frame, length)

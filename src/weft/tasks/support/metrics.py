@@ -1,6 +1,7 @@
 """Metrics: pure functions of plain lists and arrays.
 
 Accuracy, F1, ROUGE, exact match and coverage are shares from 0 to 1; BLEU and chrF go from 0 to 100, as sacrebleu's do.
+Error rates of characters and words begin at 0 and may exceed 1.
 Predictions come first, the truth second.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -175,6 +176,49 @@ def common_length(one: Sequence[str], other: Sequence[str]) -> int:
         matched = row & places.get(word, 0)
         row = ((row + matched) | (row - matched)) & full
     return len(one) - row.bit_count()
+
+
+def edit_distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """The fewest insertions, deletions and substitutions that turn one into the other (Levenshtein 1966).
+
+    A column of the usual table is kept as the bits of two integers, its steps up and down (Myers 1999).
+    """
+    if not one:
+        return len(other)
+    places: dict[Hashable, int] = {}
+    for place, item in enumerate(one):
+        places[item] = places.get(item, 0) | 1 << place
+    full, last = (1 << len(one)) - 1, 1 << (len(one) - 1)
+    up, down, distance = full, 0, len(one)
+    for item in other:
+        same = places.get(item, 0)
+        across = (((same & up) + up) ^ up) | same
+        more, less = down | (full & ~(across | up)), up & across
+        distance += bool(more & last) - bool(less & last)
+        more, less = (more << 1 | 1) & full, less << 1 & full
+        up, down = less | (full & ~(same | down | more)), more & (same | down)
+    return distance
+
+
+def character_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """CER: edits between characters / characters of the references, over all texts; repeated blanks count once."""
+    return _error_rate(hypotheses, references, lambda text: " ".join(text.split()))
+
+
+def word_error_rate(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """WER: edits between words / words of the references, over all texts."""
+    return _error_rate(hypotheses, references, str.split)
+
+
+def _error_rate(
+    hypotheses: Sequence[str], references: Sequence[str], items: Callable[[str], Sequence[Hashable]]
+) -> float:
+    _expect_as_many(hypotheses, references, "hypotheses and references")
+    pairs = [(items(text), items(reference)) for text, reference in zip(hypotheses, references, strict=True)]
+    total = sum(len(truth) for _, truth in pairs)
+    if not total:
+        raise WeftError("all references are empty, and an error rate of nothing has no value: give texts")
+    return sum(edit_distance(said, truth) for said, truth in pairs) / total
 
 
 def mse(predicted: ArrayLike, truth: ArrayLike) -> float:

@@ -110,11 +110,12 @@ def _why(observation: Observation, best: Alignment) -> str:
 
 def gold_links(observation: Observation, rows: int) -> Gold | None:
     """Where each token written truly comes from, if the sample says so and the answer is the right one."""
-    truth = observation.truth
-    if not hasattr(truth, "alignment") or observation.said != truth.target:
-        return None
-    target, source = (_spans(pieces) for pieces in (observation.written[: len(truth.target)], observation.source))
-    found = gold_of_tokens(truth.alignment, target, source)
+    truth, found = observation.truth, observation.links
+    if found is None:
+        if not hasattr(truth, "alignment") or observation.said != truth.target:
+            return None
+        target, source = (_spans(pieces) for pieces in (observation.written[: len(truth.target)], observation.source))
+        found = gold_of_tokens(truth.alignment, target, source)
     return [*found, *(set() for _ in range(rows - len(found)))][:rows]
 
 

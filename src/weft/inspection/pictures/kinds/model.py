@@ -71,8 +71,9 @@ def positions_panel(observation: Observation, options: LookOptions) -> Panel:
 
 
 def has_reach(observation: Observation) -> bool:
-    """Whether gradients of outputs can be followed to single tokens."""
-    return observation.generates and observation.task is not None and not observation.task.takes_images
+    """Whether gradients of outputs can be followed to single tokens, of the source too where there is one."""
+    tokens = all(given.dim() == 1 for given in observation.inputs("source").values())
+    return observation.generates and tokens and observation.task is not None and not observation.task.takes_images
 
 
 def reach_picture(observation: Observation, options: LookOptions) -> Panels:

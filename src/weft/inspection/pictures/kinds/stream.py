@@ -50,7 +50,7 @@ def show_again(observation: Observation) -> Any:
     family = getattr(spec, "family", "")
     with eval_mode(module), torch.no_grad():
         if family in ("encoder-decoder", "recurrent-seq2seq"):
-            return module(source[0][None], target[0][None])
+            return module(_whole_source(spec, source[0])[None], target[0][None])
         if family == "image-text":
             image = next((given for given in target if given.is_floating_point()), None)
             tokens = next(given for given in target if not given.is_floating_point())
@@ -58,6 +58,12 @@ def show_again(observation: Observation) -> Any:
         if family == "series":
             return module(target[0].reshape(1, -1, spec.channels))
         return module(target[0][None])
+
+
+def _whole_source(spec: Any, source: Tensor) -> Tensor:
+    """A source as the model takes it: a series step by step, not patch by patch."""
+    kind = getattr(getattr(spec, "source", None), "kind", "tokens")
+    return source.reshape(-1, spec.source.channels) if kind == "series" else source
 
 
 def spelled(observation: Observation, ids: Tensor) -> list[list[str]]:

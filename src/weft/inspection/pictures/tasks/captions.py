@@ -16,13 +16,15 @@ from weft.inspection.pictures.observation import ImageObservation, Observation, 
 from weft.inspection.pictures.panels import Panels, head_axis, layer_axis, to_array
 from weft.inspection.pictures.task_picture import TaskPicture
 from weft.inspection.pictures.tasks.images import saved_image
+from weft.inspection.recording.attention_records import Kind
 
 
 def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observation:
     """The image's patches, then the words as they are written."""
     seen, answer = watched(run, given, how)
     task, spec = run.task, run.module.spec
-    side = round(spec.prefix**0.5)
+    crosses = spec.family == "encoder-decoder"
+    side = spec.source.side if crosses else round(spec.prefix**0.5)
     words = tuple(answer.more["tokens"])
     cells = () if task.options.blind else tuple(f"{row},{column}" for row in range(side) for column in range(side))
     start, stop = (task.tokenizer.pieces([end])[0] for end in (task.ends.start, task.ends.stop))
@@ -30,7 +32,8 @@ def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observat
         seen,
         run.task.picture,
         given.name,
-        (*cells, start, *words),
+        (start, *words) if crosses else (*cells, start, *words),
+        source=cells if crosses else (),
         written=(*words, stop),
         said=str(answer.output),
         truth=given.truth,
@@ -43,24 +46,26 @@ def caption_picture(observation: Observation, options: LookOptions) -> Panels:
     """For each word of a caption, where in the image it looked."""
     assert isinstance(observation, ImageObservation)
     cells = observation.grid[0] * observation.grid[1]
-    layers, layer = layer_axis(observation, "self", options)
-    heads = head_axis(observation, "self", options)
-    _, _, T, _ = observation.sizes(-1, "self")
-    if cells >= T:
+    kind: Kind = "cross" if "cross" in observation.kinds else "self"
+    layers, layer = layer_axis(observation, kind, options)
+    heads = head_axis(observation, kind, options)
+    _, _, T, _ = observation.sizes(-1, kind)
+    first = 0 if kind == "cross" else cells  # the row that writes the first word
+    if first >= T:
         raise WeftError("this model was trained blind, without images: there is nowhere to look")
-    words = observation.written[: T - cells]
+    words = observation.written[: T - first]
     maps = []
     for number in layers:
-        each = to_array(observation.attention(number, "self", slice(cells, cells + len(words))))[..., :cells]
+        each = to_array(observation.attention(number, kind, slice(first, first + len(words))))[..., :cells]
         both = [each.mean(0, keepdims=True), each] if heads.options[0] == "mean" else [each]
         maps.append(np.concatenate(both) if len(heads.options) > 1 else both[0])
     values = np.stack(maps).transpose(2, 0, 1, 3)
     values = values.reshape(*values.shape[:3], *observation.grid)
-    first = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
+    shown = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
     title = f"Where it looks for each word of: {observation.said}"
     note = f"Its caption: {observation.truth}" if isinstance(observation.truth, str) else ""
     return Panels(
-        [OverlayPanel(title, observation.pixels, values, (Axis("word", words, first), layer, heads), note)], []
+        [OverlayPanel(title, observation.pixels, values, (Axis("word", words, shown), layer, heads), note)], []
     )
 
 
