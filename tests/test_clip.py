@@ -261,6 +261,8 @@ def test_labels_are_chosen_by_the_softmax_of_logits(made, photos):
         shares = answer.more["probabilities"]
         assert [shares[label] for label in labels] == pytest.approx(row.tolist(), abs=1e-5)
         assert answer.output == labels[int(row.argmax())]
+    many = run.answer(photos[:1], labels=[f"label {number}" for number in range(13)])
+    assert len(many[0].more["probabilities"]) == 13
 
 
 def test_inputs_that_make_no_sense_are_refused(made, photos):
@@ -276,6 +278,8 @@ def test_inputs_that_make_no_sense_are_refused(made, photos):
     for wrong in ("a,b", ["a", " "], [1, 2]):
         with pytest.raises(WeftError, match="labels are a list of texts"):
             run.predict(photos[0], labels=wrong)
+    with pytest.raises(WeftError, match="is not UTF-8 text"):
+        run.predict("\udcff")
     with pytest.raises(WeftError, match="embed takes a list of texts"):
         run.embed("a cat")
     with pytest.raises(WeftError, match="imported, not trained"):

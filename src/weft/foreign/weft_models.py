@@ -106,7 +106,7 @@ class WeftSubject(Subject):
         if isinstance(module, TextTower):
             return module(call.content, call.positions, mask).hidden
         if isinstance(module, TwoTowers):
-            # What each text gives if it ends at a token, factor by factor of the logit with the row's image.
+            # The summands of the logit that the row's image has with the text up to each token.
             texts = module.text_head(module.text(call.content, call.positions, mask).hidden)
             return module.similarity.scale.exp() * texts * module(images=_given(call.source)).logits[:, None]
         if isinstance(module, VisionTransformer):

@@ -71,7 +71,10 @@ class Tokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts, encoded in parallel."""
-        return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
+        try:
+            return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
+        except TypeError:  # one of them is no UTF-8: encoded alone, it is named
+            return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
         """The text of ids; special tokens are left out unless `keep_special`."""
