@@ -103,6 +103,7 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     from weft.models.build import build
     from weft.models.presets import preset
     from weft.models.shrink import shrink
+    from weft.models.stack_spec import StackSpec
     from weft.runs.run import load
 
     if locate_run(name).is_dir():
@@ -116,7 +117,7 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     if parameters <= WHOLE:
         return build(spec), None
     small = shrink(spec)
-    layers = "" if small.family == "recurrent-seq2seq" else f", {small.layers} layers"
+    layers = f", {small.layers} layers" if isinstance(small, StackSpec) else ""
     said = f"{parameters:,} parameters are checked at a smaller size: the same parts, width {small.width}{layers}"
     return build(small), said
 

@@ -57,6 +57,10 @@ def predict(
     steps: Annotated[
         bool, typer.Option("--steps", help="Show for each new token the distribution that it was chosen from.")
     ] = False,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="Labels to choose between for each image, for runs of images and texts.", metavar="A,B,..."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
@@ -75,13 +79,14 @@ def predict(
       weft predict runs/book "Once upon a time" --quantize int8 --stop "The end"
       weft predict runs/book "Once upon a" --top 10 --max-tokens 1
       weft predict runs/ende "a small house" --steps --top 3
+      weft predict runs/clip photo.png --labels "a cat,a dog"
     """
     if top is not None and top < 1:
         raise WeftError(f"--top {top} shows no token: use 1 or more, or leave it out")
     how = given_options(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, beam=beam, max_tokens=max_tokens, seed=seed,
         samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
-        overflow=overflow,
+        overflow=overflow, labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
     run_predict(run, inputs or [], how, device, quantize, as_json)
 
@@ -99,7 +104,7 @@ def run_predict(
             f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
         )
     opened = load(run, device, quantize)  # type: ignore[arg-type]
-    task, asked = opened.task, "top" in how or how.get("steps", False)
+    task, asked = opened.task, "top" in how or "labels" in how or how.get("steps", False)
     if task.continues_input and not asked and _waits_for_one(given, how) and not as_json:
         _stream(opened, given[0], how)
         return

@@ -32,6 +32,7 @@ from weft.models.products import position_products, products
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
 from weft.models.stack_spec import StackSpec
+from weft.models.two_tower import TwoTowers
 from weft.models.vision import VisionSpec, VisionTransformer
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block import Block
@@ -253,6 +254,21 @@ def _vision(model: VisionTransformer, length: int) -> _Plan:
 def _image_text(model: ImageTextDecoder, length: int) -> _Plan:
     P = model.spec.prefix
     return _around(model.stack, model.patches, model.head, ProductView.full(P), ProductView.full(P + length), length)
+
+
+@_plan.register
+def _two_towers(model: TwoTowers, length: int) -> _Plan:
+    image, text = model.image, model.text
+    tokens = _image_tokens(image.spec)
+    one = ProductView.full(1)
+    groups = (
+        Group("image input", 1, products(image.patches, ProductView.full(tokens - image.spec.extra))),
+        *_stack_groups("image block", image.stack, tokens),
+        *_stack_groups("text block", text.stack, length),
+        Group("image output", 1, products(model.image_head, one)),
+        Group("text output", 1, products(model.text_head, one)),
+    )
+    return _Plan(tokens + length, _filled(groups), (), max(_heads(image.stack), _heads(text.stack)))
 
 
 def _around(

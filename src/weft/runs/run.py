@@ -83,6 +83,11 @@ class Run:
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
+        if generation.labels and not self.task.takes_labels:
+            raise WeftError(
+                f"a run of task {self.task.name} does not choose between labels that are given: leave labels out, or "
+                "import a model of images and texts, such as CLIP"
+            )
         return self.task.predict(self.module, list(inputs), generation)
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
@@ -174,8 +179,10 @@ class Run:
         paths = [data] if isinstance(data, (str, Path)) else data
         return self.task.few_shot(self.module, paths, FewShotOptions(shots, labels, examples, prompt, seed, columns))
 
-    def embed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors [N, D] of texts, where the run is an embedding model."""
+    def embed(self, texts: Sequence[str | Path]) -> Tensor:
+        """Vectors [N, D] of texts, where the run is an embedding model; of images by their paths, if it reads them."""
+        if isinstance(texts, (str, Path)):
+            raise WeftError(f"embed takes a list of texts, such as [{str(texts)!r:.40}], not one")
         return self.task.embed(self.module, list(texts))
 
 

@@ -123,9 +123,9 @@ class ImagesTask(Task):
             if known is None:
                 data = held = read_images(paths, options.size or "auto")
             else:
-                data = held = _read_like(paths, known.side, known.channels, known.fitting)
+                data = held = read_like(paths, known.side, known.channels, known.fitting)
             if options.validation:
-                held = _read_like(
+                held = read_like(
                     options.validation, data.pixels.shape[1], data.channels, None if known is None else known.fitting
                 )
                 rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
@@ -195,7 +195,7 @@ class ImagesTask(Task):
         if found is not None:
             images = _as_images(found.validation, found.classes)
             return self._split(replace(images, pixels=_fitted(images.pixels, self.side, self.channels)))
-        return self._split(_read_like(paths, self.side, self.channels, self.fitting))
+        return self._split(read_like(paths, self.side, self.channels, self.fitting))
 
     def default_model(self, size: Size) -> VisionSpec:
         """A convolution stem down to a small grid, then convolution and attention in turn, and the mean of all."""
@@ -288,7 +288,7 @@ def _as_images(split: Any, classes: Sequence[str]) -> LabeledImages:
     return LabeledImages(pixels, split.labels, tuple(classes), pixels.shape[3])
 
 
-def _read_like(paths: Sequence[str], side: int, channels: int, fitting: ResizeCrop | None = None) -> LabeledImages:
+def read_like(paths: Sequence[str], side: int, channels: int, fitting: ResizeCrop | None = None) -> LabeledImages:
     """Pictures to evaluate on, of the side and color that was learned."""
     images = read_images(paths, fitting or side, learn=False)
     return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)

@@ -120,7 +120,8 @@ class GenerationOptions:
 
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
-    probabilities, 8 or all there are if not given; `steps`: those of every further step too.
+    probabilities, 8 or all there are if not given; `steps`: those of every further step too. `labels`: texts, of which
+    the one that fits an image best is its answer.
     """
 
     temperature: float | None = None
@@ -139,6 +140,7 @@ class GenerationOptions:
     batch: int = 64
     top: int | None = None
     steps: bool = False
+    labels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -148,6 +150,10 @@ class GenerationOptions:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
         if self.top is not None and self.top < 0:
             raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
+        if isinstance(self.labels, str) or not all(isinstance(label, str) and label.strip() for label in self.labels):
+            raise WeftError(f"labels are a list of texts, such as ['a cat', 'a dog'], not {self.labels!r:.60}")
+        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
+            raise WeftError(f"{', '.join(self.labels)}: give two or more labels, each once, to choose between")
 
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are chosen, `temperature` if none is asked for."""
@@ -209,6 +215,7 @@ class Task(ABC):
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
     ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
+    takes_labels: ClassVar[bool] = False  # it chooses between labels that are given with the input
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any
@@ -329,8 +336,8 @@ class Task(ABC):
         """How well the model labels texts after labeled examples in its prompt; nothing is learned."""
         raise WeftError(f"task {self.name} takes no examples in a prompt: evaluate without shots, or a language model")
 
-    def embed(self, module: nn.Module, texts: Sequence[str]) -> Tensor:
-        """Vectors [N, D] of texts, where the task gives any."""
+    def embed(self, module: nn.Module, texts: Sequence[Any]) -> Tensor:
+        """Vectors [N, D] of texts, or of images by their paths, where the task gives any."""
         raise WeftError(f"a run of task {self.name} gives no vectors: import an embedding model")
 
     def preview(self, module: nn.Module, split: Split) -> str:

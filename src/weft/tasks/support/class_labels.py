@@ -86,11 +86,13 @@ def score_classes(
     return evaluation.scores(metrics, classes, lambda example: f"#{numbers[example]}")
 
 
-def class_answers(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> list[Answer]:
-    """The likeliest class of each, with the probabilities of the likeliest few."""
+def class_answers(
+    names: Sequence[str], probabilities: Tensor, classes: Sequence[str], shown: int = SHOWN
+) -> list[Answer]:
+    """The likeliest class of each, with the probabilities of the likeliest `shown`."""
     answers = []
     for name, row in zip(names, probabilities, strict=True):
-        best = row.argsort(descending=True, stable=True)[:SHOWN].tolist()
+        best = row.argsort(descending=True, stable=True)[:shown].tolist()
         shares = {classes[number]: round(float(row[number]), 6) for number in best}
         answers.append(Answer(name, classes[best[0]], {"probabilities": shares}))
     return answers
