@@ -51,15 +51,15 @@ from weft.tasks.task import (
     find_sample,
 )
 
-MANY = 300_000  # pairs, from which on they need no dropout
+PAIRS_WITHOUT_DROPOUT = 300_000  # pairs, from which on they need no dropout
 ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
 ALPHABET = 256  # a vocabulary up to this size is one of letters
 LETTERS = {"batch": 1024, "rate": 0.01}  # what learns dates in seconds
 PRESET_DROPOUT = 0.2
-TRIAL = 32  # sentences by which the pace of translating is measured
+SENTENCES_TIMED = 32  # sentences by which the pace of translating is measured
 
 SIZES = (Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 4), Size(384, 5), Size(512, 6))
-WIDEST = ((100_000, 128), (3_000_000, 192), (10_000_000, 256))  # (tokens, width): wider ones only learn by heart
+WIDTH_LIMITS = ((100_000, 128), (3_000_000, 192), (10_000_000, 256))  # (tokens, width): wider ones only learn by heart
 
 
 class TranslationOptions(DataSpec):
@@ -177,7 +177,7 @@ class TranslationTask(Task):
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Translating takes long: as many sources of the split as fit into the time."""
         assert isinstance(split, PairsSplit)
-        trial = evenly(len(split), TRIAL)
+        trial = evenly(len(split), SENTENCES_TIMED)
         began = time.perf_counter()
         generation = GenerationOptions(beam=self.options.beam, top=0)
         self._translate(module, [split.source(example) for example in trial], generation)
@@ -207,7 +207,7 @@ class TranslationTask(Task):
         assert isinstance(spec, (EncoderDecoderSpec, RecurrentSeq2SeqSpec))
         self.expect_model(spec)
         length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
-        dropout = spec.dropout or (0.0 if self.letters or self.pairs > MANY else PRESET_DROPOUT)
+        dropout = spec.dropout or (0.0 if self.letters or self.pairs > PAIRS_WITHOUT_DROPOUT else PRESET_DROPOUT)
         return spec.replace(
             vocabulary=self.tokenizer.vocabulary, target_vocabulary=None, length=length, dropout=dropout
         )
@@ -229,7 +229,7 @@ class TranslationTask(Task):
         """Little text is learned by small models, in letters by very small ones."""
         if self.letters and train.tokens < 1_000_000:
             return [Size(64, 2)]
-        most = next((width for tokens, width in WIDEST if train.tokens < tokens), SIZES[-1].width)
+        most = next((width for tokens, width in WIDTH_LIMITS if train.tokens < tokens), SIZES[-1].width)
         return [size for size in SIZES if size.width <= most]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
