@@ -55,7 +55,7 @@ from weft.tasks.task import (
     find_sample,
 )
 
-ROOM, SHORTEST = 1.5, 32  # a model's lengths: what was seen in training and half as much again
+LENGTH_MARGIN, SHORTEST = 1.5, 32  # a model's lengths: what was seen in training and half as much again
 PATCHES_A_TOKEN, WIDEST_PATCH = 2, 4  # an encoder sees about so many patches per token of text, of so many steps
 MOST_WORD_TOKENS = 64  # different ones, that are tokens by themselves
 SMALL_DATA_TOKENS = 400_000  # tokens; below, one small model is enough, and small batches
@@ -227,7 +227,7 @@ class TranscriptionTask(Task):
         assert isinstance(spec, EncoderDecoderSpec)
         source = self._vectors(spec)
         steps, tokens = (
-            8 * -(-int(ROOM * most) // 8) for most in (-(-self.longest[0] // source.steps), self.longest[1])
+            8 * -(-int(LENGTH_MARGIN * most) // 8) for most in (-(-self.longest[0] // source.steps), self.longest[1])
         )
         return spec.replace(
             source=source.replace(channels=self.sources["channels"], length=steps),
@@ -322,7 +322,7 @@ class TranscriptionTask(Task):
             request = GenerationRequest(
                 [[self.ends.start]] * len(places),
                 generation.sampling(0.0),
-                max_tokens=generation.max_tokens or min(spec.length, round(ROOM * self.longest[1])),
+                max_tokens=generation.max_tokens or min(spec.length, round(LENGTH_MARGIN * self.longest[1])),
                 stop=(self.ends.stop,),
                 seeds=[generation.seed + place for place in places],
                 samples=generation.samples,

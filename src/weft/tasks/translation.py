@@ -52,7 +52,7 @@ from weft.tasks.task import (
 )
 
 PAIRS_WITHOUT_DROPOUT = 300_000  # pairs, from which on they need no dropout
-ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
+LENGTH_MARGIN, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
 ALPHABET = 256  # a vocabulary up to this size is one of letters
 LETTERS = {"batch": 1024, "rate": 0.01}  # what learns dates in seconds
 PRESET_DROPOUT = 0.2
@@ -206,7 +206,7 @@ class TranslationTask(Task):
         """The vocabulary and the lengths of this data; dropout against few pairs where a preset has none."""
         assert isinstance(spec, (EncoderDecoderSpec, RecurrentSeq2SeqSpec))
         self.expect_model(spec)
-        length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
+        length = min(LONGEST, max(SHORTEST, 8 * math.ceil(LENGTH_MARGIN * max(self.longest) / 8)))
         dropout = spec.dropout or (0.0 if self.letters or self.pairs > PAIRS_WITHOUT_DROPOUT else PRESET_DROPOUT)
         return spec.replace(
             vocabulary=self.tokenizer.vocabulary, target_vocabulary=None, length=length, dropout=dropout
@@ -309,7 +309,7 @@ class TranslationTask(Task):
 
     def _most(self, module: nn.Module) -> int:
         """How many tokens are written at most, if no number is asked for."""
-        return min(self._length(module) - len(self.ends.first), round(ROOM * self.longest[1]))
+        return min(self._length(module) - len(self.ends.first), round(LENGTH_MARGIN * self.longest[1]))
 
     def _to_write(self, module: nn.Module) -> nn.Module:
         """The model itself; a copy that shares its weights and never writes what is forbidden, where something is."""
