@@ -220,11 +220,12 @@ class CaptionsTask(Task):
         patch = given.patch if after % given.patch == 0 else suitable_patch(self.side, len(given.stem))
         return {"image": self.side, "patch": patch, "channels": 3}
 
-    def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
-        """Patches that leave a small grid."""
-        spec = super().fit_plain(name, size)
-        assert isinstance(spec, ImageTextSpec)
-        return spec.replace(patch=suitable_patch(self.side, len(spec.stem)))
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """Patches that leave a small grid: before the text, or as the source of an encoder-decoder."""
+        spec, patches = super().plain_model(name, size), {"image": self.side, "patch": suitable_patch(self.side, 0)}
+        if isinstance(spec, EncoderDecoderSpec):
+            return spec.replace(source=PatchSourceSpec(**patches))
+        return spec.replace(**patches)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""

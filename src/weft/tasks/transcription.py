@@ -89,6 +89,7 @@ class TranscriptionTask(Task):
     families = ("encoder-decoder",)
     metric = "cer"
     picture = "transcription"
+    auto = "an encoder-decoder over vectors, whose encoder has convolution and attention in turn (hybrid)"
     example = "speech.wav"
     Options = TranscriptionOptions
     generates = True
@@ -221,6 +222,10 @@ class TranscriptionTask(Task):
                 dropout=size.dropout,
             )
         )
+
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """The encoder-decoder whose source is patches of vectors."""
+        return super().plain_model(name, size).replace(source=SeriesSourceSpec(patch=self.sources["patch"]))
 
     def fit(self, spec: AnySpec) -> EncoderDecoderSpec:
         """The channels, the vocabulary and the lengths of this data."""
