@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.laws import Report
 
 
-WHOLE = 20_000_000  # parameters up to which a preset is checked at its own size
+FULL_SIZE_PARAMETERS = 20_000_000  # parameters up to which a preset is checked at its own size
 COLORS = {"holds": "green", "broken": "bold red", "caution": "yellow", "not declared": "dim", "not testable": "dim"}
 
 
@@ -114,7 +114,7 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
         )
     spec = preset(name)
     parameters = sum(p.numel() for p in build(spec, device="meta").parameters())
-    if parameters <= WHOLE:
+    if parameters <= FULL_SIZE_PARAMETERS:
         return build(spec), None
     small = shrink(spec)
     layers = f", {small.layers} layers" if isinstance(small, StackSpec) else ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weft.tasks.task import Answer
 
 
-MOST = 8  # classes whose probabilities are shown
+CLASSES_SHOWN = 8  # classes whose probabilities are shown
 
 
 @app.command()
@@ -183,7 +183,9 @@ def _print_probabilities(out: Any, answer: Answer, generates: bool) -> None:
         out.print(f"\nstep {number}: {quoted(step['token'])}", markup=False)
         print_bars(out, rows, chosen)
     if isinstance(shares, dict) and "steps" not in answer.more:
-        ranked = list(shares.items()) if generates else sorted(shares.items(), key=lambda item: -item[1])[:MOST]
+        ranked = list(shares.items())
+        if not generates:
+            ranked = sorted(ranked, key=lambda item: -item[1])[:CLASSES_SHOWN]
         out.print("\nthe first new token" if generates else "\nprobabilities")
         print_bars(out, [(quoted(name) if generates else name, share) for name, share in ranked])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".toml")
 WIDE = 100
-DRAWN = 20  # tokens of a mask in its picture
+MASK_TOKENS_DRAWN = 20  # tokens of a mask in its picture
 
 
 @app.command()
@@ -182,7 +182,7 @@ def _print_masks(out: Console, spec: AnySpec, length: int) -> None:
     for mask in dict.fromkeys(masks):
         layers = ", ".join(str(layer) for layer, own in enumerate(masks) if own == mask)
         out.print(f"[bold]Mask of layers {layers}[/bold]: {mask!r}", highlight=False)
-        out.print(mask.text(min(length, DRAWN)), highlight=False)
+        out.print(mask.text(min(length, MASK_TOKENS_DRAWN)), highlight=False)
         visible = f"{mask.share(length):.1%} of the N x N pairs are visible at N = {length:,}"
         out.print(f"[dim]{visible}; FLOPs below count N keys per query, within a window or blocks only those.[/dim]\n")
 

@@ -68,7 +68,7 @@ from weft.tasks.task import (
 
 LARGEST_GRID = 8  # patches per side
 WIDEST_STEM = 64
-LEARNED_FROM = 2000  # pictures that means and deviations are learned from
+PICTURES_FOR_STATISTICS = 2000  # pictures that means and deviations are learned from
 SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
 
 
@@ -132,7 +132,7 @@ class ImagesTask(Task):
             else:
                 rows, other = hold_out(data.labels, options.held_out, seed)
         if known is None:
-            sample = data.pixels[rows[evenly(len(rows), LEARNED_FROM)]]
+            sample = data.pixels[rows[evenly(len(rows), PICTURES_FOR_STATISTICS)]]
             task = cls(options, data.classes, int(data.pixels.shape[1]), Scale.of(sample), ())
         else:
             classes = classes_after(data.classes, known.classes)

@@ -260,9 +260,12 @@ class Task(ABC):
 
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""
+        return self.fit(self.plain_model(name, size)).replace(dropout=size.dropout)
+
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """The plain preset of this name and size, for inputs of this task's kind."""
         spec = plain_preset(name, size.width, size.layers, size.heads)
-        spec = spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
-        return self.fit(spec).replace(dropout=size.dropout)
+        return spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
 
     @property
     def judged_by(self) -> str:

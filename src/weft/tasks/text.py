@@ -61,7 +61,7 @@ from weft.tasks.task import (
 
 SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is too little text for longer ones
 ALPHABET = 512
-LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
+TOKENIZER_CHARACTERS = 50_000_000  # characters that words and bpe are learned from, at most
 WINDOW = 512  # tokens per window when a model is trained on: those from elsewhere read more than memory holds
 PROMPT, PREVIEW = 24, 60
 CONTINUATION = 120
@@ -358,7 +358,7 @@ def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:
         kind = _suitable(paths)
     if kind not in ("characters", "bytes", "words", "bpe"):
         return load_tokenizer(kind)
-    texts = distinct_characters(paths) if kind == "characters" else sample_texts(paths, LEARNED_FROM)
+    texts = distinct_characters(paths) if kind == "characters" else sample_texts(paths, TOKENIZER_CHARACTERS)
     return train_tokenizer(
         cast(Literal["characters", "bytes", "words", "bpe"], kind),
         texts,

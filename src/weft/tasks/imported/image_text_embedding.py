@@ -25,8 +25,9 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.two_tower import TwoTowerSpec
+from weft.tasks.images import read_like
 from weft.tasks.support.class_labels import class_answers, class_probabilities, measure_classes
-from weft.tasks.support.images_split import ImagesSplit, Scale, read_like
+from weft.tasks.support.images_split import ImagesSplit, Scale
 from weft.tasks.support.imported_text import ImportedTextTask, expect_tokenizer, padded_inputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.prompt_format import Frame
