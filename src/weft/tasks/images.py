@@ -28,6 +28,7 @@ from weft.data.readers.images import (
     read_images,
 )
 from weft.foundation.arrays import Pixels
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
@@ -157,7 +158,7 @@ class ImagesTask(Task):
     example = "picture.png"
     Options = ImagesOptions
     auto = "a vision transformer with a stem of convolutions, convolution and attention in turn, and mean pool (hybrid)"
-    takes_images = True
+    takes_images = takes_module = True
 
     def __init__(
         self,
@@ -294,6 +295,11 @@ class ImagesTask(Task):
         spec = super().fit_plain(name, size)
         assert isinstance(spec, VisionSpec)
         return spec.replace(patch=_patch(self.side, spec.stem))
+
+    def module_interface(self) -> ModuleInterface:
+        """Images [B, C, H, W] of mean 0 and deviation 1 in, logits of the classes out."""
+        sizes = {"classes": len(self.classes), "channels": self.channels, "size": self.side}
+        return ModuleInterface(torch.zeros(1, self.channels, self.side, self.side), False, len(self.classes), sizes)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""

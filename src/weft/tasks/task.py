@@ -22,6 +22,7 @@ from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
+from weft.foreign.user_module import ModuleInterface
 from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
@@ -260,6 +261,7 @@ class Task(ABC):
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
     ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
+    takes_module: ClassVar[bool] = False  # a module of the user's own can be trained, called by `module_interface`
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any
@@ -307,6 +309,10 @@ class Task(ABC):
         spec = plain_preset(name, size.width, size.layers, size.heads)
         spec = spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
         return self.fit(spec).replace(dropout=size.dropout)
+
+    def module_interface(self) -> ModuleInterface:
+        """How a module of the user's own is called, where the task takes one."""
+        raise WeftError(f"task {self.name} takes no module of your own: leave --module out, or write a task for it")
 
     @property
     def sample_seed(self) -> int:

@@ -27,6 +27,7 @@ from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
+from weft.foreign.user_module import ModuleInterface
 from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import stream
 from weft.inference.decoding.request import GenerationRequest
@@ -168,7 +169,7 @@ class TextTask(FewShot, Task):
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
     auto = "a decoder of attention alone, with rotary positions and squared ReLU"
-    generates = continues_input = True
+    generates = continues_input = takes_module = True
 
     tokenizer: Tokenizer
 
@@ -255,6 +256,13 @@ class TextTask(FewShot, Task):
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """As long as the windows that are asked for."""
         return super().fit_plain(name, replace(size, context=self._length(size)))
+
+    def module_interface(self) -> ModuleInterface:
+        """Tokens [B, T] in, logits of the next token [B, T, C] out."""
+        if self.options.isolate:
+            raise WeftError("a module of your own is not told where documents begin: leave data.isolate out")
+        sizes = {"vocabulary": self.tokenizer.vocabulary, "length": self.options.context or Size.context}
+        return ModuleInterface(torch.zeros(1, 1, dtype=torch.long), True, sizes["vocabulary"], sizes, causal=True)
 
     def _length(self, size: Size) -> int:
         """The length of a new model."""
