@@ -39,6 +39,30 @@ class ModuleInterface:
     sizes: dict[str, int]
     causal: bool = False
 
+    @classmethod
+    def of_language(cls, vocabulary: int, length: int) -> ModuleInterface:
+        """Tokens [B, T] -> logits of the next token, [B, T, vocabulary]."""
+        sizes = {"vocabulary": vocabulary, "length": length}
+        return cls(torch.zeros(1, 1, dtype=torch.long), True, vocabulary, sizes, causal=True)
+
+    @classmethod
+    def of_texts(cls, vocabulary: int, classes: int, length: int) -> ModuleInterface:
+        """Tokens [B, T] -> logits [B, classes]."""
+        sizes = {"vocabulary": vocabulary, "classes": classes, "length": length}
+        return cls(torch.zeros(1, 1, dtype=torch.long), False, classes, sizes)
+
+    @classmethod
+    def of_vectors(cls, classes: int, channels: int, length: int) -> ModuleInterface:
+        """Vectors [B, T, channels] -> logits [B, classes]."""
+        sizes = {"classes": classes, "channels": channels, "length": length}
+        return cls(torch.zeros(1, 1, channels), False, classes, sizes)
+
+    @classmethod
+    def of_images(cls, classes: int, channels: int, size: int) -> ModuleInterface:
+        """Images [B, channels, size, size] -> logits [B, classes]."""
+        sizes = {"classes": classes, "channels": channels, "size": size}
+        return cls(torch.zeros(1, channels, size, size), False, classes, sizes)
+
     @property
     def images(self) -> bool:
         return self.example.dim() == 4
@@ -137,7 +161,7 @@ class UserModule(nn.Module):
         """Tokens or images -> logits, which are the hidden states of the output too: no head is known."""
         content = images if tokens is None else tokens
         if content is None or positions is not None:
-            raise WeftError(f"{self.spec.name}, a module of your own, is called with tokens or images, and no positions")
+            raise WeftError(f"{self.spec.name}, a module of your own, takes tokens or images, and no positions")
         real = self._real(mask)
         logits = self._run(content, real) if state is None else self._continue(content, real, state)
         return Output(logits, nn.Identity(), state)

@@ -88,8 +88,8 @@ def _call_factory(factory: Callable[..., Any], sizes: dict[str, int], seed: int)
     ]
     if missing:
         raise WeftError(
-            f"{_name(factory)} needs {', '.join(missing)}, but is given {', '.join(sizes)} alone, where it names them: "
-            f"give a function that sets the rest, such as lambda {', '.join(sizes)}: ..."
+            f"{_name(factory)} needs {', '.join(missing)}, but this task can only give {', '.join(sizes)}: "
+            f"wrap it in a function that sets the rest, such as lambda {', '.join(sizes)}: {_name(factory)}(...)"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -73,7 +73,7 @@ class ModuleSpec(VersionedSpec):
         for tensor in (*self.tensors, *tensors):
             own, other = self.tensors.get(tensor), tensors.get(tensor)
             if own != other:
-                raise WeftError(f"the module given differs from the run's in {tensor}: {_differs(own, other)}: {remedy}")
+                raise WeftError(f"the module given is not the run's: {tensor} {_differs(own, other)}: {remedy}")
         raise WeftError(f"spec.json names no fingerprint of {self.name} that fits its own tensors: restore the file")
 
 
@@ -90,6 +90,5 @@ def digest(name: str, tensors: Mapping[str, tuple[int, ...]]) -> str:
 
 def _differs(own: tuple[int, ...] | None, other: tuple[int, ...] | None) -> str:
     if own is None or other is None:
-        return "the run has no such tensor" if own is None else "the module has no such tensor"
-    return f"{list(own)} in the run, {list(other)} in the module"
-
+        return f"is in the {'module' if own is None else 'run'} only"
+    return f"is {list(other)}, but {list(own)} in the run"

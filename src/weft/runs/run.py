@@ -191,7 +191,7 @@ def load(
     model = read_spec(spec.model)
     if isinstance(model, ModuleSpec):
         if quantize is not None:
-            raise WeftError(f"{folder} is of a module of your own, {model.name}, which is not rounded: leave quantize out")
+            raise WeftError(f"{folder} is of a module of your own, which is not quantized: leave quantize out")
         loaded: nn.Module = rewrap_module(module, model, task.module_interface())
     elif module is not None:
         raise WeftError(f"{folder} holds a model of Weft's own, family {model.family}: leave --module out")

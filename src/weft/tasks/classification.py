@@ -20,8 +20,8 @@ from weft.data.readers.graphs import LabeledGraph, are_graphs, read_graphs
 from weft.data.readers.texts import read_labeled
 from weft.data.tokenizers.lexicon import Lexicon
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.errors import WeftError
 from weft.foreign.user_module import ModuleInterface
+from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec

@@ -27,8 +27,8 @@ from weft.data.readers.images import (
     read_image,
     read_images,
 )
-from weft.foundation.arrays import Pixels
 from weft.foreign.user_module import ModuleInterface
+from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
@@ -38,6 +38,7 @@ from weft.tasks.support.augmentation import ImageAugmentation, change_images, im
 from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
+    THUMB,
     class_answers,
     class_preview,
     class_probabilities,
@@ -48,6 +49,7 @@ from weft.tasks.support.class_labels import (
     measure_classes,
     mixed,
     nearest_neighbor,
+    thumbs,
 )
 from weft.tasks.support.losses import class_loss
 from weft.tasks.task import (
@@ -68,7 +70,6 @@ from weft.tasks.task import (
 LARGEST_GRID = 8  # patches per side
 WIDEST_STEM = 64
 LEARNED_FROM = 2000  # pictures that means and deviations are learned from
-THUMB = 8  # pixels per side of what the nearest neighbor compares
 SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
 
 
@@ -298,8 +299,7 @@ class ImagesTask(Task):
 
     def module_interface(self) -> ModuleInterface:
         """Images [B, C, H, W] of mean 0 and deviation 1 in, logits of the classes out."""
-        sizes = {"classes": len(self.classes), "channels": self.channels, "size": self.side}
-        return ModuleInterface(torch.zeros(1, self.channels, self.side, self.side), False, len(self.classes), sizes)
+        return ModuleInterface.of_images(len(self.classes), self.channels, self.side)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""
@@ -379,13 +379,6 @@ def _patch(side: int, stem: tuple[int, ...], most: int | None = None) -> int:
     if most == 1:
         return 1
     return max(patch for patch in range(1, min(most, left) + 1) if left % patch == 0)
-
-
-def thumbs(pixels: Pixels) -> NDArray[np.float32]:
-    """Small gray copies [n, 64] by means over blocks of pixels."""
-    gray = torch.from_numpy(pixels.astype(np.float32)).mean(-1)
-    small: NDArray[np.float32] = nn.functional.adaptive_avg_pool2d(gray[:, None], THUMB).flatten(1).numpy()
-    return small
 
 
 def _changes(names: Sequence[str], train: ImagesSplit) -> tuple[ImageAugmentation, ...]:

@@ -204,9 +204,7 @@ class SequencesTask(Task):
 
     def module_interface(self) -> ModuleInterface:
         """Vectors [B, T, channels] in, logits of the classes out."""
-        channels = self.preparation.channels(self.raw)
-        sizes = {"classes": len(self.classes), "channels": channels, "length": self.length}
-        return ModuleInterface(torch.zeros(1, 1, channels), False, len(self.classes), sizes)
+        return ModuleInterface.of_vectors(len(self.classes), self.preparation.channels(self.raw), self.length)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Few sequences suit one small model; the time plan chooses where there are many."""

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from weft.data.batching import shuffled_order
 from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
-from weft.foreign.user_module import ModuleInterface
 from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
@@ -172,7 +172,6 @@ class GenerationOptions:
     `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings.
     `speculative`: speculative decoding by prompt look-up, which changes the time only. `chat`: the input is what a
     user says, and the answer is the assistant's.
-
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
     probabilities, 8 or all there are if not given; `steps`: those of every further step too.
@@ -261,7 +260,7 @@ class Task(ABC):
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
     ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
-    takes_module: ClassVar[bool] = False  # a module of the user's own can be trained, called by `module_interface`
+    takes_module: ClassVar[bool] = False  # of the user's own, called by `module_interface`
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any
@@ -312,7 +311,7 @@ class Task(ABC):
 
     def module_interface(self) -> ModuleInterface:
         """How a module of the user's own is called, where the task takes one."""
-        raise WeftError(f"task {self.name} takes no module of your own: leave --module out, or write a task for it")
+        raise WeftError(f"task {self.name} takes no module of your own: leave it out")
 
     @property
     def sample_seed(self) -> int:

@@ -13,21 +13,20 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
-from weft.data.batching import shuffled_order
+from weft.data.batching import places_in_documents, shuffled_order
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.text_chunks import distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
-from weft.foreign.user_module import ModuleInterface
 from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import stream
 from weft.inference.decoding.request import GenerationRequest
@@ -151,7 +150,9 @@ class TextSplit(Split):
                 documents[row, :n] = window.documents[:-1]
                 labels[row, :n][window.documents[1:] != window.documents[:-1]] = IGNORED
             if self.prefix:
-                labels[row, :n][_places(window.documents[:-1] if self.isolate else None, n) + 1 < self.prefix] = IGNORED
+                labels[row, :n][
+                    places_in_documents(window.documents[:-1] if self.isolate else None, n) + 1 < self.prefix
+                ] = IGNORED
         inputs: dict[str, Any] = {"tokens": torch.from_numpy(tokens)}
         if self.isolate:
             inputs["documents"] = torch.from_numpy(documents)
@@ -261,8 +262,7 @@ class TextTask(FewShot, Task):
         """Tokens [B, T] in, logits of the next token [B, T, C] out."""
         if self.options.isolate:
             raise WeftError("a module of your own is not told where documents begin: leave data.isolate out")
-        sizes = {"vocabulary": self.tokenizer.vocabulary, "length": self.options.context or Size.context}
-        return ModuleInterface(torch.zeros(1, 1, dtype=torch.long), True, sizes["vocabulary"], sizes, causal=True)
+        return ModuleInterface.of_language(self.tokenizer.vocabulary, self.options.context or Size.context)
 
     def _length(self, size: Size) -> int:
         """The length of a new model."""
@@ -362,14 +362,6 @@ class TextTask(FewShot, Task):
         prompt = self.tokenizer.decode(shown.tokens.tolist())
         answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
-
-
-def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
-    """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
-    index = np.arange(count)
-    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
-    begins = np.concatenate(([True], documents[1:] != documents[:-1]))
-    return index - np.maximum.accumulate(np.where(begins, index, 0))
 
 
 def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:

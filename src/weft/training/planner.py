@@ -303,4 +303,3 @@ def _weight(size: Size | None) -> float:
 
 def _flops(spec: AnySpec) -> float:
     return float(max(1, estimate(spec).flops_per_token))
-

@@ -165,6 +165,6 @@ def shortened(text: str, most: int = SHOWN) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def class_tokens(spec: Any) -> tuple[str, ...]:
+def class_tokens(count: int) -> tuple[str, ...]:
     """What stands before an image's patches: the class token, and registers."""
-    return (CLASS_TOKEN, *(f"[register {number}]" for number in range(spec.extra - 1)))[: spec.extra]
+    return (CLASS_TOKEN, *(f"[register {number}]" for number in range(count - 1)))[:count]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.data.readers.files import DataError
+from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
@@ -21,6 +22,7 @@ from weft.tasks.task import Answer, Split
 Labels = NDArray[np.int64]
 SHOWN = 10  # classes whose probability is told
 COMPARED, ASKED = 4000, 1000  # examples that the nearest neighbor is looked for among, and those that ask
+THUMB = 8  # pixels per side of the images that the nearest neighbor compares
 
 
 def hold_out(labels: Labels, share: float, seed: int) -> tuple[Labels, Labels]:
@@ -124,6 +126,13 @@ def nearest_neighbor(train: NDArray[np.float32], labels: Labels, asked: NDArray[
     left, right = torch.from_numpy(train).float(), torch.from_numpy(asked).float()
     found: Labels = labels[torch.cdist(right, left).argmin(1).numpy()]
     return found
+
+
+def thumbs(pixels: Pixels) -> NDArray[np.float32]:
+    """Small gray copies [n, 64] of images [n, H, W, C], by means over blocks of pixels."""
+    gray = torch.from_numpy(pixels.astype(np.float32)).mean(-1)
+    small: NDArray[np.float32] = nn.functional.adaptive_avg_pool2d(gray[:, None], THUMB).flatten(1).numpy()
+    return small
 
 
 def evenly(count: int, most: int) -> Labels:

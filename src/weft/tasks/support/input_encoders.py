@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import numpy as np
-import torch
 from torch import nn
 
 from weft.data.tokenizers.lexicon import Lexicon, split_words
@@ -49,7 +48,7 @@ class InputEncoder(ABC):
     def module_interface(self, classes: int) -> ModuleInterface:
         """How a module of the user's own is called, where it is by tokens."""
         raise WeftError(
-            f"these data are read as {self.kind}, not as token ids, which a module of your own takes: "
+            f"a module of your own takes token ids, but these data are read by parts of words or graphs ({self.kind}): "
             "--set data.tokenizer=words, characters or bpe"
         )
 
@@ -206,8 +205,7 @@ class TokenEncoder(TextEncoder):
 
     def module_interface(self, classes: int) -> ModuleInterface:
         """Tokens [B, T] in, logits [B, C] out."""
-        sizes = {"vocabulary": self.tokenizer.vocabulary, "classes": classes, "length": LONGEST_TEXT}
-        return ModuleInterface(torch.zeros(1, 1, dtype=torch.long), False, classes, sizes)
+        return ModuleInterface.of_texts(self.tokenizer.vocabulary, classes, LONGEST_TEXT)
 
 
 def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:
