@@ -92,6 +92,14 @@ Quantize = Annotated[
     str | None, typer.Option(help="Quantization of the weights: int8 takes a quarter of the memory; none if left out.")
 ]
 
+Module = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own model: path/file.py:factory or package.module:factory; a run that was trained with it needs it.",
+        metavar="FILE.py:FACTORY",
+    ),
+]
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.app import AsJson, Device, Quantize, app
+from weft.cli.app import AsJson, Device, Module, Quantize, app
+from weft.cli.factory import find_factory
 from weft.cli.generation_options import (
     MaxTokens,
     MinP,
@@ -66,6 +67,7 @@ def predict(
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
     ] = "slide",
     quantize: Quantize = None,
+    module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -88,11 +90,17 @@ def predict(
         samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
         overflow=overflow, labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
-    run_predict(run, inputs or [], how, device, quantize, as_json)
+    run_predict(run, inputs or [], how, device, quantize, as_json, module)
 
 
 def run_predict(
-    run: Path, inputs: Sequence[str], how: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
+    run: Path,
+    inputs: Sequence[str],
+    how: dict[str, Any],
+    device: str | None,
+    quantize: str | None,
+    as_json: bool,
+    module: str | None = None,
 ) -> None:
     """Answers to all inputs; without any, each line of stdin is one."""
     from weft.cli.terminal import console, print_json
@@ -103,7 +111,9 @@ def run_predict(
         raise WeftError(
             f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
         )
-    opened = load(run, device, quantize)  # type: ignore[arg-type]
+    opened = load(run, device, quantize, find_factory(module))  # type: ignore[arg-type]
+    if opened.task.generates and not opened.module.declares().cached:  # type: ignore[operator]
+        sys.stderr.write("note: this model keeps no cache, so each new token reads the whole text again\n")
     task, asked = opened.task, "top" in how or "labels" in how or how.get("steps", False)
     if task.continues_input and not asked and _waits_for_one(given, how) and not as_json:
         _stream(opened, given[0], how)

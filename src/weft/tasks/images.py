@@ -25,6 +25,7 @@ from weft.data.readers.images import (
     read_image,
     read_images,
 )
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -93,7 +94,7 @@ class ImagesTask(Task):
     example = "picture.png"
     Options = ImagesOptions
     auto = "a vision transformer with a stem of convolutions, convolution and attention in turn, and mean pool (hybrid)"
-    takes_images = True
+    takes_images = takes_module = True
 
     def __init__(
         self,
@@ -230,6 +231,10 @@ class ImagesTask(Task):
         spec = super().fit_plain(name, size)
         assert isinstance(spec, VisionSpec)
         return spec.replace(patch=_patch(self.side, spec.stem))
+
+    def module_interface(self) -> ModuleInterface:
+        """Images [B, C, H, W] of mean 0 and deviation 1 in, logits of the classes out."""
+        return ModuleInterface.of_images(len(self.classes), self.channels, self.side)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""

@@ -21,6 +21,7 @@ from weft.data.readers.sequences import LabeledSequences, Values, read_sequences
 from weft.data.readers.skeletons import SKELETON_FILE
 from weft.data.readers.sounds import log_mel
 from weft.data.samples import SAMPLE_RATE
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
@@ -94,6 +95,7 @@ class SequencesTask(Task):
     metric = "accuracy"
     picture = "sequences"
     example = "sequence.npz"
+    takes_module = True
     Options = SequencesOptions
     auto = "an encoder with convolution and attention in turn, rotary positions and mean pool (hybrid)"
 
@@ -202,6 +204,10 @@ class SequencesTask(Task):
             output=answer.replace(classes=len(self.classes)),
             length=self.length,
         )
+
+    def module_interface(self) -> ModuleInterface:
+        """Vectors [B, T, channels] in, logits of the classes out."""
+        return ModuleInterface.of_vectors(len(self.classes), self.preparation.channels(self.raw), self.length)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Few sequences suit one small model; the time plan chooses where there are many."""

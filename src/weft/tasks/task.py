@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
 from weft.inference.decoding.request import Overflow
@@ -117,7 +118,6 @@ class GenerationOptions:
     `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings.
     `speculative`: speculative decoding by prompt look-up, which changes the time only. `chat`: the input is what a
     user says, and the answer is the assistant's.
-
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
     probabilities, 8 or all there are if not given; `steps`: those of every further step too. `labels`: texts, of which
@@ -216,6 +216,7 @@ class Task(ABC):
     ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
     takes_labels: ClassVar[bool] = False  # it chooses between labels that are given with the input
+    takes_module: ClassVar[bool] = False  # of the user's own, called by `module_interface`
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any
@@ -271,6 +272,10 @@ class Task(ABC):
     def judged_by(self) -> str:
         """The metric that simple methods are compared in."""
         return self.reference_metric or self.metric
+
+    def module_interface(self) -> ModuleInterface:
+        """How a module of the user's own is called, where the task takes one."""
+        raise WeftError(f"task {self.name} takes no module of your own: leave it out")
 
     @property
     def sample_seed(self) -> int:

@@ -23,6 +23,7 @@ from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.text_chunks import distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -94,7 +95,7 @@ class TextTask(FewShot, Task):
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
     auto = "a decoder of attention alone, with rotary positions and squared ReLU"
-    generates = continues_input = True
+    generates = continues_input = takes_module = True
 
     tokenizer: Tokenizer
 
@@ -181,6 +182,12 @@ class TextTask(FewShot, Task):
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """As long as the windows that are asked for."""
         return super().fit_plain(name, replace(size, context=self._length(size)))
+
+    def module_interface(self) -> ModuleInterface:
+        """Tokens [B, T] in, logits of the next token [B, T, C] out."""
+        if self.options.isolate:
+            raise WeftError("a module of your own is not told where documents begin: leave data.isolate out")
+        return ModuleInterface.of_language(self.tokenizer.vocabulary, self.options.context or Size.context)
 
     def _length(self, size: Size) -> int:
         """The length of a new model."""

@@ -28,9 +28,11 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
         # Padding has no label: the head need not read it.
         real = flat != IGNORED
         hidden, flat = hidden[real], flat[real]
-    head: Any = module.head
+    head: Any = getattr(module, "head", None)
     embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
-    if isinstance(head, CappedHead):
+    if head is None:  # a module of the user's own, which gives the logits themselves
+        total = F.cross_entropy(widen(hidden), flat, reduction="sum", label_smoothing=smoothing)
+    elif isinstance(head, CappedHead):
         total = _by_rows(head, hidden, embedding, flat, smoothing)
     elif hidden.shape[0] * head.vocabulary > LOGITS_AT_ONCE:
         total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
