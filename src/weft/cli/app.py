@@ -17,7 +17,21 @@ from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
-ORDER = ("demo", "train", "predict", "chat", "tokens", "eval", "look", "lookup", "laws", "show", "import", "export")
+ORDER = (
+    "demo",
+    "train",
+    "predict",
+    "chat",
+    "tokens",
+    "eval",
+    "look",
+    "lookup",
+    "laws",
+    "show",
+    "plan",
+    "import",
+    "export",
+)
 
 
 class _Commands(TyperGroup):
@@ -100,6 +114,7 @@ def _weft(
       weft look runs/book "Once upon a time" --out book.html
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
+      weft plan llama-2-7b --devices 64xH100      memory, time and layout on many devices, estimated
       weft laws gpt2              check the laws that it declares
     """
     if verbose:

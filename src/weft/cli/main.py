@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from weft.cli import chat, demo, evaluate, export, import_checkpoint, laws, look, lookup, predict, show, tokens, train
+from weft.cli import (
+    chat,
+    demo,
+    evaluate,
+    export,
+    import_checkpoint,
+    laws,
+    look,
+    lookup,
+    plan,
+    predict,
+    show,
+    tokens,
+    train,
+)
 from weft.cli.app import app, run
 
 __all__ = [
@@ -15,6 +29,7 @@ __all__ = [
     "laws",
     "look",
     "lookup",
+    "plan",
     "predict",
     "run",
     "show",

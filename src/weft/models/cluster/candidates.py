@@ -12,8 +12,8 @@ from weft.models.cluster.layouts import Layout, layouts
 from weft.models.cluster.step_time import StepTime, step_time
 from weft.models.cluster.training_profile import TrainingProfile
 
-# Share of the peak FLOP/s that a device reaches while it computes: 0.45 was reached by a GPT of 175B parameters on 1,024
-# A100 (Narayanan et al. 2021, table 1), and follows from the published hours of Llama 2 7B (Touvron et al. 2023).
+# Share of the peak FLOP/s that a device reaches while it computes. 140 of 312 TFLOP/s were reached with 175B parameters
+# on 1,024 A100 (Narayanan et al. 2021, section 5.1), 0.45; the hours of Llama 2 7B (Touvron et al. 2023) come to 0.45.
 EFFICIENCY = 0.45
 USABLE = 0.9  # share of a device's memory that training may take; the rest is for the driver and fragments
 MOST_SEQUENCES = 256  # in a micro-batch
@@ -71,7 +71,7 @@ def usable_memory(cluster: Cluster) -> int:
 
 
 def ranked(costed: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
-    """The fastest candidate of each layout that fits, fastest first; of equally fast ones that of less memory."""
+    """The fastest candidate of each layout that fits, fastest first; of equally fast ones that of fewer micro-batches, then of less memory."""
     fastest: dict[Layout, Candidate] = {}
     usable = usable_memory(cluster)
     for candidate in costed:
@@ -82,5 +82,5 @@ def ranked(costed: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
     return sorted(fastest.values(), key=_order)
 
 
-def _order(candidate: Candidate) -> tuple[float, int]:
-    return candidate.time.total, candidate.memory.total
+def _order(candidate: Candidate) -> tuple[float, int, int]:
+    return candidate.time.total, candidate.pieces.micro_steps, candidate.memory.total

@@ -1,4 +1,4 @@
-"""The plan of a training on many devices: every layout is costed, the best that fits is recommended, with the reason."""
+"""The plan of a training on many devices: each layout is costed, the best that fits is recommended with the reason."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ClusterPlan:
         return self.steps * candidate.time.total / (1 - self.failures.lost) / 86400
 
     def mfu(self, candidate: Candidate) -> float:
-        """Model FLOPs utilization: FLOPs that the model needs per second, as a share of the peak (Chowdhery et al. 2022)."""
+        """Model FLOPs utilization (Chowdhery et al. 2022): FLOPs that the model needs, as a share of the peak."""
         cluster = self.request.cluster
         peak = cluster.count * cluster.device.flops(self.request.precision)
         return self.sequences * self.profile.training_flops / candidate.time.total / peak
@@ -70,8 +70,8 @@ class ClusterPlan:
         notes = self.profile.model.notes
         if self.best.time.total < SHORT:
             notes += (
-                f"a step of {1000 * self.best.time.total:.3g} ms is short: starting kernels and collectives, which is not "
-                f"counted here, will take longer; raise --batch or take fewer devices",
+                f"a step of {1000 * self.best.time.total:.3g} ms is short: starting kernels and collectives, which is "
+                f"not counted here, will take longer; raise --batch or take fewer devices",
             )
         return notes
 
@@ -180,8 +180,8 @@ def _sequences(profile: TrainingProfile, request: Request) -> int:
     most = sequences * max(layout.tp for layout in layouts(cluster, profile.splits))
     if cluster.count > most:
         raise WeftError(
-            f"{cluster.count:,} devices, but a batch of {sequences:,} sequences of {each:,} tokens feeds at most {most:,}: "
-            f"raise --batch or take fewer devices"
+            f"{cluster.count:,} devices, but a batch of {sequences:,} sequences of {each:,} tokens feeds at most "
+            f"{most:,}: raise --batch or take fewer devices"
         )
     return sequences
 

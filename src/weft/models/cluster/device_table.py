@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -79,7 +79,7 @@ def device_table(file: str | Path | None = None) -> dict[str, Device]:
     if file is not None:
         own = _parse(_read(Path(file)), str(file))
     table = {name: Device.from_tree(tree) for name, tree in trees.items()}
-    for name, tree in own.items():
+    for name in own:
         try:
             table[name] = Device.from_tree(_complete(name, {**trees, **own}, trees))
         except SpecError as error:
@@ -144,3 +144,12 @@ def read_cluster(words: str, table: Mapping[str, Device]) -> Cluster:
     if name is None:
         raise WeftError(f"--devices names {found['name']!r}, {_suggest(found['name'], list(table))}")
     return Cluster(name, table[name], count)
+
+
+def read_precision(words: str) -> PrecisionName:
+    """The precision of this name."""
+    known: tuple[PrecisionName, ...] = get_args(PrecisionName)
+    found = next((name for name in known if name == words.lower()), None)
+    if found is None:
+        raise WeftError(f"--precision {words!r} is unknown: choose from {', '.join(known)}")
+    return found

@@ -13,7 +13,7 @@ RESTART_SECONDS = 600.0  # from a failure until training goes on; an assumption
 
 
 def young_interval(checkpoint: float, mtbf: float) -> float:
-    """sqrt(2 C M): time between checkpoints that loses least, for C to write one and M between failures (Young 1974)."""
+    """sqrt(2 C M): the time between checkpoints that loses least; C writes one, M is between failures (Young 1974)."""
     return math.sqrt(2 * checkpoint * mtbf)
 
 
@@ -38,7 +38,7 @@ def failures(parameters: int, cluster: Cluster) -> Failures:
     lost = checkpoint / interval + (interval / 2 + RESTART_SECONDS) / mtbf
     if lost >= 1:
         raise WeftError(
-            f"{cluster.words} fail every {mtbf:,.0f} s on average (mtbf_hours {cluster.device.mtbf_hours:g} per device), "
-            f"which leaves no time to train: use fewer or more reliable devices"
+            f"{cluster.words} fail every {mtbf:,.0f} s on average (mtbf_hours {cluster.device.mtbf_hours:g} per "
+            f"device), which leaves no time to train: use fewer or more reliable devices"
         )
     return Failures(mtbf, checkpoint, interval, lost)

@@ -1,8 +1,8 @@
 """Layouts: how devices share the work of a training.
 
 - dp: data parallelism; every device has all weights, gradients are summed by an all-reduce.
-- fsdp: fully sharded data parallelism (ZeRO stage 3, Rajbhandari et al. 2020); weights, gradients and optimizer state are
-  sharded, and the weights of a block are gathered when it runs.
+- fsdp: fully sharded data parallelism (ZeRO stage 3, Rajbhandari et al. 2020); weights, gradients and optimizer state
+  are sharded, and the weights of a block are gathered when it runs.
 - tp: tensor parallelism of heads and hidden widths (Shoeybi et al. 2019) with sequence parallelism between (Korthikanti
   et al. 2022), inside a node only (Narayanan et al. 2021, takeaway 1).
 

@@ -2,8 +2,8 @@
 
 Each matrix product keeps its inputs, each elementwise function and norm its input, each dropout a mask of 1 byte. For a
 GPT block of width h with an MLP of 4 h, s tokens and dropout that is 34 s h bytes at 2 bytes per number: 11 for
-attention, 19 for the MLP, 4 for two norms. The T x S attention weights (their 5 a s / h) are not kept: fused and blocked
-kernels compute them again in the backward pass, which is their selective recomputation.
+attention, 19 for the MLP, 4 for two norms. The T x S attention weights (their 5 a s / h) are not kept: fused and
+blocked kernels compute them again in the backward pass, which is their selective recomputation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one training step needs of a model, whatever the devices: parameters, FLOPs, saved activations, what can split."""
+"""What one training step needs of a model, whatever the devices: parameters, FLOPs, activations, what can split."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TrainingProfile:
         return 3 * (self.block_flops + self.other_flops)
 
     def computed_flops(self, recompute: bool) -> int:
-        """What is computed: with recomputation the blocks run forward twice, 4 x in all (Narayanan et al. 2021, A.)."""
+        """What is computed: with recomputation blocks run forward twice, 4 x in all (Narayanan et al. 2021, appendix)."""
         return self.training_flops + (self.block_flops if recompute else 0)
 
     def activation_bytes(self, number: int, recompute: bool) -> int:
