@@ -250,6 +250,6 @@ def _print_assumptions(out: Console, found: ClusterPlan) -> None:
         f"reaches {request.efficiency:g} (--efficiency); links reach {LINK_EFFICIENCY:g} of "
         f"{device.link_within_gb_per_second:g} GB/s within a node of {device.devices_per_node} and "
         f"{device.link_between_gb_per_second:g} GB/s between nodes; {USABLE:g} of the memory is usable; a device fails "
-        f"every {device.mtbf_hours:,.0f} h, and a restart takes {RESTART_SECONDS / 60:g} min. GB are 10^9 bytes; latency "
-        f"is not counted.[/dim]"
+        f"every {device.mtbf_hours:,.0f} h, and a restart takes {RESTART_SECONDS / 60:g} min. GB are 10^9 bytes; "
+        f"latency is not counted.[/dim]"
     )

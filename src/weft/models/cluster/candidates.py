@@ -71,7 +71,10 @@ def usable_memory(cluster: Cluster) -> int:
 
 
 def ranked(costed: Iterable[Candidate], cluster: Cluster) -> list[Candidate]:
-    """The fastest candidate of each layout that fits, fastest first; of equally fast ones that of fewer micro-batches, then of less memory."""
+    """The fastest candidate of each layout that fits, fastest first.
+
+    Of equally fast ones that of fewer micro-batches, whose products are larger, then that of less memory.
+    """
     fastest: dict[Layout, Candidate] = {}
     usable = usable_memory(cluster)
     for candidate in costed:

@@ -119,14 +119,15 @@ def _complete(
         return {**built_in[name], **tree}
     if like in (name, *seen):
         raise SpecError(f"like = {like!r} leads back to itself: start from another device")
-    if like not in trees:
+    if not isinstance(like, str) or like not in trees:
         raise SpecError(f"like = {like!r}, {_suggest(str(like), list(trees))}")
     return {**_complete(like, trees, built_in, (*seen, name)), **tree}
 
 
 def _suggest(name: str, known: list[str]) -> str:
     lower = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(name.lower(), lower, 3, cutoff=0.5)
+    begins = [other for other in lower if other.startswith(name.lower())]
+    near = begins or difflib.get_close_matches(name.lower(), lower, 3, cutoff=0.5)
     hint = f"did you mean {' or '.join(lower[other] for other in near)}? " if near else ""
     return f"but there is no such device: {hint}Known are {', '.join(known)}; --devices-file adds others"
 

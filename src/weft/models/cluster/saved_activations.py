@@ -20,6 +20,10 @@ from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.linear_attention import LinearAttention
 from weft.parts.norms import NoNorm, Norm
 from weft.parts.recurrence import Recurrence, Recurrent
+from weft.parts.relative import AttentionPosition, Rotary
+
+# Numbers that torch's recurrent layers keep per step and hidden unit, as measured on a CPU.
+RECURRENT = {"rnn": 1, "gru": 7, "lstm": 16}
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,9 @@ def _linear_attention(part: LinearAttention, view: ProductView) -> Saved:
 
 @saved.register
 def _recurrent(part: Recurrent, view: ProductView) -> Saved:
-    """Inputs, values of the gates, and states."""
-    gates, states = {"rnn": (1, 1), "gru": (3, 1), "lstm": (4, 2)}[part.cell]
+    """Inputs, gates and states."""
     ways = 2 if part.bidirectional else 1
-    return Saved(view.queries * (part.net.input_size + ways * (gates + states) * part.hidden))
+    return Saved(view.queries * (part.net.input_size + ways * RECURRENT[part.cell] * part.hidden))
 
 
 @saved.register
@@ -107,20 +110,32 @@ def _gated(part: GatedFeedForward, view: ProductView) -> Saved:
 
 @saved.register
 def _experts(part: Experts, view: ProductView) -> Saved:
-    """As the MLP, for each active expert; the router keeps X and its probabilities."""
+    """As the MLP, for each active expert, and its output before and after the gate; the router keeps X and logits."""
     T, A = view.queries, part.active
-    inside = T * A * (part.width + (4 if part.gated else 2) * part.hidden)
-    return Saved(inside + T * (part.width + part.experts)) + saved(part.shared, view)
+    inside = T * A * (3 * part.width + (4 if part.gated else 2) * part.hidden)
+    return Saved(inside + T * (part.width + 2 * part.experts)) + saved(part.shared, view)
 
 
-def saved_by_block(block: Block, view: ProductView, width: int, source: int | None = None) -> Saved:
-    """Of one block of width D: its parts, inputs of its norms, masks of dropout on what each branch adds."""
+def saved_by_block(
+    block: Block, view: ProductView, width: int, position: AttentionPosition | None = None, source: int | None = None
+) -> Saved:
+    """Of one block of width D: its parts, inputs of its norms, masks of dropout on what each branch adds.
+
+    Queries and keys that rotary positions or norms change are kept beside the fused product that they come from, of
+    which the values are a view.
+    """
     total = saved(block.mixer, view) + saved(block.feedforward, view)
+    if isinstance(block.mixer, SelfAttention) and _changes_queries(block.mixer, position):
+        total += Saved(view.queries * (block.mixer.heads + block.mixer.key_heads) * block.mixer.head_width)
     if block.cross is not None and source is not None:
         total += saved(block.cross, ProductView.full(view.queries, source))
     norms = [part for part in block.children() if isinstance(part, Norm) and not isinstance(part, NoNorm)]
     each = view.queries * width
     return total + Saved(len(norms) * each, branches(block) * each if block.dropout else 0)
+
+
+def _changes_queries(mixer: SelfAttention, position: AttentionPosition | None) -> bool:
+    return isinstance(mixer.rotary or position, Rotary) or mixer.query_norm is not None
 
 
 def branches(block: Block) -> int:

@@ -64,7 +64,7 @@ class TrainingProfile:
         return 3 * (self.block_flops + self.other_flops)
 
     def computed_flops(self, recompute: bool) -> int:
-        """What is computed: with recomputation blocks run forward twice, 4 x in all (Narayanan et al. 2021, appendix)."""
+        """What is computed: with recomputation blocks run forward twice, 4 x in all (Narayanan et al. 2021)."""
         return self.training_flops + (self.block_flops if recompute else 0)
 
     def activation_bytes(self, number: int, recompute: bool) -> int:
@@ -119,7 +119,7 @@ def _blocks(model: nn.Module, found: Estimate) -> Iterator[BlockProfile]:
         alike: dict[BlockProfile, int] = {}
         for block in stack.blocks:
             assert isinstance(block, Block)
-            kept = saved_by_block(block, ProductView.full(tokens), found.width, source)
+            kept = saved_by_block(block, ProductView.full(tokens), found.width, stack.position, source)
             own = sum(p.numel() for p in block.parameters())
             one = BlockProfile(1, own, branches(block), tokens * found.width, kept)
             alike[one] = alike.get(one, 0) + 1
