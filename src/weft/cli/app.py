@@ -29,6 +29,7 @@ ORDER = (
     "lookup",
     "laws",
     "show",
+    "plan",
     "import",
     "export",
 )
@@ -129,6 +130,7 @@ def _weft(
       weft look runs/book "Once upon a time" --out book.html
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
+      weft plan llama-2-7b --devices 64xH100      memory, time and layout on many devices, estimated
       weft laws gpt2              check the laws that it declares
     """
     if verbose:

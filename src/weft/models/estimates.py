@@ -157,7 +157,7 @@ def estimate(spec: AnySpec, length: int | None = None) -> Estimate:
     if length < 1:
         raise WeftError(f"length {length}, but a sequence has at least one token: choose a length from 1")
     with _NoNumbers():
-        model = _blank(spec)
+        model = blank_model(spec)
         plan = _plan(model, length)
     parameters = sum(p.numel() for p in model.parameters())
     kept = sum(part.numbers for part in plan.state)
@@ -196,9 +196,11 @@ class _NoNumbers(TorchFunctionMode):
         return (torch.empty if func is torch.randn else func)(*args, **(kwargs or {}))
 
 
-def _blank(spec: AnySpec) -> nn.Module:
+def blank_model(spec: AnySpec) -> nn.Module:
+    """The model on the meta device: all its parts and shapes, no numbers."""
     try:
-        return build(spec, device="meta")
+        with _NoNumbers():
+            return build(spec, device="meta")
     except (RuntimeError, OverflowError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise SpecError(f"no tensor can have these sizes ({reason}): choose smaller numbers") from None
