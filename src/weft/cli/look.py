@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.app import AsJson, Device, app
+from weft.cli.app import AsJson, Device, Module, app
+from weft.cli.factory import find_factory
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def look(
         str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps of each curve of --kind scale; 0 for none.")] = 200,
+    module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +78,8 @@ def look(
     if given is None or (str(run) in presets() and not run.exists()):
         run_look_at_spec(str(run), out, options, as_json)
     else:
-        run_look(run, given, out, options, device, as_json, {} if question is None else {"question": question})
+        how = {} if question is None else {"question": question}
+        run_look(run, given, out, options, device, as_json, module, how)
 
 
 def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool) -> None:
@@ -101,6 +104,7 @@ def run_look(
     options: LookOptions,
     device: str | None,
     as_json: bool,
+    module: str | None = None,
     how: dict[str, Any] | None = None,
 ) -> None:
     """Draw, and say where the picture is; `how` goes to the run's `answer`."""
@@ -112,7 +116,7 @@ def run_look(
 
     numbered = file_and_number(given)
     expect_other_file(out, [given if numbered is None else numbered[0]])
-    opened = load(run, device)
+    opened = load(run, device, module=find_factory(module))
     observation = observe(opened, given if numbered is not None else _one_input(opened, given), **(how or {}))
     picture = picture_of(observation, options)
     written = picture.write(out)

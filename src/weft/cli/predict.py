@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.app import AsJson, Device, Quantize, app
+from weft.cli.app import AsJson, Device, Module, Quantize, app
+from weft.cli.factory import find_factory
 from weft.cli.generation_options import (
     MaxTokens,
     MinP,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from weft.tasks.task import Answer
 
 
-MOST = 8  # classes whose probabilities are shown
+CLASSES_SHOWN = 8  # classes whose probabilities are shown
 
 
 @app.command()
@@ -62,6 +63,10 @@ def predict(
     question: Annotated[
         str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
     ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="Labels to choose between for each image, for runs of images and texts.", metavar="A,B,..."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
@@ -80,6 +85,7 @@ def predict(
         ),
     ] = [],  # noqa: B006
     quantize: Quantize = None,
+    module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -98,6 +104,7 @@ def predict(
       weft predict runs/ende "a small house" --steps --top 3
       weft predict runs/reviews new.csv --out answers.csv
       weft predict runs/vqa photo.png --question "what color is the circle?"
+      weft predict runs/clip photo.png --labels "a cat,a dog"
     """
     if top is not None and top < 1:
         raise WeftError(f"--top {top} shows no token: use 1 or more, or leave it out")
@@ -105,19 +112,21 @@ def predict(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, beam=beam, max_tokens=max_tokens, seed=seed,
         samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
         overflow=overflow, question=question,
+        labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
     from weft.data.readers.tables import TableOptions
 
     table = TableOptions(**_table_settings(settings))
-    run_predict(run, inputs or [], how, table, out, Opening(device, quantize), as_json)
+    run_predict(run, inputs or [], how, table, out, Opening(device, quantize, module), as_json)
 
 
 @dataclass(frozen=True)
 class Opening:
-    """How the run is opened: on which device, with which quantization of its weights."""
+    """How the run is opened: device, quantization of its weights, and a factory of the user's own module."""
 
     device: str | None
     quantize: str | None
+    module: str | None
 
 
 def _table_settings(settings: Sequence[str]) -> dict[str, Any]:
@@ -154,14 +163,16 @@ def run_predict(
         raise WeftError(
             f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
         )
-    opened = load(run, opening.device, opening.quantize)  # type: ignore[arg-type]
+    opened = load(run, opening.device, opening.quantize, find_factory(opening.module))  # type: ignore[arg-type]
+    if opened.task.generates and not opened.module.declares().cached:  # type: ignore[operator]
+        sys.stderr.write("note: this model keeps no cache, so each new token reads the whole text again\n")
     if out is not None:
         _write_answers(opened, given, how, table, out, as_json)
         return
     given, notes = open_inputs(opened.task, given, table) if inputs else (given, [])
     for note in notes:
         sys.stderr.write(f"note: {note}\n")
-    task, asked = opened.task, "top" in how or how.get("steps", False)
+    task, asked = opened.task, "top" in how or "labels" in how or how.get("steps", False)
     if task.continues_input and not asked and _waits_for_one(given, how) and not as_json:
         _stream(opened, given[0], how)
         return
@@ -252,9 +263,10 @@ def _lines() -> list[str]:
 
 def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:
     """The answer; after its input where it continues it, or where there are many."""
+    from weft.cli.answers import describe_answer
     from weft.cli.terminal import without_controls
 
-    shown = answer.output if isinstance(answer.output, str) else _readable(answer.output)
+    shown = describe_answer(answer) or (answer.output if isinstance(answer.output, str) else _readable(answer.output))
     if continues:
         shown = f"{answer.input}{shown}"
     elif many or "\n" in shown:
@@ -273,7 +285,9 @@ def _print_probabilities(out: Any, answer: Answer, generates: bool) -> None:
         out.print(f"\nstep {number}: {quoted(step['token'])}", markup=False)
         print_bars(out, rows, chosen)
     if isinstance(shares, dict) and "steps" not in answer.more:
-        ranked = list(shares.items()) if generates else sorted(shares.items(), key=lambda item: -item[1])[:MOST]
+        ranked = list(shares.items())
+        if not generates:
+            ranked = sorted(ranked, key=lambda item: -item[1])[:CLASSES_SHOWN]
         out.print("\nthe first new token" if generates else "\nprobabilities")
         print_bars(out, [(quoted(name) if generates else name, share) for name, share in ranked])
 

@@ -44,8 +44,9 @@ from weft.tasks.support.captioned_images import (
     suitable_patch,
     suitable_stem,
 )
+from weft.tasks.support.example_scores import ExampleScores, Report, text_scores
 from weft.tasks.support.generation import generate_texts, name_probabilities
-from weft.tasks.support.image_questions import AskedImage, QuestionInputs, commonest_answers
+from weft.tasks.support.image_questions import AskedImage, QuestionInputs, commonest_answers, usual_answers
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, exact_match
 from weft.tasks.support.text_pairs import Ends, evenly
@@ -65,10 +66,10 @@ from weft.tasks.task import (
 )
 
 SIDE = 96  # pixels, where none are asked for
-FEW_WORDS = 256
-LONGEST = 128
-ROOM = 1.5
-TRIAL = 16  # images by which the pace of describing is measured
+SMALL_VOCABULARY = 256
+MOST_TOKENS = 128
+LENGTH_MARGIN = 1.5
+IMAGES_TIMED = 16  # images by which the pace of describing is measured
 SIZES = (Size(64, 3), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Size(384, 6))
 
 
@@ -142,9 +143,6 @@ class CaptionsTask(QuestionInputs, Task):
             texts = [_spelled(text, options) for text in (*(text for _, text in train.captions), *train.questions)]
             tokenizer = caption_tokenizer(options.tokenizer, texts, options.vocabulary, options.least)
             task = cls(options, tokenizer, side, 1, int(asked))
-        elif asked != known.takes_questions:
-            kinds = ("captions", "questions")
-            raise DataError(f"the base run learned from {kinds[not asked]}, but these data are {kinds[asked]}")
         elif side != known.side:
             raise DataError(f"images of {side} pixels per side, but the base run learned from {known.side}")
         else:
@@ -155,12 +153,7 @@ class CaptionsTask(QuestionInputs, Task):
         return PreparedData(task, split, task._split(held), None if found is None else found.best)
 
     def _split(self, gallery: Gallery) -> CaptionsSplit:
-        if bool(gallery.questions) != self.takes_questions:
-            raise DataError(
-                "this run answers questions, but the data are captions: give image, question and answer"
-                if self.takes_questions
-                else "this run describes images, but the data are questions: give image and text"
-            )
+        self.expect_kind(gallery)
         texts = self.tokenizer.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
         questions = [self._ask(question) for question in gallery.questions]
         patches = 0 if self.options.blind else self.default_model(Size()).prefix
@@ -198,7 +191,7 @@ class CaptionsTask(QuestionInputs, Task):
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Describing takes long: as many images of the split as fit into the time."""
         assert isinstance(split, CaptionsSplit)
-        trial = evenly(len(split.gallery.asked), TRIAL)
+        trial = evenly(len(split.gallery.asked), IMAGES_TIMED)
         began = time.perf_counter()
         self._describe(module, split, trial)
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
@@ -231,7 +224,7 @@ class CaptionsTask(QuestionInputs, Task):
         """The vocabulary, the images' side and the length of this data; patches that divide the image."""
         fitted = {
             "vocabulary": self.tokenizer.vocabulary,
-            "length": min(LONGEST, max(16, round(ROOM * (self.question + self.longest)))),
+            "length": min(MOST_TOKENS, max(16, round(LENGTH_MARGIN * (self.question + self.longest)))),
         }
         if isinstance(spec, ImageTextSpec):
             return spec.replace(**fitted, **self._fit_patches(spec))
@@ -256,22 +249,25 @@ class CaptionsTask(QuestionInputs, Task):
         patch = given.patch if after % given.patch == 0 else suitable_patch(self.side, len(given.stem))
         return {"image": self.side, "patch": patch, "channels": 3}
 
-    def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
-        """Patches that leave a small grid."""
-        spec = super().fit_plain(name, size)
-        assert isinstance(spec, ImageTextSpec)
-        return spec.replace(patch=suitable_patch(self.side, len(spec.stem)))
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """Patches that leave a small grid: before the text, or as the source of an encoder-decoder."""
+        spec, patches = super().plain_model(name, size), {"image": self.side, "patch": suitable_patch(self.side, 0)}
+        if isinstance(spec, EncoderDecoderSpec):
+            return spec.replace(source=PatchSourceSpec(**patches))
+        return spec.replace(**patches)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""
-        if self.tokenizer.vocabulary < FEW_WORDS:
+        if self.tokenizer.vocabulary < SMALL_VOCABULARY:
             return SIZES[:2]
         return [size for size in SIZES if size.width <= (192 if len(train) < 20_000 else 256)]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Photos and their captions are few: dropout grows with the epochs."""
-        dropout = 0.0 if epochs < 3 or self.tokenizer.vocabulary < FEW_WORDS else 0.1 if epochs < 8 else 0.2
-        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokenizer.vocabulary < FEW_WORDS else 0.1})
+        dropout = 0.0 if epochs < 3 or self.tokenizer.vocabulary < SMALL_VOCABULARY else 0.1 if epochs < 8 else 0.2
+        return Recipe(
+            dropout=dropout, training={"smoothing": 0.0 if self.tokenizer.vocabulary < SMALL_VOCABULARY else 0.1}
+        )
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""
@@ -286,25 +282,29 @@ class CaptionsTask(QuestionInputs, Task):
 
         Of questions the share of answers that are, word for word, one of those given.
         """
+        return self.score_examples(module, split, size).metrics
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """Examples are images that were described, or questions that were answered."""
         assert isinstance(split, CaptionsSplit)
-        loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split.gallery.asked), split.described)
-        texts, references = self._describe(module, split, chosen), self._references(split, chosen)
+        texts, references = self._describe(module, split, chosen, report), self._references(split, chosen)
+        matched, loss = exact_match(texts, references), mean_loss(self, module, split, size)
         if self.takes_questions:
-            return {"exact_match": exact_match(texts, references), "loss": loss, "questions": len(chosen)}
-        return {
-            "loss": loss,
-            "bleu": bleu(texts, references),
-            "exact_match": exact_match(texts, references),
-            "images": len(chosen),
-        }
+            metrics = {"exact_match": matched, "loss": loss, "questions": len(chosen)}
+        else:
+            metrics = {"loss": loss, "bleu": bleu(texts, references), "exact_match": matched, "images": len(chosen)}
+        asked = [split.gallery.asked[number] for number in chosen]
+        return text_scores(metrics, texts, references, lambda place: f"#{asked[place][0]} {asked[place][1]}".strip())
 
     def _references(self, split: CaptionsSplit, chosen: Sequence[int]) -> list[list[str]]:
         gallery = split.gallery
         answers = [gallery.answers_to(gallery.asked[number]) for number in chosen]
         return [[_spelled(text, self.options) for text in texts] for texts in answers]
 
-    def _describe(self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
+    def _describe(
+        self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int], report: Report | None = None
+    ) -> list[str]:
         """A caption for each image, or the answer to each question, by beam search."""
         generation = GenerationOptions(beam=self.options.beam, top=0)
         found: list[str] = []
@@ -314,6 +314,8 @@ class CaptionsTask(QuestionInputs, Task):
             questions = [self._ask(question) for _, question in asked]
             written = self._write(module, images, questions, generation)
             found += [self.tokenizer.decode(row[0].tokens) for row in written]
+            if report is not None:
+                report(len(found) / len(chosen))
         return found
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
@@ -368,11 +370,17 @@ class CaptionsTask(QuestionInputs, Task):
         before = f"{question} " if question else ""
         return f"{before}{self.tokenizer.decode(found.tokens)!r} ({split.gallery.answers_to((image, question))[0]!r})"
 
-    def references(self, train: Split, split: Split) -> dict[str, float]:
-        """BLEU of the commonest caption, said of every image; of questions, what each is answered with most often."""
-        assert isinstance(train, CaptionsSplit) and isinstance(split, CaptionsSplit)
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, CaptionsSplit)
+        return commonest_answers(train.gallery)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """BLEU of training's commonest caption, said of every image; of questions, what each is answered with most."""
+        assert isinstance(split, CaptionsSplit)
+        if "commonest" not in facts:
+            return {}
         texts = self._references(split, range(len(split.gallery.asked)))
-        said = [_spelled(text, self.options) for text in commonest_answers(train.gallery, split.gallery)]
+        said = [_spelled(text, self.options) for text in usual_answers(facts, split.gallery)]
         if self.takes_questions:
             return {"exact match of the commonest answer to each question": exact_match(said, texts)}
         return {"bleu of the commonest caption": bleu(said, texts)}

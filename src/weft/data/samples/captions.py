@@ -15,9 +15,9 @@ SIZE = 48
 FORMS = ("circle", "square", "triangle", "cross")
 # Where the first shape is relative to the second, in words, and the direction from the first to the second in x and y.
 RELATIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
-ALONE = 0.2
+SINGLE_SHAPE_SHARE = 0.2
 # Scenes of one shape teach colors and forms; those of two, whose color is whose.
-ASKED_ALONE = 0.5
+SINGLE_ASKED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
         "exact_match", 1.0, "by construction: the large shape is named first, so each scene has one sentence"
     )
     kinds = len(FORMS) * len(PALETTE)
-    why = f"without the picture: the likeliest sentence, a single one of {kinds} shapes alone ({ALONE} of the scenes)"
-    shortcut = ReferenceScore("exact_match", ALONE / kinds, why)
+    share = SINGLE_SHAPE_SHARE
+    why = f"without the picture: the likeliest sentence, a single one of {kinds} shapes alone ({share} of the scenes)"
+    shortcut = ReferenceScore("exact_match", share / kinds, why)
     train, validation = SampleCaptions(pixels[:size], texts[:size]), SampleCaptions(pixels[size:], texts[size:])
     return Sample("scenes", "captions", train, validation, best, shortcut)
 
@@ -62,7 +63,7 @@ def questions(seed: int, size: int) -> Sample[SampleCaptions]:
 
 def _question(random: np.random.Generator) -> tuple[Pixels, str, str]:
     """(picture, question, answer): one shape, or two that differ in form and color, beside or above each other."""
-    count = 1 if random.random() < ASKED_ALONE else 2
+    count = 1 if random.random() < SINGLE_ASKED_SHARE else 2
     colors, forms = ([str(name) for name in random.permutation(list(names))[:count]] for names in (PALETTE, FORMS))
     canvas, middle = background(SIZE, random), (SIZE - 1) / 2
     step = 11 * np.array([(1, 0), (0, 1), (-1, 0), (0, -1)][random.integers(4)])
@@ -81,7 +82,7 @@ def _scene(random: np.random.Generator) -> tuple[Pixels, str]:
     first, second = (kinds[k] for k in random.choice(len(kinds), 2, replace=False))
     canvas = background(SIZE, random)
     middle = (SIZE - 1) / 2
-    if random.random() < ALONE:
+    if random.random() < SINGLE_SHAPE_SHARE:
         x, y = middle + random.uniform(-12, 12, 2)
         return _finish(_paint(canvas, first, x, y, random.uniform(6, 11))), f"a {first[0]} {first[1]}"
     names = list(RELATIONS)

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.readers.captions import question_places
+from weft.data.readers.files import DataError
 from weft.data.readers.tables import TableOptions, open_table
 from weft.foundation.errors import WeftError
+from weft.foundation.spec import Tree
 from weft.tasks.support.captioned_images import Gallery
 from weft.tasks.support.image_inputs import ImageInputs
 from weft.tasks.support.input_rows import InputRows, expect_table
+
+MOST_QUESTIONS = 1000  # whose commonest answers a run keeps
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,15 @@ class QuestionInputs(ImageInputs):
             )
         return AskedImage(str(given), question or "" if self.takes_questions else "")
 
+    def expect_kind(self, gallery: Gallery) -> None:
+        """Refuse questions for a run that describes images, and captions for one that answers."""
+        if bool(gallery.questions) != self.takes_questions:
+            raise DataError(
+                "this run answers questions, but the data are captions: give image, question and answer"
+                if self.takes_questions
+                else "this run describes images, but the data are questions: give image and text"
+            )
+
     def open_rows(self, path: Path, options: TableOptions) -> InputRows:
         """A table of images, with a column of questions where the run answers such."""
         if not self.takes_questions:
@@ -59,11 +72,20 @@ class QuestionInputs(ImageInputs):
         )
 
 
-def commonest_answers(train: Gallery, asked: Gallery) -> list[str]:
-    """For each question what it is answered with most often in training; new ones get the commonest answer of all."""
-    overall: Counter[str] = Counter(text for _, text in train.captions)
+def commonest_answers(train: Gallery) -> Tree:
+    """The commonest text of all, and for each of the most frequent questions what it is answered with most often."""
+    overall = Counter(text for _, text in train.captions)
+    found: Tree = {"commonest": overall.most_common(1)[0][0]}
     each: dict[str, Counter[str]] = {}
     for (_, text), question in zip(train.captions, train.questions, strict=False):
         each.setdefault(question.lower(), Counter())[text] += 1
-    found = [each.get(question.lower(), overall) for _, question in asked.asked]
-    return [counts.most_common(1)[0][0] for counts in found]
+    if each:
+        frequent = sorted(each, key=lambda question: -each[question].total())[:MOST_QUESTIONS]
+        found["by_question"] = {question: each[question].most_common(1)[0][0] for question in frequent}
+    return found
+
+
+def usual_answers(facts: Tree, asked: Gallery) -> list[str]:
+    """What is said without looking: to each question the commonest answer to it, to new ones the commonest of all."""
+    each = facts.get("by_question", {})
+    return [each.get(question.lower(), facts["commonest"]) for _, question in asked.asked]
