@@ -86,7 +86,8 @@ class RowInputs(FileExamples):
         """The row of a table, with its right answer where the table has one."""
         rows = self.open_rows(path, TableOptions())
         cells, value = rows.row(number)
-        return FileExample(value, str(value), None if rows.truth is None else cells[rows.truth])
+        name = value if isinstance(value, str) else f"{path.name} {number}"
+        return FileExample(value, name, None if rows.truth is None else cells[rows.truth])
 
 
 class TextInputs(RowInputs):
