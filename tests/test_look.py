@@ -269,7 +269,7 @@ def test_tags_stand_below_and_the_odd_one_is_in_focus(runs, monkeypatch):
     np.testing.assert_allclose(tokens.weights, whole.mean(2).numpy(), atol=1e-6)
 
 
-def test_alignment_knows_the_gold_of_its_sample(runs):
+def test_alignment_knows_the_gold_of_its_sample(runs, monkeypatch):
     observation = observe(runs("translation"), "sample:dates/3")
     assert gold_links(observation, 11) is None
     right = observation.truth.target
@@ -286,11 +286,11 @@ def test_alignment_knows_the_gold_of_its_sample(runs):
     shown = panel.chosen()[: len(answer.more["tokens"])]
     np.testing.assert_allclose(shown, answer.more["alignment"], atol=2e-6)
     # A run of before has no such choice: it is made on the text itself.
-    run.task.alignment_layer = None
+    monkeypatch.setattr(run.task, "alignment_layer", None)
     assert "alignment" not in run.answer([observation.truth.source])[0].more
     assert look(run, "sample:dates/3").panels[0].note.startswith("In this sentence")
-    run.task.alignment_layer = AlignmentLayer(1)
-    assert look(run, "sample:dates/3").panels[0].shown() == "1, mean"
+    monkeypatch.setattr(run.task, "alignment_layer", AlignmentLayer(1))
+    assert look(run, "sample:dates/3").panels[0].shown() == "layer 1, mean"
 
 
 def test_recurrent_alignment_is_its_own(runs):

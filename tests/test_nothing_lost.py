@@ -211,3 +211,35 @@ def test_links_are_followed(tmp_path):
     link.symlink_to(target)
     write_text(link, "new")
     assert link.is_symlink() and target.read_text() == "new"
+
+
+def test_a_trained_model_ships_with_the_package(tmp_path, capsys, monkeypatch):
+    """`sample:dates-run` is read like any run, and nothing is written into the package."""
+    from weft.checkpoints.sample_runs import HOME, locate_run, sample_runs
+
+    monkeypatch.chdir(tmp_path)
+    folder = locate_run("sample:dates-run")
+    assert sample_runs() == ["sample:dates-run"] and folder.parent == HOME
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1_000_000
+    before = sorted(HOME.rglob("*"))
+    run = weft.load("sample:dates-run")
+    assert run.predict("the 3rd of May 1987") == "1987-05-03"
+    for words, said in (
+        (["look", "sample:dates-run", "12 March 2024", "--out", "x.html"], "2024-03-12"),
+        (["show", "sample:dates-run"], "169,792"),
+        (["tokens", "sample:dates-run", "May"], "M"),
+        (["laws", "sample:dates-run"], "0 broken"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            app(words, prog_name="weft")
+        told = capsys.readouterr()
+        assert not stopped.value.code and said in told.out, told
+    with pytest.raises(WeftError, match=r"there is no run sample:dates: .*sample:dates-run"):
+        weft.load("sample:dates")
+    with pytest.raises(WeftError, match="read only"):
+        train("sample:markov", "sample:dates-run")
+    assert [path for path in sorted(HOME.rglob("*")) if "__pycache__" not in path.parts] == [
+        path for path in before if "__pycache__" not in path.parts
+    ]
+    command = (folder / "command.txt").read_text().split()
+    assert command[:4] == ["weft", "train", "translation", "sample:dates"]

@@ -193,4 +193,4 @@ def _print(out: Console, shown: Shown, folder: Path) -> None:
         ("weft train text YOUR.txt --out runs/mine --minutes 5", "your own text"),
         ("weft train images sample:digits --out runs/digits", "another task"),
     ):
-        out.print(f"  {command:<58} {why}", markup=False)
+        out.print(f"  {command:<58} {why}", markup=False, soft_wrap=True)

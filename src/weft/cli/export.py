@@ -80,4 +80,4 @@ def _print(out: Console, made: ExportReport) -> None:
         )
     served = f"; vLLM: vllm serve {made.path}" if made.architecture.endswith(DECODERS) else ""
     then = NEXT[made.format].format(out=made.path, kind=made.architecture) + served
-    out.print(f"Next, {then}", markup=False, style="dim")
+    out.print(f"Next, {then}", markup=False, style="dim", soft_wrap=True)

@@ -32,7 +32,7 @@ def import_(
     """Make a run of a checkpoint from another library.
 
     Takes GPT-2, GPT-NeoX (Pythia), OPT, Llama, Mistral, Qwen2, Qwen3, Mixtral, Phi-3, Gemma 2 and 3 (text), BERT,
-    MiniLM, RoBERTa, ViT, DeiT, T5, BART and Marian; GGUF files of Llama and GPT-2 models. No code in the files is
+    MiniLM, RoBERTa, ViT, DeiT, CLIP, T5, BART and Marian; GGUF files of Llama and GPT-2 models. No code in the files is
     executed; broken or unknown files are refused, and then nothing is written.
 
     \b
@@ -81,4 +81,4 @@ def _print(out: Console, made: ImportReport) -> None:
     if made.left_out:
         out.print(f"left out, because no task uses them: {', '.join(made.left_out[:4])}", markup=False)
     words = f"weft predict {shlex.quote(str(made.run))} {task_named(made.task).example}"
-    out.print(f"Next: {words}", markup=False, style="dim")
+    out.print(f"Next: {words}", markup=False, style="dim", soft_wrap=True)

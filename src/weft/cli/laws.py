@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.laws import Report
 
 
-WHOLE = 20_000_000  # parameters up to which a preset is checked at its own size
+FULL_SIZE_PARAMETERS = 20_000_000  # parameters up to which a preset is checked at its own size
 COLORS = {"holds": "green", "broken": "bold red", "caution": "yellow", "not declared": "dim", "not testable": "dim"}
 
 
@@ -104,6 +104,7 @@ def _preset(name: str, module: str | None) -> tuple[torch.nn.Module, str | None]
     from weft.models.build import build
     from weft.models.presets import preset
     from weft.models.shrink import shrink
+    from weft.models.stack_spec import StackSpec
     from weft.runs.run import load
 
     if locate_run(name).is_dir():
@@ -116,10 +117,10 @@ def _preset(name: str, module: str | None) -> tuple[torch.nn.Module, str | None]
         )
     spec = preset(name)
     parameters = sum(p.numel() for p in build(spec, device="meta").parameters())
-    if parameters <= WHOLE:
+    if parameters <= FULL_SIZE_PARAMETERS:
         return build(spec), None
     small = shrink(spec)
-    layers = "" if small.family == "recurrent-seq2seq" else f", {small.layers} layers"
+    layers = f", {small.layers} layers" if isinstance(small, StackSpec) else ""
     said = f"{parameters:,} parameters are checked at a smaller size: the same parts, width {small.width}{layers}"
     return build(small), said
 

@@ -161,11 +161,14 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
                 "loss": result.loss,
                 "metrics": result.metrics,
                 "metric": result.run.task.metric,
+                "intervals": result.intervals,
                 "references": result.references,
+                "loses_to": list(result.loses_to),
                 "parameters": result.plan.parameters,
                 "planned_seconds": result.plan.seconds,
                 "best_possible": None if result.best is None else result.best.value,
                 "leak": result.leak,
+                **({} if result.test is None else {"test": result.test}),
             }
         )
     else:
@@ -192,14 +195,19 @@ def draw_training(out: Path, result: TrainingResult) -> Path:
 def _print(out: Console, folder: Path, result: TrainingResult, picture: Path, module: str | None) -> None:
     from rich.markup import escape
 
-    from weft.cli.metrics import print_metrics
+    from weft.cli.metrics import print_metrics, print_standing
 
     plan = result.plan
     minutes = f"{result.seconds / 60:.1f} min"
     planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps, {plan.seconds / 60:.1f} min)"
     out.print(f"\n[bold]{plan.parameters:,} parameters, {result.steps:,} steps in {minutes}{planned}[/bold]")
     out.print("On validation data:")
-    print_metrics(out, result.metrics, result.run.task.metric, result.references)
+    task = result.run.task
+    print_metrics(out, result.metrics, task.metric, result.references, result.intervals, task.judged_by)
+    print_standing(out, task.judged_by, result.metrics, result.references, result.intervals)
+    if result.test is not None:
+        out.print("On the test part, which neither training nor the choice of the weights has seen:")
+        print_metrics(out, result.test, task.metric)
     if result.best is not None:
         out.print(
             f"  [dim]best possible    {result.best.value:.4f} {escape(result.best.metric)} "

@@ -6,14 +6,11 @@ taken to be the same, as `make` and `rsync` do; else the digest decides.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.data.readers.files import DataError
-
-BLOCK_SIZE = 1 << 20  # bytes hashed at once
+from weft.data.readers.files import DataError, file_digest
 
 
 @dataclass(frozen=True)
@@ -72,12 +69,5 @@ def _is_hidden(file: Path) -> bool:
 
 
 def _fingerprint(file: Path) -> Fingerprint:
-    digest = hashlib.sha256()
-    try:
-        stat = file.stat()
-        with file.open("rb") as opened:
-            while block := opened.read(BLOCK_SIZE):
-                digest.update(block)
-    except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror or error}") from None
-    return Fingerprint(str(file), stat.st_size, stat.st_mtime_ns, digest.hexdigest())
+    stat = file.stat()
+    return Fingerprint(str(file), stat.st_size, stat.st_mtime_ns, file_digest(file))

@@ -23,7 +23,7 @@ POSITION_NAMES = ("position_ids", "positions", "pos")
 TARGET_NAMES = ("targets", "labels")
 LENGTH_NAMES = ("block_size", "max_seq_len", "max_length", "max_len", "context_length", "n_ctx", "n_positions")
 POSITION_WORDS = ("pos", "wpe")
-SEEN = 13  # tokens with which its masks are observed
+OBSERVED_TOKENS = 13  # tokens with which its masks are observed
 DECODERS = ("causallm", "lmhead", "gpt", "decoder", "languagemodel")
 
 
@@ -94,7 +94,7 @@ class PlainSubject(Subject):
         other = super().widened()
         if self.decided:
             return other
-        length, random = min(SEEN, self.declares.length or SEEN), torch.Generator().manual_seed(0)
+        length, random = min(OBSERVED_TOKENS, self.declares.length or OBSERVED_TOKENS), torch.Generator().manual_seed(0)
         masks = ObservedMasks()
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad(), self.exact, masks:
@@ -183,7 +183,7 @@ def padding_senses(real: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Te
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
     """The last resort: a callable from content to one vector per token."""
     causal, why = guess_causal(module)
-    vocabulary, said = None, [why or UNSAID.format(type(module).__name__), "called as module(content)"]
+    vocabulary, said = None, [why or NO_CAUSALITY_DECLARED.format(type(module).__name__), "called as module(content)"]
     tables = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]
     tokens = [(name, part) for name, part in tables if not any(word in name for word in POSITION_WORDS)]
     if example is None and tokens:
@@ -199,7 +199,7 @@ def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
     return subject
 
 
-UNSAID = "nothing in {} is named a decoder or causal, so no causality is taken as declared"
+NO_CAUSALITY_DECLARED = "nothing in {} is named a decoder or causal, so no causality is taken as declared"
 
 
 def guess_causal(module: nn.Module) -> tuple[bool, str | None]:

@@ -20,11 +20,19 @@ from weft.models.module_spec import ModuleSpec
 from weft.models.presets import preset
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.models.series import SeriesSpec
+from weft.models.two_tower import TwoTowerSpec
 from weft.models.vision import VisionSpec
 from weft.parts.initialization import initialize
 
 AnySpec = (
-    DecoderSpec | EncoderSpec | EncoderDecoderSpec | VisionSpec | ImageTextSpec | SeriesSpec | RecurrentSeq2SeqSpec
+    DecoderSpec
+    | EncoderSpec
+    | EncoderDecoderSpec
+    | VisionSpec
+    | ImageTextSpec
+    | SeriesSpec
+    | RecurrentSeq2SeqSpec
+    | TwoTowerSpec
 )
 MODEL_FAMILIES: dict[str, type[VersionedSpec]] = {
     kind.model_fields["family"].default: kind for kind in get_args(AnySpec)

@@ -25,8 +25,10 @@ from weft.models.estimates import estimate
 from weft.models.module_spec import ModuleSpec
 from weft.tasks.registry import TASKS, task_named
 from weft.tasks.support.conversation import Conversation
+from weft.tasks.support.example_scores import Report
 from weft.tasks.support.few_shot import FewShotOptions
-from weft.tasks.task import Answer, GenerationOptions, Task
+from weft.tasks.support.references import losing_to
+from weft.tasks.task import Answer, GenerationOptions, Split, Task
 
 EVALUATION_BATCH = 8192  # tokens per batch when a run is evaluated
 
@@ -89,6 +91,11 @@ class Run:
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
+        if generation.labels and not self.task.takes_labels:
+            raise WeftError(
+                f"a run of task {self.task.name} does not choose between labels that are given: leave labels out, or "
+                "import a model of images and texts, such as CLIP"
+            )
         return self.task.predict(self.module, list(inputs), generation)
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
@@ -108,16 +115,46 @@ class Run:
         shots: int | None = None,
         *,
         options: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        report: Report | None = None,
         **few_shot: Any,
     ) -> dict[str, Any]:
         """The task's metrics on other data; with `shots`, those of a language model that labels texts, see `few_shot`.
 
-        `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`.
+        `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`. At most
+        `limit` examples are taken; `report` is told the share that is done. Besides the metrics: `intervals` of 95 %
+        (bootstrap over examples), `references` (simple methods on these data), `loses_to` (those that are not beaten)
+        and `training` (the same on training's validation data, if the run has stored it).
         """
         if shots is not None:
+            if limit is not None:
+                raise WeftError("limit does not go with shots: give fewer examples")
             return self.few_shot(data, shots, **{**few_shot, **(options or {})})
         if few_shot:
             raise WeftError(f"{', '.join(few_shot)}: these go with shots")
+        split = self.read(data, options, limit)
+        scores = self.task.score_examples(self.module, split, EVALUATION_BATCH, report)
+        known = RunFolder(self.folder).read_references()
+        references = self.task.quick_references(known.pop("facts", {}), split)
+        metric = self.task.judged_by
+        value = scores.metrics.get(metric)
+        return {
+            **scores.metrics,
+            "intervals": scores.intervals(),
+            "references": references,
+            "loses_to": [] if value is None else losing_to(metric, value, references),
+            **({"training": known} if known else {}),
+        }
+
+    def read(
+        self,
+        data: str | Path | Sequence[str | Path],
+        options: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+    ) -> Split:
+        """Data to evaluate on, in the terms learned in training; at most `limit` examples, evenly spread."""
+        if limit is not None and limit < 1:
+            raise WeftError(f"a limit of {limit} leaves no example: use 1 or more, or leave it out")
         paths = [data] if isinstance(data, (str, Path)) else data
         task = self.task
         if options:
@@ -128,7 +165,7 @@ class Run:
         # Models from elsewhere read so much at once that windows of that length would take all memory.
         if (getattr(self.module.spec, "length", None) or 0) > EVALUATION_BATCH:
             split = split.cut(EVALUATION_BATCH)
-        return self.task.measure(self.module, split, EVALUATION_BATCH)
+        return split if limit is None else split.limit(limit)
 
     def few_shot(
         self,
@@ -150,8 +187,10 @@ class Run:
         paths = [data] if isinstance(data, (str, Path)) else data
         return self.task.few_shot(self.module, paths, FewShotOptions(shots, labels, examples, prompt, seed, columns))
 
-    def embed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors [N, D] of texts, where the run is an embedding model."""
+    def embed(self, texts: Sequence[str | Path]) -> Tensor:
+        """Vectors [N, D] of texts, where the run is an embedding model; of images by their paths, if it reads them."""
+        if isinstance(texts, (str, Path)):
+            raise WeftError(f"embed takes a list of texts, such as [{str(texts)!r:.40}], not one")
         return self.task.embed(self.module, list(texts))
 
 

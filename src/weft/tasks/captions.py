@@ -36,6 +36,7 @@ from weft.models.position_specs import LearnedSpec
 from weft.models.sources import PatchSourceSpec
 from weft.tasks.support.augmentation import image_changes
 from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
+from weft.tasks.support.example_scores import ExampleScores, Report, text_scores
 from weft.tasks.support.generation import generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, exact_match
@@ -59,10 +60,10 @@ SIDE = 96  # pixels, where none are asked for
 NARROWEST = 16  # channels of the first convolution; each further one has twice as many
 GRID = 6  # patches per side, about
 RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
-FEW_WORDS = 256
-LONGEST = 128
-ROOM = 1.5
-TRIAL = 16  # images by which the pace of describing is measured
+SMALL_VOCABULARY = 256
+MOST_TOKENS = 128
+LENGTH_MARGIN = 1.5
+IMAGES_TIMED = 16  # images by which the pace of describing is measured
 SIZES = (Size(64, 3), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Size(384, 6))
 
 
@@ -162,7 +163,7 @@ class CaptionsTask(Task):
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Describing takes long: as many images of the split as fit into the time."""
         assert isinstance(split, CaptionsSplit)
-        trial = evenly(len(split.gallery.pixels), TRIAL)
+        trial = evenly(len(split.gallery.pixels), IMAGES_TIMED)
         began = time.perf_counter()
         self._describe(module, split, trial)
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
@@ -195,7 +196,7 @@ class CaptionsTask(Task):
         """The vocabulary, the images' side and the length of this data; patches that divide the image."""
         fitted = {
             "vocabulary": self.tokenizer.vocabulary,
-            "length": min(LONGEST, max(16, round(ROOM * self.longest))),
+            "length": min(MOST_TOKENS, max(16, round(LENGTH_MARGIN * self.longest))),
         }
         if isinstance(spec, ImageTextSpec):
             return spec.replace(**fitted, **self._fit_patches(spec))
@@ -220,22 +221,25 @@ class CaptionsTask(Task):
         patch = given.patch if after % given.patch == 0 else suitable_patch(self.side, len(given.stem))
         return {"image": self.side, "patch": patch, "channels": 3}
 
-    def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
-        """Patches that leave a small grid."""
-        spec = super().fit_plain(name, size)
-        assert isinstance(spec, ImageTextSpec)
-        return spec.replace(patch=suitable_patch(self.side, len(spec.stem)))
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """Patches that leave a small grid: before the text, or as the source of an encoder-decoder."""
+        spec, patches = super().plain_model(name, size), {"image": self.side, "patch": suitable_patch(self.side, 0)}
+        if isinstance(spec, EncoderDecoderSpec):
+            return spec.replace(source=PatchSourceSpec(**patches))
+        return spec.replace(**patches)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""
-        if self.tokenizer.vocabulary < FEW_WORDS:
+        if self.tokenizer.vocabulary < SMALL_VOCABULARY:
             return SIZES[:2]
         return [size for size in SIZES if size.width <= (192 if len(train) < 20_000 else 256)]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Photos and their captions are few: dropout grows with the epochs."""
-        dropout = 0.0 if epochs < 3 or self.tokenizer.vocabulary < FEW_WORDS else 0.1 if epochs < 8 else 0.2
-        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokenizer.vocabulary < FEW_WORDS else 0.1})
+        dropout = 0.0 if epochs < 3 or self.tokenizer.vocabulary < SMALL_VOCABULARY else 0.1 if epochs < 8 else 0.2
+        return Recipe(
+            dropout=dropout, training={"smoothing": 0.0 if self.tokenizer.vocabulary < SMALL_VOCABULARY else 0.1}
+        )
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""
@@ -247,25 +251,33 @@ class CaptionsTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Loss over all captions; BLEU of one caption per image against all that it has."""
+        return self.score_examples(module, split, size).metrics
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """Examples are images that were described."""
         assert isinstance(split, CaptionsSplit)
-        loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split.gallery.pixels), split.described)
-        texts = self._describe(module, split, chosen)
+        texts = self._describe(module, split, chosen, report)
         references = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in chosen]
-        return {
-            "loss": loss,
+        metrics = {
+            "loss": mean_loss(self, module, split, size),
             "bleu": bleu(texts, references),
             "exact_match": exact_match(texts, references),
             "images": len(chosen),
         }
+        return text_scores(metrics, texts, references, lambda place: f"#{chosen[place]}")
 
-    def _describe(self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
+    def _describe(
+        self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int], report: Report | None = None
+    ) -> list[str]:
         """A caption for each image by beam search."""
         generation = GenerationOptions(beam=self.options.beam, top=0)
         found: list[str] = []
         for first in range(0, len(chosen), generation.batch):
             images = as_images(split.gallery.pixels[np.array(chosen[first : first + generation.batch])])
             found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, generation)]
+            if report is not None:
+                report(len(found) / len(chosen))
         return found
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
@@ -300,13 +312,19 @@ class CaptionsTask(Task):
         found = self._write(module, as_images(split.gallery.pixels[np.array([0])]), GenerationOptions(top=0))[0][0]
         return f"{self.tokenizer.decode(found.tokens)!r} ({split.gallery.texts_of(0)[0]!r})"
 
-    def references(self, train: Split, split: Split) -> dict[str, float]:
-        """BLEU of the commonest caption, said of every image."""
-        assert isinstance(train, CaptionsSplit) and isinstance(split, CaptionsSplit)
-        commonest = Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, CaptionsSplit)
+        return {"commonest": Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]}
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """BLEU of training's commonest caption, said of every image."""
+        assert isinstance(split, CaptionsSplit)
+        if "commonest" not in facts:
+            return {}
         images = range(len(split.gallery.pixels))
         texts = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in images]
-        return {"bleu of the commonest caption": bleu([_spelled(commonest, self.options)] * len(images), texts)}
+        said = [_spelled(facts["commonest"], self.options)] * len(images)
+        return {"bleu of the commonest caption": bleu(said, texts)}
 
 
 def _crosses(module: nn.Module) -> bool:

@@ -41,7 +41,10 @@ from weft.tasks.support.class_labels import (
     measure_classes,
     mixed,
     nearest_neighbor,
+    score_classes,
 )
+from weft.tasks.support.class_scores import always_commonest, commonest
+from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
 from weft.tasks.task import (
@@ -59,11 +62,11 @@ from weft.tasks.task import (
     find_sample,
 )
 
-ROOM = 1.5  # a model takes sequences so many times as long as the longest it learned from
-FEW = 200_000  # steps; below, batches are small, so that an epoch has several
+LENGTH_MARGIN = 1.5  # a model takes sequences so many times as long as the longest it learned from
+SMALL_DATA_STEPS = 200_000  # steps; below, batches are small, so that an epoch has several
 BATCHES_AN_EPOCH = 8
 LEAST_BATCH = 512
-LOOKED_AT = 8  # places in time that the nearest neighbor compares
+COMPARED_TIMES = 8  # places in time that the nearest neighbor compares
 
 
 class SequencesOptions(DataSpec):
@@ -143,7 +146,7 @@ class SequencesTask(Task):
         differences = vertical is not None if options.differences is None else options.differences
         preparation = Preparation.learn(data.values, stride, vertical, differences, options.scaled)
         longest = -(-max(lengths) // stride)
-        return cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
+        return cls(options, data.classes, data.channels, 8 * -(-int(LENGTH_MARGIN * longest) // 8), preparation)
 
     def _split(self, data: LabeledSequences, learn: bool = False) -> VectorSequencesSplit:
         if data.channels != self.raw:
@@ -208,14 +211,14 @@ class SequencesTask(Task):
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Few sequences suit one small model; the time plan chooses where there are many."""
-        if train.tokens < FEW:
+        if train.tokens < SMALL_DATA_STEPS:
             return (Size(96, 4),)
         return (Size(64, 2), Size(96, 4), Size(128, 4), Size(192, 6))
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Few examples that are seen hundreds of times are held back by dropout, smoothing and averaged weights."""
         training: Tree = {"smoothing": 0.1, "ema": 0.99, "decay": 0.7, "weight_decay": 0.5}
-        if 0 < self.seen < FEW:
+        if 0 < self.seen < SMALL_DATA_STEPS:
             training["batch"] = max(LEAST_BATCH, 1 << (self.seen // BATCHES_AN_EPOCH).bit_length() - 1)
         return Recipe(0.1 if epochs < 20 else 0.3, training, most_epochs=400)
 
@@ -224,6 +227,10 @@ class SequencesTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         return measure_classes(module, split, size)
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        assert isinstance(split, VectorSequencesSplit)
+        return score_classes(module, split, size, self.classes, range(len(split)), report)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each sequence in each file; labels in the files are not looked at and may be missing."""
@@ -255,6 +262,15 @@ class SequencesTask(Task):
         assert isinstance(train, VectorSequencesSplit) and isinstance(split, VectorSequencesSplit)
         (known, names), (asked, truth) = _stretched(train, COMPARED), _stretched(split, ASKED)
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, VectorSequencesSplit)
+        return commonest(train.labels, self.classes)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """The accuracy of training's most frequent class."""
+        assert isinstance(split, VectorSequencesSplit)
+        return always_commonest(facts, split.labels, self.classes)
 
 
 def _as_sequences(name: str, split: Any, classes: Sequence[str]) -> LabeledSequences:
@@ -307,5 +323,5 @@ def _stretched(split: VectorSequencesSplit, most: int) -> tuple[NDArray[np.float
     """(sequences at a few places in time [n, places x channels], labels)."""
     chosen = evenly(len(split), most)
     rows = [split.row(int(number)) for number in chosen]
-    flat = [resample(row, np.linspace(0, len(row) - 1, LOOKED_AT)).ravel() for row in rows]
+    flat = [resample(row, np.linspace(0, len(row) - 1, COMPARED_TIMES)).ravel() for row in rows]
     return cast(NDArray[np.float32], np.stack(flat)), split.labels[chosen]

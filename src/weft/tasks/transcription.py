@@ -34,6 +34,7 @@ from weft.models.position_specs import LearnedSpec
 from weft.models.sources import SeriesSourceSpec, VectorSourceSpec
 from weft.tasks.support.augmentation import Floats, resample
 from weft.tasks.support.class_labels import ASKED, COMPARED, nearest_neighbor
+from weft.tasks.support.example_scores import ExampleScores, Report, error_rate_statistics, text_scores
 from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import character_error_rate, exact_match, word_error_rate
@@ -55,12 +56,12 @@ from weft.tasks.task import (
     find_sample,
 )
 
-ROOM, SHORTEST = 1.5, 32  # a model's lengths: what was seen in training and half as much again
+LENGTH_MARGIN, SHORTEST = 1.5, 32  # a model's lengths: what was seen in training and half as much again
 PATCHES_A_TOKEN, WIDEST_PATCH = 2, 4  # an encoder sees about so many patches per token of text, of so many steps
-FEW_WORDS = 64  # different ones, that are tokens by themselves
-FEW = 400_000  # tokens; below, one small model is enough, and small batches
-TRIAL = 16  # sequences by which the pace of transcribing is measured
-LOOKED_AT = 16  # places in time that the nearest neighbor compares
+MOST_WORD_TOKENS = 64  # different ones, that are tokens by themselves
+SMALL_DATA_TOKENS = 400_000  # tokens; below, one small model is enough, and small batches
+SEQUENCES_TIMED = 16  # sequences by which the pace of transcribing is measured
+COMPARED_TIMES = 16  # places in time that the nearest neighbor compares
 SIZES = (Size(64, 2), Size(96, 4), Size(128, 4), Size(192, 6), Size(256, 6), Size(384, 8))
 
 
@@ -89,6 +90,7 @@ class TranscriptionTask(Task):
     families = ("encoder-decoder",)
     metric = "cer"
     picture = "transcription"
+    auto = "an encoder-decoder over vectors, whose encoder has convolution and attention in turn (hybrid)"
     example = "speech.wav"
     Options = TranscriptionOptions
     generates = True
@@ -143,7 +145,7 @@ class TranscriptionTask(Task):
     def _learn(cls, data: Transcripts, options: TranscriptionOptions) -> TranscriptionTask:
         texts = [_spelled(text, options) for text in data.texts]
         kind = options.tokenizer
-        if kind == "auto" and len({word for text in texts for word in text.split()}) <= FEW_WORDS:
+        if kind == "auto" and len({word for text in texts for word in text.split()}) <= MOST_WORD_TOKENS:
             kind = "words"
         tokenizer = learn_tokenizer(kind, texts, options.vocabulary)
         preparation = Preparation.learn(data.sources.values, 1, None, differences=False, scaled=True)
@@ -195,7 +197,7 @@ class TranscriptionTask(Task):
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Transcribing takes long: as many sequences of the split as fit into the time."""
         assert isinstance(split, TranscriptsSplit)
-        trial = evenly(len(split), TRIAL)
+        trial = evenly(len(split), SEQUENCES_TIMED)
         began = time.perf_counter()
         self._transcribe(module, [split.row(n) for n in trial], GenerationOptions(beam=self.options.beam))
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
@@ -222,12 +224,16 @@ class TranscriptionTask(Task):
             )
         )
 
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """The encoder-decoder whose source is patches of vectors."""
+        return super().plain_model(name, size).replace(source=SeriesSourceSpec(patch=self.sources["patch"]))
+
     def fit(self, spec: AnySpec) -> EncoderDecoderSpec:
         """The channels, the vocabulary and the lengths of this data."""
         assert isinstance(spec, EncoderDecoderSpec)
         source = self._vectors(spec)
         steps, tokens = (
-            8 * -(-int(ROOM * most) // 8) for most in (-(-self.longest[0] // source.steps), self.longest[1])
+            8 * -(-int(LENGTH_MARGIN * most) // 8) for most in (-(-self.longest[0] // source.steps), self.longest[1])
         )
         return spec.replace(
             source=source.replace(channels=self.sources["channels"], length=steps),
@@ -255,7 +261,7 @@ class TranscriptionTask(Task):
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Little data is learned by one small model."""
-        return SIZES[:1] if train.tokens < FEW else SIZES[1:]
+        return SIZES[:1] if train.tokens < SMALL_DATA_TOKENS else SIZES[1:]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Where to look is learned first, and takes many steps: small models have small batches."""
@@ -273,19 +279,27 @@ class TranscriptionTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Loss with teacher forcing; error rates by characters and words of what a beam search finds, exact match."""
+        return self.score_examples(module, split, size).metrics
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """Examples are sequences that were transcribed."""
         assert isinstance(split, TranscriptsSplit)
-        loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split), split.decoded)
         found = self._transcribe(module, [split.row(n) for n in chosen], GenerationOptions(beam=self.options.beam))
         texts = [self.tokenizer.decode(row[0].tokens) for row in found]
         references = [split.texts[n] for n in chosen]
-        return {
+        if report is not None:
+            report(1.0)
+        metrics = {
             "cer": character_error_rate(texts, references),
             "wer": word_error_rate(texts, references),
             "exact_match": exact_match(texts, references),
-            "loss": loss,
+            "loss": mean_loss(self, module, split, size),
             "sequences": len(chosen),
         }
+        scores = text_scores(metrics, texts, references, lambda place: f"#{chosen[place]}")
+        scores.statistics.update(error_rate_statistics(texts, references))
+        return scores
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The text of each .wav, or of each sequence of an .npz."""
@@ -322,7 +336,7 @@ class TranscriptionTask(Task):
             request = GenerationRequest(
                 [[self.ends.start]] * len(places),
                 generation.sampling(0.0),
-                max_tokens=generation.max_tokens or min(spec.length, round(ROOM * self.longest[1])),
+                max_tokens=generation.max_tokens or min(spec.length, round(LENGTH_MARGIN * self.longest[1])),
                 stop=(self.ends.stop,),
                 seeds=[generation.seed + place for place in places],
                 samples=generation.samples,
@@ -340,16 +354,24 @@ class TranscriptionTask(Task):
         return f"{self.tokenizer.decode(found.tokens)!r} ({split.texts[0]!r})"
 
     def references(self, train: Split, split: Split) -> dict[str, float]:
-        """CER of the commonest text, and of the nearest neighbor's among sequences stretched to the same few steps."""
+        """CER of the nearest neighbor's text, among sequences stretched to the same few steps."""
         assert isinstance(train, TranscriptsSplit) and isinstance(split, TranscriptsSplit)
-        commonest = Counter(train.texts).most_common(1)[0][0]
         known, asked = evenly(len(train), COMPARED), evenly(len(split), ASKED)
         near = nearest_neighbor(_stretched(train, known), np.array(known), _stretched(split, asked))
         truth = [split.texts[n] for n in asked]
-        return {
-            "cer of the commonest text": character_error_rate([commonest] * len(truth), truth),
-            "cer of the nearest neighbor's text": character_error_rate([train.texts[n] for n in near], truth),
-        }
+        return {"cer of the nearest neighbor's text": character_error_rate([train.texts[n] for n in near], truth)}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, TranscriptsSplit)
+        return {"commonest": Counter(train.texts).most_common(1)[0][0]}
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """CER of training's commonest text."""
+        assert isinstance(split, TranscriptsSplit)
+        if "commonest" not in facts:
+            return {}
+        said = [facts["commonest"]] * len(split)
+        return {"cer of the commonest text": character_error_rate(said, split.texts)}
 
 
 def _of_sample(split: Sequence[SpokenText]) -> Transcripts:
@@ -366,4 +388,4 @@ def _spelled(text: str, options: TranscriptionOptions) -> str:
 def _stretched(split: TranscriptsSplit, chosen: Sequence[int]) -> Floats:
     """Sequences at a few places in time, [n, places x channels]."""
     rows = [split.row(n) for n in chosen]
-    return np.stack([resample(row, np.linspace(0, len(row) - 1, LOOKED_AT)).ravel() for row in rows])
+    return np.stack([resample(row, np.linspace(0, len(row) - 1, COMPARED_TIMES)).ravel() for row in rows])

@@ -145,7 +145,6 @@ def _begin(
     suited = kind.plain_options if request.preset in PLAIN or given is not None else {}
     options = kind.Options(**{**suited, **request.data_changes}) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
-    fingerprints = take_fingerprints((*request.data, *options.validation))
     known = None if base is None else base.task
     prepared = kind.prepare(list(request.data), options, seed, cache_folder(), known)
     for note in prepared.notes:
@@ -163,7 +162,7 @@ def _begin(
     if tokenizer is not None:
         folder.write_tokenizer(tokenizer)
     folder.write_plan(plan.to_tree())
-    if fingerprints:
+    if fingerprints := take_fingerprints((*request.data, *options.validation)):
         folder.write_fingerprints(fingerprints)
     folder.write_spec(
         RunSpec(

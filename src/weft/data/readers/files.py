@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import hashlib
 import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,6 +53,21 @@ def open_bytes(path: Path) -> BinaryIO:
         return unpack(path, "rb")
     except OSError as error:
         raise DataError(f"cannot open {path}: {error.strerror or error}") from None
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's contents; computed once per process while size and time of change stay the same."""
+    try:
+        stat = path.stat()
+        return _digest(path, stat.st_size, stat.st_mtime_ns)
+    except OSError as error:
+        raise DataError(f"cannot open {path}: {error.strerror or error}") from None
+
+
+@cache
+def _digest(path: Path, size: int, modified: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -93,10 +93,7 @@ Link = tuple[int, range]
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A source, its target, and per target character the source characters that determine it.
-
-    There are none where the target before it does: a dash, or the second figure of a year, which is 19.. or 20...
-    """
+    """A source, its target, and per target character the source characters that determine it (a dash: none)."""
 
     source: str
     target: str
@@ -141,7 +138,7 @@ def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:
     day, month, year = date.day, date.month, str(date.year)
     if way == "year":
         # All years are in 1950-2049, so each of the first three digits tells the century.
-        return year, [(0, range(3)), (2, range(2, 3)), (3, range(3, 4))]
+        return year, [(0, range(3)), (1, range(3)), (2, range(2, 3)), (3, range(3, 4))]
     if way == "years":
         return year[2:], _century(year)
     if way in ("day", "number"):
@@ -166,7 +163,7 @@ def _written(way: str, date: datetime.date) -> tuple[str, list[Link]]:
 def _century(year: str) -> list[Link]:
     """Two-digit years: the first digit also tells the century."""
     tens, ones = range(1), range(1, 2)
-    return [(0, tens), (2, tens), (3, ones)]
+    return [(0, tens), (1, tens), (2, tens), (3, ones)]
 
 
 def _figures(text: str, targets: tuple[int, int]) -> tuple[str, list[Link]]:

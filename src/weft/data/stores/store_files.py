@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from weft.data.readers.files import DataError, find_files
+from weft.data.readers.files import DataError, file_digest, find_files
 from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS, TEXT_SUFFIXES
 from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
 from weft.data.stores.text_chunks import CHUNK_SIZE, TextChunk, count_bytes, read_chunks
@@ -38,13 +38,8 @@ def store_name(
     more = [json.dumps(known, sort_keys=True)] if known else []
     whole = hashlib.sha256(json.dumps([FORMAT, tokenizer.engine.to_str(), *more]).encode())
     for path in find_files(paths, TEXT_SUFFIXES):
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise DataError(f"cannot open {path}: {error.strerror or error}") from None
         kind = "".join(path.suffixes[-2:]).lower()
-        whole.update(json.dumps([kind if kind.endswith(".gz") else path.suffix.lower(), digest]).encode())
+        whole.update(json.dumps([kind if kind.endswith(".gz") else path.suffix.lower(), file_digest(path)]).encode())
     return whole.hexdigest()[:32]
 
 

@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.data.readers.files import DataError
-from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
-from weft.tasks.support.losses import class_loss
-from weft.tasks.support.metrics import accuracy, macro_f1
+from weft.tasks.support.class_scores import evaluate_classes
+from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.task import Answer, Split
 
 Labels = NDArray[np.int64]
-SHOWN = 10  # classes whose probability is told
+CLASSES_SHOWN = 10  # classes whose probability is told
 COMPARED, ASKED = 4000, 1000  # examples that the nearest neighbor is looked for among, and those that ask
-THUMB = 8  # pixels per side of the images that the nearest neighbor compares
 
 
 def hold_out(labels: Labels, share: float, seed: int) -> tuple[Labels, Labels]:
@@ -53,7 +51,7 @@ def in_terms_of(classes: Sequence[str], labels: Labels, names: Sequence[str]) ->
     used = np.unique(labels)
     unknown = next((names[number] for number in used if names[number] not in place), None)
     if unknown is not None:
-        shown = ", ".join(classes[:SHOWN]) + (", ..." if len(classes) > SHOWN else "")
+        shown = ", ".join(classes[:CLASSES_SHOWN]) + (", ..." if len(classes) > CLASSES_SHOWN else "")
         raise DataError(f"label {unknown!r} was not seen in training, where classes are {shown}: rename or remove it")
     table = np.array([place.get(name, -1) for name in names], dtype=np.int64)
     return table[labels]
@@ -76,33 +74,25 @@ def class_probabilities(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
 
 def measure_classes(module: nn.Module, split: Split, size: int) -> dict[str, Any]:
     """Accuracy, macro F1 and loss in nats per example."""
-    device = next(module.parameters()).device
-    training = module.training
-    module.eval()
-    ours: list[int] = []
-    theirs: list[int] = []
-    total = 0.0
-    with torch.inference_mode():
-        for examples in split.batches(size, None):
-            batch = split.batch(examples).to(device)
-            output = module(**batch.inputs)
-            total += float(class_loss(output, batch.labels, batch.count).total)
-            ours += output.logits.argmax(-1).tolist()
-            theirs += batch.labels.tolist()
-    module.train(training)
-    return {
-        "accuracy": accuracy(ours, theirs),
-        "macro_f1": macro_f1(ours, theirs),
-        "loss": total / max(1, len(ours)),
-        "examples": len(ours),
-    }
+    return {**evaluate_classes(module, split, size).metrics(), "examples": len(split)}
 
 
-def class_answers(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> list[Answer]:
-    """The likeliest class of each, with the probabilities of the likeliest few."""
+def score_classes(
+    module: nn.Module, split: Split, size: int, classes: Sequence[str], numbers: Sequence[int], report: Report | None
+) -> ExampleScores:
+    """The same, example by example, which are known by their `numbers` in the data."""
+    evaluation = evaluate_classes(module, split, size, report=report)
+    metrics = {**evaluation.metrics(), "examples": len(split)}
+    return evaluation.scores(metrics, classes, lambda example: f"#{numbers[example]}")
+
+
+def class_answers(
+    names: Sequence[str], probabilities: Tensor, classes: Sequence[str], shown: int = CLASSES_SHOWN
+) -> list[Answer]:
+    """The likeliest class of each, with the probabilities of the likeliest `shown`."""
     answers = []
     for name, row in zip(names, probabilities, strict=True):
-        best = row.argsort(descending=True, stable=True)[:SHOWN].tolist()
+        best = row.argsort(descending=True, stable=True)[:shown].tolist()
         shares = {classes[number]: round(float(row[number]), 6) for number in best}
         answers.append(Answer(name, classes[best[0]], {"probabilities": shares}))
     return answers
@@ -126,13 +116,6 @@ def nearest_neighbor(train: NDArray[np.float32], labels: Labels, asked: NDArray[
     left, right = torch.from_numpy(train).float(), torch.from_numpy(asked).float()
     found: Labels = labels[torch.cdist(right, left).argmin(1).numpy()]
     return found
-
-
-def thumbs(pixels: Pixels) -> NDArray[np.float32]:
-    """Small gray copies [n, 64] of images [n, H, W, C], by means over blocks of pixels."""
-    gray = torch.from_numpy(pixels.astype(np.float32)).mean(-1)
-    small: NDArray[np.float32] = nn.functional.adaptive_avg_pool2d(gray[:, None], THUMB).flatten(1).numpy()
-    return small
 
 
 def evenly(count: int, most: int) -> Labels:

@@ -17,7 +17,7 @@ from weft.parts.outputs import CappedHead
 from weft.tasks.task import Loss, Split, Task
 
 # Above so many logits they are made chunk by chunk; below, one product is faster.
-WHOLE = 16_000_000
+LOGITS_AT_ONCE = 16_000_000
 BALANCE, Z = 0.01, 0.001
 
 
@@ -34,12 +34,26 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
         total = F.cross_entropy(widen(hidden), flat, reduction="sum", label_smoothing=smoothing)
     elif isinstance(head, CappedHead):
         total = _by_rows(head, hidden, embedding, flat, smoothing)
-    elif hidden.shape[0] * head.vocabulary > WHOLE:
+    elif hidden.shape[0] * head.vocabulary > LOGITS_AT_ONCE:
         total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
     else:
         logits = widen(head(hidden, embedding=embedding))
         total = F.cross_entropy(logits, flat, reduction="sum", label_smoothing=smoothing)
     return Loss(total, count, auxiliary_loss(output))
+
+
+def token_losses(module: nn.Module, output: Output, labels: Tensor) -> Tensor:
+    """- log p of each label [B, T], 0 where it is IGNORED; some rows at a time, without gradients."""
+    head: Any = module.head
+    embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
+    flat = labels.flatten()
+    found = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
+    places = (flat != IGNORED).nonzero()[:, 0]
+    hidden = output.hidden.flatten(0, 1)
+    for some in places.split(max(1, LOGITS_AT_ONCE // head.vocabulary)):
+        logits = widen(head(hidden[some], embedding=embedding))
+        found[some] = F.cross_entropy(logits, flat[some], reduction="none").to(found.dtype)
+    return found.view_as(labels)
 
 
 def _by_rows(head: CappedHead, hidden: Tensor, embedding: Any, labels: Tensor, smoothing: float) -> Tensor:
@@ -49,7 +63,7 @@ def _by_rows(head: CappedHead, hidden: Tensor, embedding: Any, labels: Tensor, s
         logits = widen(head(some, embedding=embedding))
         return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing)
 
-    rows = max(1, WHOLE // head.vocabulary)
+    rows = max(1, LOGITS_AT_ONCE // head.vocabulary)
     if len(labels) <= rows:
         return part(hidden, labels)
     pairs = zip(hidden.split(rows), labels.split(rows), strict=True)
