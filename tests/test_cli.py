@@ -18,6 +18,7 @@ from weft.cli.main import app
 
 COMMANDS = (
     "show",
+    "plan",
     "demo",
     "laws",
     "train",

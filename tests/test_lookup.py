@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from weft.cli.main import app
 from weft.data.readers.files import DataError
 from weft.data.samples import film_catalog, sample
-from weft.data.samples.films import ATTRIBUTES, HALLS, LISTED, MARGIN
+from weft.data.samples.films import ATTRIBUTES, FILMS_LISTED, HALLS, MARGIN
 from weft.foundation.errors import ShapeError, WeftError
 from weft.inspection.pictures.look import observe, picture_of
 from weft.inspection.pictures.look_options import LookOptions
@@ -141,12 +141,12 @@ def test_the_answer_of_each_example_is_the_hall_of_the_best_film():
     for values, label in zip(found.train.values, found.train.labels, strict=True):
         wish, films = values[0], values[1:]
         scores = np.sort(films[:, :width].astype(np.float64) @ wish[:width])
-        assert films.shape == (LISTED, width + len(HALLS) + 1) and scores[-1] - scores[-2] >= MARGIN - 1e-6
+        assert films.shape == (FILMS_LISTED, width + len(HALLS) + 1) and scores[-1] - scores[-2] >= MARGIN - 1e-6
         best = films[int((films[:, :width] @ wish[:width]).argmax())]
         assert int(best[width:-1].argmax()) == label and wish[-1] == 1 and not films[:, -1].any()
         assert (films[:, width:-1].sum(1) == 1).all() and not wish[width:-1].any()
-    draws = itertools.product(range(len(HALLS)), repeat=LISTED)
-    shares = [max(draw.count(hall) for hall in range(len(HALLS))) / LISTED for draw in draws]
+    draws = itertools.product(range(len(HALLS)), repeat=FILMS_LISTED)
+    shares = [max(draw.count(hall) for hall in range(len(HALLS))) / FILMS_LISTED for draw in draws]
     assert found.shortcut.value == pytest.approx(np.mean(shares)) and found.best.value == 1
 
 

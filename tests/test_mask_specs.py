@@ -8,9 +8,10 @@ import torch
 
 import weft
 from weft.cli.main import app
+from weft.inference.decoding.conditioning import condition
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sessions import PrefillOptions
+from weft.inference.decoding.sessions import CachedSession, PrefillOptions, RewindableSession
 from weft.inference.engine.engine import Engine, EngineRequest
 from weft.models.build import read_spec
 from weft.models.estimates import estimate
@@ -202,6 +203,21 @@ def test_decoding_with_and_without_a_cache_writes_the_same(name):
     ways = [PrefillOptions(cached=False), PrefillOptions(), PrefillOptions(native=False), PrefillOptions(side="left")]
     texts = [sampled(model, prompts, prefill=way) for way in ways]
     assert texts[0] == texts[1] == texts[2] == texts[3]
+
+
+def test_sessions_read_a_prefix_at_once():
+    """Prompts in chunks shorter than the prefix, and texts that part within it, such as the turns of a chat."""
+    model = weft.build(decoder(MASKS["prefix"]), seed=3).double().eval()
+    first, second, third = [3, 1, 4, 1, 5, 9, 2], [3, 1, 4, 7, 5, 9, 2, 6], [3, 1, 4, 7, 5, 9, 8]
+    session = RewindableSession(condition(model, 1))
+    for prompt in (first, second, third):
+        expected = model(torch.tensor([prompt])).logits[:, -1]
+        torch.testing.assert_close(session.begin([prompt]), expected, rtol=0, atol=1e-10)
+    assert session.reused == 6
+    for side in ("left", "right"):
+        chunked = CachedSession(condition(model, 2), PrefillOptions(chunk=2, side=side)).begin([first, second])
+        expected = torch.cat([model(torch.tensor([prompt])).logits[:, -1] for prompt in (first, second)])
+        torch.testing.assert_close(chunked, expected, rtol=0, atol=1e-10)
 
 
 def test_the_engine_reads_a_prefix_at_once_and_reuses_whole_ones():

@@ -97,7 +97,7 @@ def test_a_row_is_bit_for_bit_the_same_in_any_company_and_chunk(weights):
 
 @needs_compiler
 def test_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr("weft.inference.fast.native.stack.ALONE", 0)
+    monkeypatch.setattr("weft.inference.fast.native.stack.ONE_THREAD_WEIGHTS", 0)
     twin, text = optimized(model_of()), tokens_of(2, 9)
     found = []
     before = torch.get_num_threads()

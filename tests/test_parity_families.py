@@ -251,8 +251,8 @@ def test_the_loss_of_capped_logits_in_parts_is_that_of_the_whole(monkeypatch):
     model = weft.build(spec, dtype=torch.float64)
     tokens = torch.randint(31, (2, 13))
     found = []
-    for most in (losses.WHOLE, 100):
-        monkeypatch.setattr(losses, "WHOLE", most)
+    for most in (losses.LOGITS_AT_ONCE, 100):
+        monkeypatch.setattr(losses, "LOGITS_AT_ONCE", most)
         model.zero_grad()
         loss = losses.language_loss(model, model(tokens[:, :-1]), tokens[:, 1:], 24)
         loss.total.backward()

@@ -44,6 +44,8 @@ PLACES = [
     ("sequences", "skeletons", "encoder"),
     ("images", "shapes", "vit"),
     ("captions", "scenes", "image-text"),
+    ("captions", "scenes", "encoder-decoder"),
+    ("transcription", "spoken", "encoder-decoder"),
     ("forecast", "brownian", "series-decoder"),
     *(
         ("translation", "dates", name)
@@ -85,7 +87,7 @@ def parts(module, *kinds):
 
 @pytest.mark.parametrize(("task", "name", "preset"), PLACES)
 def test_a_plain_preset_trains_its_lecture_model_by_the_command(task, name, preset, command, tmp_path):
-    beam = ("--set", "data.beam=1") if task in ("translation", "captions") else ()
+    beam = ("--set", "data.beam=1") if task in ("translation", "captions", "transcription") else ()
     words = ("--preset", preset, "--steps", 2, "--set", "width=32", *SMALL, *beam)
     printed, errors = command("train", task, f"sample:{name}", "--out", tmp_path / "run", *words, "--json")
     assert json.loads(printed)["steps"] == 2
@@ -148,6 +150,13 @@ def expect_lecture_parts(module, preset, task, sample):
             "--preset decoder trains the plain one",
         ),
         ("classification", "nodes", None),
+        (
+            "transcription",
+            "spoken",
+            "model: encoder-decoder with convolution in layers 0 and 2 of the encoder's 4 (hybrid); learned positions, "
+            "squared ReLU, an MLP of hidden width 64, norms on queries and keys; --preset encoder-decoder trains the "
+            "plain one",
+        ),
     ],
 )
 def test_auto_says_what_it_has_beside_the_plain_model(task, name, line, command, tmp_path):

@@ -12,6 +12,7 @@ from weft.inference.fast.optimized import optimized
 from weft.inspection.analysis.explain import explain
 from weft.inspection.recording.watch import watch
 from weft.laws import check
+from weft.models.build import read_spec
 from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import AttentionSpec
@@ -107,6 +108,10 @@ def test_the_rule_of_older_runs_is_kept():
     ):
         assert old_relative_scale(same) == same
     assert old_relative_scale({"model": dots})["model"]["positions"]["scale"] == "width"
+    for version, scale in ((1, "width"), (2, "width"), (3, "score"), (None, "score")):  # None: written by hand
+        tree = {"family": "decoder", **dots, "version": version}
+        read = read_spec({name: value for name, value in tree.items() if value is not None})
+        assert read.positions.scale == scale
     spec = DecoderSpec(mixer=AttentionSpec(heads=4, score="dot"), positions=RelativeVectorsSpec(scale="width"))
     assert not weft.build(spec).stack.position.scaled_by_score
 

@@ -102,6 +102,8 @@ ILLEGAL = [
     (lambda: EncoderDecoderSpec(encoder={"width": 30}), "in the encoder, width 30 does not divide"),
     (lambda: EncoderDecoderSpec(cross={"heads": 5}), "does not divide into cross.heads 5"),
     (lambda: EncoderDecoderSpec(cross={"window": 5}), "leave cross.window out"),
+    (lambda: EncoderDecoderSpec(cross={"mask": {"kind": "dilated"}}), "leave cross.mask out"),
+    (lambda: EncoderDecoderSpec(cross={"rotary": {"kind": "rotary"}}), "leave cross.rotary out"),
     (
         lambda: EncoderDecoderSpec(source={"kind": "vectors"}, target_vocabulary=31),
         "source vectors has no vocabulary",

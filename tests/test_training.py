@@ -294,7 +294,7 @@ def test_the_loss_in_chunks_is_the_loss(monkeypatch, head, smoothing):
     model, batch = small_model(**head), Numbers().batch(range(7))
     found = []
     for whole in (10**9, 0):
-        monkeypatch.setattr(losses, "WHOLE", whole)
+        monkeypatch.setattr(losses, "LOGITS_AT_ONCE", whole)
         model.zero_grad()
         loss = Next().loss(model, batch, smoothing)
         loss.total.backward()

@@ -29,6 +29,7 @@ ORDER = (
     "lookup",
     "laws",
     "show",
+    "plan",
     "import",
     "export",
 )
@@ -92,6 +93,14 @@ Quantize = Annotated[
     str | None, typer.Option(help="Quantization of the weights: int8 takes a quarter of the memory; none if left out.")
 ]
 
+Module = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own model: path/file.py:factory or package.module:factory; a run that was trained with it needs it.",
+        metavar="FILE.py:FACTORY",
+    ),
+]
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -121,6 +130,7 @@ def _weft(
       weft look runs/book "Once upon a time" --out book.html
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
+      weft plan llama-2-7b --devices 64xH100      memory, time and layout on many devices, estimated
       weft laws gpt2              check the laws that it declares
     """
     if verbose:

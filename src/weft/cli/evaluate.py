@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.app import AsJson, Device, Limit, Quantize, app
+from weft.cli.app import AsJson, Device, Limit, Module, Quantize, app
+from weft.cli.factory import find_factory
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def evaluate(
     ] = [],  # noqa: B006
     limit: Limit = None,
     quantize: Quantize = None,
+    module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +71,7 @@ def evaluate(
         raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
     few_shot = {} if shots is None else {"shots": shots, **more}
     how = {**few_shot, **({} if limit is None else {"limit": limit})}
-    run_eval(run, data, how, read_settings(settings), device, quantize, as_json)
+    run_eval(run, data, how, read_settings(settings), device, quantize, as_json, module)
 
 
 def run_eval(
@@ -80,6 +82,7 @@ def run_eval(
     device: str | None,
     quantize: str | None,
     as_json: bool,
+    module: str | None = None,
 ) -> None:
     """The task's metrics on held-out data; with `shots` among the options the labels that a language model gives."""
     from weft.cli.terminal import print_json, progress
@@ -89,7 +92,7 @@ def run_eval(
     other = next((name for name in changes if not name.startswith("data.")), None)
     if other is not None:
         raise WeftError(f"--set {other}: a run is evaluated as it is; only the reading can be set: data.columns=a,b")
-    opened = load(run, device, quantize)  # type: ignore[arg-type]
+    opened = load(run, device, quantize, find_factory(module))  # type: ignore[arg-type]
     known = _trained_on(opened, data)
     if known:
         sys.stderr.write(f"note: the run was trained on {', '.join(known)}: other data would tell more\n")

@@ -23,7 +23,7 @@ POSITION_NAMES = ("position_ids", "positions", "pos")
 TARGET_NAMES = ("targets", "labels")
 LENGTH_NAMES = ("block_size", "max_seq_len", "max_length", "max_len", "context_length", "n_ctx", "n_positions")
 POSITION_WORDS = ("pos", "wpe")
-SEEN = 13  # tokens with which its masks are observed
+OBSERVED_TOKENS = 13  # tokens with which its masks are observed
 DECODERS = ("causallm", "lmhead", "gpt", "decoder", "languagemodel")
 
 
@@ -94,7 +94,7 @@ class PlainSubject(Subject):
         other = super().widened()
         if self.decided:
             return other
-        length, random = min(SEEN, self.declares.length or SEEN), torch.Generator().manual_seed(0)
+        length, random = min(OBSERVED_TOKENS, self.declares.length or OBSERVED_TOKENS), torch.Generator().manual_seed(0)
         masks = ObservedMasks()
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad(), self.exact, masks:
@@ -122,6 +122,25 @@ class PlainSubject(Subject):
                 self.tried["positions"] = 0
         return {name: counted(call.real)} if self.tried["positions"] else {}
 
+    def padding_argument(self, content: Tensor) -> tuple[str, int] | None:
+        """The argument that marks padding and its sense, found by trial; None where it has none of that kind."""
+        name = self._argument(REAL_NAMES)
+        if name is None:
+            return None
+        try:
+            with torch.no_grad(), self.exact:
+                real = torch.ones(content.shape[:2], dtype=torch.bool)
+                return name, self._find_sense(SubjectCall(content, real), name, {})
+        except NotTestable:
+            return None
+
+    def target_argument(self, content: Tensor) -> str | None:
+        """The argument without which it gives the logits of the last token alone, if there is one."""
+        name = self._argument(TARGET_NAMES)
+        with torch.no_grad(), self.exact:
+            out = first_tensor(self.module(content)) if name is not None else content
+        return name if out.dim() == 3 and out.shape[1] == 1 < content.shape[1] else None
+
     def _argument(self, known: tuple[str, ...]) -> str | None:
         names = inspect.signature(self.module.forward).parameters
         return next((name for name in known if name in names), None)
@@ -138,13 +157,13 @@ class PlainSubject(Subject):
         assert call.real is not None
         if "sense" not in self.tried:
             self.tried["sense"] = self._find_sense(call, name, extra)
-        return _senses(call.real)[self.tried["sense"]]
+        return padding_senses(call.real)[self.tried["sense"]]
 
     def _find_sense(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> int:
         assert call.real is not None
         required = inspect.signature(self.module.forward).parameters[name].default is inspect.Parameter.empty
         plain = None if required else self._answer(call.content, extra)
-        for number, everything in enumerate(_senses(torch.ones_like(call.real))):
+        for number, everything in enumerate(padding_senses(torch.ones_like(call.real))):
             try:
                 marked = self._answer(call.content, {**extra, name: everything})
             except Exception:  # a sense that its code refuses is not the one
@@ -156,14 +175,15 @@ class PlainSubject(Subject):
         )
 
 
-def _senses(real: Tensor) -> tuple[Tensor, ...]:
-    return real, ~real, real.long(), real.double()
+def padding_senses(real: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """The ways in which modules are told which tokens are real: True or False for them, 1, 1.0."""
+    return real, ~real, real.long(), real.to(dtype)
 
 
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
     """The last resort: a callable from content to one vector per token."""
     causal, why = guess_causal(module)
-    vocabulary, said = None, [why or UNSAID.format(type(module).__name__), "called as module(content)"]
+    vocabulary, said = None, [why or NO_CAUSALITY_DECLARED.format(type(module).__name__), "called as module(content)"]
     tables = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Embedding)]
     tokens = [(name, part) for name, part in tables if not any(word in name for word in POSITION_WORDS)]
     if example is None and tokens:
@@ -179,7 +199,7 @@ def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:
     return subject
 
 
-UNSAID = "nothing in {} is named a decoder or causal, so no causality is taken as declared"
+NO_CAUSALITY_DECLARED = "nothing in {} is named a decoder or causal, so no causality is taken as declared"
 
 
 def guess_causal(module: nn.Module) -> tuple[bool, str | None]:

@@ -22,7 +22,7 @@ from weft.laws.finding import Finding, LawFailedError, Report
 from weft.laws.probe import Probe
 
 Law = Callable[[Probe], Finding]
-SMALL = 20_000_000
+ONE_THREAD_PARAMETERS = 20_000_000
 
 LAWS: Registry[Law] = Registry(
     "weft.laws",
@@ -97,7 +97,7 @@ def check(
 def _few_threads(subject: Subject) -> Iterator[None]:
     """One thread for small models: their products are so small that threads mostly wait for each other."""
     before = torch.get_num_threads()
-    if sum(p.numel() for p in subject.module.parameters()) < SMALL:
+    if sum(p.numel() for p in subject.module.parameters()) < ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
     try:
         yield

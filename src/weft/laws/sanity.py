@@ -67,10 +67,10 @@ def distributions(probe: Probe) -> Finding:
     if not probe.subject.declares_distributions():
         return Finding(law, "not declared", "its score leaves out the softmax")
     maps = probe.attention_maps()
-    worst, blind = 0.0, _rows_that_see_nothing(probe)
+    worst = 0.0
     for path, A in maps.items():
         sums = A.double().sum(-1)
-        sums = torch.where((sums == 0) & blind[: sums.shape[-1]], 1.0, sums)
+        sums = torch.where((sums == 0) & _rows_that_see_nothing(probe, sums.shape[-1]), 1.0, sums)
         value = float((sums - 1).abs().max())
         if value > max(1e-5, probe.tolerance) or float(A.min()) < 0:
             cause = "a softmax over the wrong axis, or none"
@@ -79,12 +79,15 @@ def distributions(probe: Probe) -> Finding:
     return Finding(law, "holds", f"{len(maps)} layers, rows sum to 1 +- {worst:.1g}", violation=worst)
 
 
-def _rows_that_see_nothing(probe: Probe) -> Tensor:
-    """[T], True where the mask of some layer hides every key, such as a node without edges."""
-    blind = torch.zeros(probe.length + 1, dtype=torch.bool)  # a class token may stand before the content
+def _rows_that_see_nothing(probe: Probe, length: int) -> Tensor:
+    """[length], True where the mask of some layer hides every key, such as a node without edges.
+
+    `length`: of the sequence inside the model, where a class token or an image may stand before the content.
+    """
+    hidden = torch.zeros(length, dtype=torch.bool)
     for mask in probe.subject.declares.masks or ():
-        blind |= ~mask.grid(len(blind)).any(1)
-    return blind
+        hidden |= ~mask.grid(length).any(1)
+    return hidden
 
 
 def gradients(probe: Probe) -> Finding:

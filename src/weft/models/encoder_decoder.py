@@ -77,8 +77,9 @@ class EncoderDecoderSpec(StackSpec):
             raise ValueError("positions.join concatenate makes the embedding narrower than width: use head.kind linear")
         if self.target_vocabulary is not None and self.source.kind != "tokens":
             raise ValueError(f"source {self.source.kind} has no vocabulary: give the target's as vocabulary alone")
-        if self.cross is not None and self.cross.window is not None:
-            raise ValueError("cross-attention sees all of the source: leave cross.window out")
+        for name in ("window", "mask", "rotary"):
+            if getattr(self.cross, name, None) is not None:
+                raise ValueError(f"cross-attention sees all of the source, wherever it stands: leave cross.{name} out")
         clash = self.cross_attention().clashes(self.width, causal=False)
         if clash is not None:
             raise ValueError(clash.replace("mixer.", "cross."))

@@ -51,13 +51,15 @@ ARRANGEMENTS: dict[ArrangementName, type[Block]] = {
 }
 
 
-def _keep_gates(tree: Tree) -> Tree:
-    """Until version 2 the gate of a single active expert was renormalized, so always 1: what learned so stays so.
+def _keep_version_2(tree: Tree) -> Tree:
+    """What runs learned under the rules of version 2 stays so; a tree without a version was written by hand."""
+    return old_relative_scale(_keep_gates(tree)) if "version" in tree else tree
 
-    A tree without a version was written by hand, not by a run.
-    """
+
+def _keep_gates(tree: Tree) -> Tree:
+    """Until version 2 the gate of a single active expert was renormalized, so always 1."""
     feedforward = tree.get("feedforward")
-    if "version" not in tree or not isinstance(feedforward, dict):
+    if not isinstance(feedforward, dict):
         return tree
     known = [feedforward.get(name) for name in ("kind", "active", "gates")]
     if known != ["experts", 1, None]:
@@ -76,7 +78,7 @@ class ModelSpec(VersionedSpec):
     VERSION: ClassVar[int] = 3
     MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {
         1: lambda tree: rename_fields(tree, ModelSpec.RENAMED),
-        2: lambda tree: old_relative_scale(_keep_gates(tree)),
+        2: _keep_version_2,
     }
     version: int = 3
 

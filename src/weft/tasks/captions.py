@@ -60,10 +60,10 @@ SIDE = 96  # pixels, where none are asked for
 NARROWEST = 16  # channels of the first convolution; each further one has twice as many
 GRID = 6  # patches per side, about
 RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
-FEW_WORDS = 256
-LONGEST = 128
-ROOM = 1.5
-TRIAL = 16  # images by which the pace of describing is measured
+SMALL_VOCABULARY = 256
+MOST_TOKENS = 128
+LENGTH_MARGIN = 1.5
+IMAGES_TIMED = 16  # images by which the pace of describing is measured
 SIZES = (Size(64, 3), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 5), Size(384, 6))
 
 
@@ -163,7 +163,7 @@ class CaptionsTask(Task):
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Describing takes long: as many images of the split as fit into the time."""
         assert isinstance(split, CaptionsSplit)
-        trial = evenly(len(split.gallery.pixels), TRIAL)
+        trial = evenly(len(split.gallery.pixels), IMAGES_TIMED)
         began = time.perf_counter()
         self._describe(module, split, trial)
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
@@ -196,7 +196,7 @@ class CaptionsTask(Task):
         """The vocabulary, the images' side and the length of this data; patches that divide the image."""
         fitted = {
             "vocabulary": self.tokenizer.vocabulary,
-            "length": min(LONGEST, max(16, round(ROOM * self.longest))),
+            "length": min(MOST_TOKENS, max(16, round(LENGTH_MARGIN * self.longest))),
         }
         if isinstance(spec, ImageTextSpec):
             return spec.replace(**fitted, **self._fit_patches(spec))
@@ -221,22 +221,25 @@ class CaptionsTask(Task):
         patch = given.patch if after % given.patch == 0 else suitable_patch(self.side, len(given.stem))
         return {"image": self.side, "patch": patch, "channels": 3}
 
-    def fit_plain(self, name: str, size: Size) -> ImageTextSpec:
-        """Patches that leave a small grid."""
-        spec = super().fit_plain(name, size)
-        assert isinstance(spec, ImageTextSpec)
-        return spec.replace(patch=suitable_patch(self.side, len(spec.stem)))
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """Patches that leave a small grid: before the text, or as the source of an encoder-decoder."""
+        spec, patches = super().plain_model(name, size), {"image": self.side, "patch": suitable_patch(self.side, 0)}
+        if isinstance(spec, EncoderDecoderSpec):
+            return spec.replace(source=PatchSourceSpec(**patches))
+        return spec.replace(**patches)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Thousands of captions do not fill a wide model, few words do not fill a middling one."""
-        if self.tokenizer.vocabulary < FEW_WORDS:
+        if self.tokenizer.vocabulary < SMALL_VOCABULARY:
             return SIZES[:2]
         return [size for size in SIZES if size.width <= (192 if len(train) < 20_000 else 256)]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Photos and their captions are few: dropout grows with the epochs."""
-        dropout = 0.0 if epochs < 3 or self.tokenizer.vocabulary < FEW_WORDS else 0.1 if epochs < 8 else 0.2
-        return Recipe(dropout=dropout, training={"smoothing": 0.0 if self.tokenizer.vocabulary < FEW_WORDS else 0.1})
+        dropout = 0.0 if epochs < 3 or self.tokenizer.vocabulary < SMALL_VOCABULARY else 0.1 if epochs < 8 else 0.2
+        return Recipe(
+            dropout=dropout, training={"smoothing": 0.0 if self.tokenizer.vocabulary < SMALL_VOCABULARY else 0.1}
+        )
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""

@@ -20,6 +20,7 @@ from weft.data.readers.graphs import LabeledGraph, are_graphs, read_graphs
 from weft.data.readers.texts import read_labeled
 from weft.data.tokenizers.lexicon import Lexicon
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
@@ -93,6 +94,7 @@ class ClassificationTask(Task):
     compatible_tasks = ("embedding", "fill-mask", "regression")
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}
+    takes_module = True
 
     def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.encoder, self.classes = options, encoder, classes
@@ -186,6 +188,10 @@ class ClassificationTask(Task):
         """The vocabulary and the classes of this data."""
         assert isinstance(spec, EncoderSpec)
         return self.encoder.fit_spec(spec, len(self.classes))
+
+    def module_interface(self) -> ModuleInterface:
+        """Tokens [B, T] in, logits of the classes [B, C] out."""
+        return self.encoder.module_interface(len(self.classes))
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: labels are few."""

@@ -62,7 +62,7 @@ from weft.tasks.task import (
 
 CONTEXT, PATCH = 336, 24
 DEPTH = 0.2  # the share of rows that leave the last block out in training
-ENOUGH = 100_000  # windows, however often each is seen; fewer leave a model of a short series untrained
+USEFUL_WINDOWS = 100_000  # windows, however often each is seen; fewer leave a model of a short series untrained
 
 
 class ForecastOptions(DataSpec):
@@ -230,7 +230,7 @@ class ForecastTask(Task):
         known = self.known
         windows = known.borders[0] - known.context - self.options.horizon + 1
         windows *= 1 if self.options.channels == "joint" else len(known.columns)
-        return Recipe(dropout=0.3, training=training, most_epochs=max(4.0, ENOUGH / max(1, windows)))
+        return Recipe(dropout=0.3, training=training, most_epochs=max(4.0, USEFUL_WINDOWS / max(1, windows)))
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p(x) per number, or its squared error, over the steps that the model predicts at once."""

@@ -25,6 +25,7 @@ from weft.data.readers.images import (
     read_image,
     read_images,
 )
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -68,7 +69,7 @@ from weft.tasks.task import (
 
 LARGEST_GRID = 8  # patches per side
 WIDEST_STEM = 64
-LEARNED_FROM = 2000  # pictures that means and deviations are learned from
+PICTURES_FOR_STATISTICS = 2000  # pictures that means and deviations are learned from
 SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
 
 
@@ -93,7 +94,7 @@ class ImagesTask(Task):
     example = "picture.png"
     Options = ImagesOptions
     auto = "a vision transformer with a stem of convolutions, convolution and attention in turn, and mean pool (hybrid)"
-    takes_images = True
+    takes_images = takes_module = True
 
     def __init__(
         self,
@@ -123,16 +124,16 @@ class ImagesTask(Task):
             if known is None:
                 data = held = read_images(paths, options.size or "auto")
             else:
-                data = held = _read_like(paths, known.side, known.channels, known.fitting)
+                data = held = read_like(paths, known.side, known.channels, known.fitting)
             if options.validation:
-                held = _read_like(
+                held = read_like(
                     options.validation, data.pixels.shape[1], data.channels, None if known is None else known.fitting
                 )
                 rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
             else:
                 rows, other = hold_out(data.labels, options.held_out, seed)
         if known is None:
-            sample = data.pixels[rows[evenly(len(rows), LEARNED_FROM)]]
+            sample = data.pixels[rows[evenly(len(rows), PICTURES_FOR_STATISTICS)]]
             task = cls(options, data.classes, int(data.pixels.shape[1]), Scale.of(sample), ())
         else:
             classes = classes_after(data.classes, known.classes)
@@ -195,7 +196,7 @@ class ImagesTask(Task):
         if found is not None:
             images = _as_images(found.validation, found.classes)
             return self._split(replace(images, pixels=_fitted(images.pixels, self.side, self.channels)))
-        return self._split(_read_like(paths, self.side, self.channels, self.fitting))
+        return self._split(read_like(paths, self.side, self.channels, self.fitting))
 
     def default_model(self, size: Size) -> VisionSpec:
         """A convolution stem down to a small grid, then convolution and attention in turn, and the mean of all."""
@@ -230,6 +231,10 @@ class ImagesTask(Task):
         spec = super().fit_plain(name, size)
         assert isinstance(spec, VisionSpec)
         return spec.replace(patch=_patch(self.side, spec.stem))
+
+    def module_interface(self) -> ModuleInterface:
+        """Images [B, C, H, W] of mean 0 and deviation 1 in, logits of the classes out."""
+        return ModuleInterface.of_images(len(self.classes), self.channels, self.side)
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""
@@ -288,7 +293,7 @@ def _as_images(split: Any, classes: Sequence[str]) -> LabeledImages:
     return LabeledImages(pixels, split.labels, tuple(classes), pixels.shape[3])
 
 
-def _read_like(paths: Sequence[str], side: int, channels: int, fitting: ResizeCrop | None = None) -> LabeledImages:
+def read_like(paths: Sequence[str], side: int, channels: int, fitting: ResizeCrop | None = None) -> LabeledImages:
     """Pictures to evaluate on, of the side and color that was learned."""
     images = read_images(paths, fitting or side, learn=False)
     return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)

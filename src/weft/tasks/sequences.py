@@ -21,6 +21,7 @@ from weft.data.readers.sequences import LabeledSequences, Values, read_sequences
 from weft.data.readers.skeletons import SKELETON_FILE
 from weft.data.readers.sounds import log_mel
 from weft.data.samples import SAMPLE_RATE
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
@@ -61,11 +62,11 @@ from weft.tasks.task import (
     find_sample,
 )
 
-ROOM = 1.5  # a model takes sequences so many times as long as the longest it learned from
-FEW = 200_000  # steps; below, batches are small, so that an epoch has several
+LENGTH_MARGIN = 1.5  # a model takes sequences so many times as long as the longest it learned from
+SMALL_DATA_STEPS = 200_000  # steps; below, batches are small, so that an epoch has several
 BATCHES_AN_EPOCH = 8
 LEAST_BATCH = 512
-LOOKED_AT = 8  # places in time that the nearest neighbor compares
+COMPARED_TIMES = 8  # places in time that the nearest neighbor compares
 
 
 class SequencesOptions(DataSpec):
@@ -94,6 +95,7 @@ class SequencesTask(Task):
     metric = "accuracy"
     picture = "sequences"
     example = "sequence.npz"
+    takes_module = True
     Options = SequencesOptions
     auto = "an encoder with convolution and attention in turn, rotary positions and mean pool (hybrid)"
 
@@ -144,7 +146,7 @@ class SequencesTask(Task):
         differences = vertical is not None if options.differences is None else options.differences
         preparation = Preparation.learn(data.values, stride, vertical, differences, options.scaled)
         longest = -(-max(lengths) // stride)
-        return cls(options, data.classes, data.channels, 8 * -(-int(ROOM * longest) // 8), preparation)
+        return cls(options, data.classes, data.channels, 8 * -(-int(LENGTH_MARGIN * longest) // 8), preparation)
 
     def _split(self, data: LabeledSequences, learn: bool = False) -> VectorSequencesSplit:
         if data.channels != self.raw:
@@ -203,16 +205,20 @@ class SequencesTask(Task):
             length=self.length,
         )
 
+    def module_interface(self) -> ModuleInterface:
+        """Vectors [B, T, channels] in, logits of the classes out."""
+        return ModuleInterface.of_vectors(len(self.classes), self.preparation.channels(self.raw), self.length)
+
     def sizes(self, train: Split) -> Sequence[Size]:
         """Few sequences suit one small model; the time plan chooses where there are many."""
-        if train.tokens < FEW:
+        if train.tokens < SMALL_DATA_STEPS:
             return (Size(96, 4),)
         return (Size(64, 2), Size(96, 4), Size(128, 4), Size(192, 6))
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Few examples that are seen hundreds of times are held back by dropout, smoothing and averaged weights."""
         training: Tree = {"smoothing": 0.1, "ema": 0.99, "decay": 0.7, "weight_decay": 0.5}
-        if 0 < self.seen < FEW:
+        if 0 < self.seen < SMALL_DATA_STEPS:
             training["batch"] = max(LEAST_BATCH, 1 << (self.seen // BATCHES_AN_EPOCH).bit_length() - 1)
         return Recipe(0.1 if epochs < 20 else 0.3, training, most_epochs=400)
 
@@ -317,5 +323,5 @@ def _stretched(split: VectorSequencesSplit, most: int) -> tuple[NDArray[np.float
     """(sequences at a few places in time [n, places x channels], labels)."""
     chosen = evenly(len(split), most)
     rows = [split.row(int(number)) for number in chosen]
-    flat = [resample(row, np.linspace(0, len(row) - 1, LOOKED_AT)).ravel() for row in rows]
+    flat = [resample(row, np.linspace(0, len(row) - 1, COMPARED_TIMES)).ravel() for row in rows]
     return cast(NDArray[np.float32], np.stack(flat)), split.labels[chosen]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
 from weft.inference.decoding.request import Overflow
@@ -117,10 +118,10 @@ class GenerationOptions:
     `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings.
     `speculative`: speculative decoding by prompt look-up, which changes the time only. `chat`: the input is what a
     user says, and the answer is the assistant's.
-
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
-    probabilities, 8 or all there are if not given; `steps`: those of every further step too.
+    probabilities, 8 or all there are if not given; `steps`: those of every further step too. `labels`: texts, of which
+    the one that fits an image best is its answer.
     """
 
     temperature: float | None = None
@@ -139,6 +140,7 @@ class GenerationOptions:
     batch: int = 64
     top: int | None = None
     steps: bool = False
+    labels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -148,6 +150,10 @@ class GenerationOptions:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
         if self.top is not None and self.top < 0:
             raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
+        if isinstance(self.labels, str) or not all(isinstance(label, str) and label.strip() for label in self.labels):
+            raise WeftError(f"labels are a list of texts, such as ['a cat', 'a dog'], not {self.labels!r:.60}")
+        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
+            raise WeftError(f"{', '.join(self.labels)}: give two or more labels, each once, to choose between")
 
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are chosen, `temperature` if none is asked for."""
@@ -209,6 +215,8 @@ class Task(ABC):
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
     ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
+    takes_labels: ClassVar[bool] = False  # it chooses between labels that are given with the input
+    takes_module: ClassVar[bool] = False  # of the user's own, called by `module_interface`
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any
@@ -253,14 +261,21 @@ class Task(ABC):
 
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """The plain preset of this name and size, with vocabulary, classes and lengths of this data."""
+        return self.fit(self.plain_model(name, size)).replace(dropout=size.dropout)
+
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """The plain preset of this name and size, for inputs of this task's kind."""
         spec = plain_preset(name, size.width, size.layers, size.heads)
-        spec = spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
-        return self.fit(spec).replace(dropout=size.dropout)
+        return spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
 
     @property
     def judged_by(self) -> str:
         """The metric that simple methods are compared in."""
         return self.reference_metric or self.metric
+
+    def module_interface(self) -> ModuleInterface:
+        """How a module of the user's own is called, where the task takes one."""
+        raise WeftError(f"task {self.name} takes no module of your own: leave it out")
 
     @property
     def sample_seed(self) -> int:
@@ -329,8 +344,8 @@ class Task(ABC):
         """How well the model labels texts after labeled examples in its prompt; nothing is learned."""
         raise WeftError(f"task {self.name} takes no examples in a prompt: evaluate without shots, or a language model")
 
-    def embed(self, module: nn.Module, texts: Sequence[str]) -> Tensor:
-        """Vectors [N, D] of texts, where the task gives any."""
+    def embed(self, module: nn.Module, texts: Sequence[Any]) -> Tensor:
+        """Vectors [N, D] of texts, or of images by their paths, where the task gives any."""
         raise WeftError(f"a run of task {self.name} gives no vectors: import an embedding model")
 
     def preview(self, module: nn.Module, split: Split) -> str:

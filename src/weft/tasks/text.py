@@ -23,6 +23,7 @@ from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.text_chunks import distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -61,7 +62,7 @@ from weft.tasks.task import (
 
 SMALL_TEXT = 8_000_000  # bytes; below, letters are the better tokens: there is too little text for longer ones
 ALPHABET = 512
-LEARNED_FROM = 50_000_000  # characters that words and bpe are learned from, at most
+TOKENIZER_CHARACTERS = 50_000_000  # characters that words and bpe are learned from, at most
 WINDOW = 512  # tokens per window when a model is trained on: those from elsewhere read more than memory holds
 PROMPT, PREVIEW = 24, 60
 CONTINUATION = 120
@@ -94,7 +95,7 @@ class TextTask(FewShot, Task):
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
     auto = "a decoder of attention alone, with rotary positions and squared ReLU"
-    generates = continues_input = True
+    generates = continues_input = takes_module = True
 
     tokenizer: Tokenizer
 
@@ -181,6 +182,12 @@ class TextTask(FewShot, Task):
     def fit_plain(self, name: str, size: Size) -> AnySpec:
         """As long as the windows that are asked for."""
         return super().fit_plain(name, replace(size, context=self._length(size)))
+
+    def module_interface(self) -> ModuleInterface:
+        """Tokens [B, T] in, logits of the next token [B, T, C] out."""
+        if self.options.isolate:
+            raise WeftError("a module of your own is not told where documents begin: leave data.isolate out")
+        return ModuleInterface.of_language(self.tokenizer.vocabulary, self.options.context or Size.context)
 
     def _length(self, size: Size) -> int:
         """The length of a new model."""
@@ -358,7 +365,7 @@ def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:
         kind = _suitable(paths)
     if kind not in ("characters", "bytes", "words", "bpe"):
         return load_tokenizer(kind)
-    texts = distinct_characters(paths) if kind == "characters" else sample_texts(paths, LEARNED_FROM)
+    texts = distinct_characters(paths) if kind == "characters" else sample_texts(paths, TOKENIZER_CHARACTERS)
     return train_tokenizer(
         cast(Literal["characters", "bytes", "words", "bpe"], kind),
         texts,

@@ -56,12 +56,12 @@ from weft.tasks.task import (
     find_sample,
 )
 
-ROOM, SHORTEST = 1.5, 32  # a model's lengths: what was seen in training and half as much again
+LENGTH_MARGIN, SHORTEST = 1.5, 32  # a model's lengths: what was seen in training and half as much again
 PATCHES_A_TOKEN, WIDEST_PATCH = 2, 4  # an encoder sees about so many patches per token of text, of so many steps
-FEW_WORDS = 64  # different ones, that are tokens by themselves
-FEW = 400_000  # tokens; below, one small model is enough, and small batches
-TRIAL = 16  # sequences by which the pace of transcribing is measured
-LOOKED_AT = 16  # places in time that the nearest neighbor compares
+MOST_WORD_TOKENS = 64  # different ones, that are tokens by themselves
+SMALL_DATA_TOKENS = 400_000  # tokens; below, one small model is enough, and small batches
+SEQUENCES_TIMED = 16  # sequences by which the pace of transcribing is measured
+COMPARED_TIMES = 16  # places in time that the nearest neighbor compares
 SIZES = (Size(64, 2), Size(96, 4), Size(128, 4), Size(192, 6), Size(256, 6), Size(384, 8))
 
 
@@ -90,6 +90,7 @@ class TranscriptionTask(Task):
     families = ("encoder-decoder",)
     metric = "cer"
     picture = "transcription"
+    auto = "an encoder-decoder over vectors, whose encoder has convolution and attention in turn (hybrid)"
     example = "speech.wav"
     Options = TranscriptionOptions
     generates = True
@@ -144,7 +145,7 @@ class TranscriptionTask(Task):
     def _learn(cls, data: Transcripts, options: TranscriptionOptions) -> TranscriptionTask:
         texts = [_spelled(text, options) for text in data.texts]
         kind = options.tokenizer
-        if kind == "auto" and len({word for text in texts for word in text.split()}) <= FEW_WORDS:
+        if kind == "auto" and len({word for text in texts for word in text.split()}) <= MOST_WORD_TOKENS:
             kind = "words"
         tokenizer = learn_tokenizer(kind, texts, options.vocabulary)
         preparation = Preparation.learn(data.sources.values, 1, None, differences=False, scaled=True)
@@ -196,7 +197,7 @@ class TranscriptionTask(Task):
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Transcribing takes long: as many sequences of the split as fit into the time."""
         assert isinstance(split, TranscriptsSplit)
-        trial = evenly(len(split), TRIAL)
+        trial = evenly(len(split), SEQUENCES_TIMED)
         began = time.perf_counter()
         self._transcribe(module, [split.row(n) for n in trial], GenerationOptions(beam=self.options.beam))
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
@@ -223,12 +224,16 @@ class TranscriptionTask(Task):
             )
         )
 
+    def plain_model(self, name: str, size: Size) -> AnySpec:
+        """The encoder-decoder whose source is patches of vectors."""
+        return super().plain_model(name, size).replace(source=SeriesSourceSpec(patch=self.sources["patch"]))
+
     def fit(self, spec: AnySpec) -> EncoderDecoderSpec:
         """The channels, the vocabulary and the lengths of this data."""
         assert isinstance(spec, EncoderDecoderSpec)
         source = self._vectors(spec)
         steps, tokens = (
-            8 * -(-int(ROOM * most) // 8) for most in (-(-self.longest[0] // source.steps), self.longest[1])
+            8 * -(-int(LENGTH_MARGIN * most) // 8) for most in (-(-self.longest[0] // source.steps), self.longest[1])
         )
         return spec.replace(
             source=source.replace(channels=self.sources["channels"], length=steps),
@@ -256,7 +261,7 @@ class TranscriptionTask(Task):
 
     def sizes(self, train: Split) -> Sequence[Size]:
         """Little data is learned by one small model."""
-        return SIZES[:1] if train.tokens < FEW else SIZES[1:]
+        return SIZES[:1] if train.tokens < SMALL_DATA_TOKENS else SIZES[1:]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Where to look is learned first, and takes many steps: small models have small batches."""
@@ -331,7 +336,7 @@ class TranscriptionTask(Task):
             request = GenerationRequest(
                 [[self.ends.start]] * len(places),
                 generation.sampling(0.0),
-                max_tokens=generation.max_tokens or min(spec.length, round(ROOM * self.longest[1])),
+                max_tokens=generation.max_tokens or min(spec.length, round(LENGTH_MARGIN * self.longest[1])),
                 stop=(self.ends.stop,),
                 seeds=[generation.seed + place for place in places],
                 samples=generation.samples,
@@ -383,4 +388,4 @@ def _spelled(text: str, options: TranscriptionOptions) -> str:
 def _stretched(split: TranscriptsSplit, chosen: Sequence[int]) -> Floats:
     """Sequences at a few places in time, [n, places x channels]."""
     rows = [split.row(n) for n in chosen]
-    return np.stack([resample(row, np.linspace(0, len(row) - 1, LOOKED_AT)).ravel() for row in rows])
+    return np.stack([resample(row, np.linspace(0, len(row) - 1, COMPARED_TIMES)).ravel() for row in rows])

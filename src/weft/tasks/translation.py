@@ -53,16 +53,16 @@ from weft.tasks.task import (
     find_sample,
 )
 
-MANY = 300_000  # pairs, from which on they need no dropout
-ROOM, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
+PAIRS_WITHOUT_DROPOUT = 300_000  # pairs, from which on they need no dropout
+LENGTH_MARGIN, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
 ALPHABET = 256  # a vocabulary up to this size is one of letters
 LETTERS = {"batch": 1024, "rate": 0.01}  # what learns dates in seconds
 PRESET_DROPOUT = 0.2
-TRIAL = 32  # sentences by which the pace of translating is measured
+SENTENCES_TIMED = 32  # sentences by which the pace of translating is measured
 BLEU_MARGIN, LONGER = 1.0, 3.0  # half of the interval that is aimed at, and how much more time that may take
 
 SIZES = (Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 4), Size(384, 5), Size(512, 6))
-WIDEST = ((100_000, 128), (3_000_000, 192), (10_000_000, 256))  # (tokens, width): wider ones only learn by heart
+WIDTH_LIMITS = ((100_000, 128), (3_000_000, 192), (10_000_000, 256))  # (tokens, width): wider ones only learn by heart
 
 
 class TranslationOptions(DataSpec):
@@ -182,7 +182,7 @@ class TranslationTask(Task):
         interval of BLEU, as a few sentences foretell it, would be wider than +- 1.
         """
         assert isinstance(split, PairsSplit)
-        trial = evenly(len(split), TRIAL)
+        trial = evenly(len(split), SENTENCES_TIMED)
         began = time.perf_counter()
         texts = self._texts(module, split, trial)
         pace = (time.perf_counter() - began) / len(trial)
@@ -213,8 +213,8 @@ class TranslationTask(Task):
         """The vocabulary and the lengths of this data; dropout against few pairs where a preset has none."""
         assert isinstance(spec, (EncoderDecoderSpec, RecurrentSeq2SeqSpec))
         self.expect_model(spec)
-        length = min(LONGEST, max(SHORTEST, 8 * math.ceil(ROOM * max(self.longest) / 8)))
-        dropout = spec.dropout or (0.0 if self.letters or self.pairs > MANY else PRESET_DROPOUT)
+        length = min(LONGEST, max(SHORTEST, 8 * math.ceil(LENGTH_MARGIN * max(self.longest) / 8)))
+        dropout = spec.dropout or (0.0 if self.letters or self.pairs > PAIRS_WITHOUT_DROPOUT else PRESET_DROPOUT)
         return spec.replace(
             vocabulary=self.tokenizer.vocabulary, target_vocabulary=None, length=length, dropout=dropout
         )
@@ -236,7 +236,7 @@ class TranslationTask(Task):
         """Little text is learned by small models, in letters by very small ones."""
         if self.letters and train.tokens < 1_000_000:
             return [Size(64, 2)]
-        most = next((width for tokens, width in WIDEST if train.tokens < tokens), SIZES[-1].width)
+        most = next((width for tokens, width in WIDTH_LIMITS if train.tokens < tokens), SIZES[-1].width)
         return [size for size in SIZES if size.width <= most]
 
     def recipe(self, size: Size, epochs: float) -> Recipe:
@@ -326,7 +326,7 @@ class TranslationTask(Task):
 
     def _most(self, module: nn.Module) -> int:
         """How many tokens are written at most, if no number is asked for."""
-        return min(self._length(module) - len(self.ends.first), round(ROOM * self.longest[1]))
+        return min(self._length(module) - len(self.ends.first), round(LENGTH_MARGIN * self.longest[1]))
 
     def _to_write(self, module: nn.Module) -> nn.Module:
         """The model itself; a copy that shares its weights and never writes what is forbidden, where something is."""

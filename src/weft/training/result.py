@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from weft.data.samples import ReferenceScore
+from weft.foreign.wrap_module import given_module
 from weft.models.build import AnySpec
 from weft.runs.run import Run, load
 from weft.tasks.support.references import losing_to
@@ -43,7 +44,7 @@ class TrainingResult:
 def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loop: Loop) -> TrainingResult:
     """Load the run as it was kept and measure it on the whole validation data, or a share where minutes are given."""
     began = time.perf_counter()
-    run = load(loop.folder.path, str(loop.device))
+    run = load(loop.folder.path, str(loop.device), module=given_module(loop.module))
     if run.task.examine(run.module, validation):
         run = replace(run, spec=run.spec.replace(facts=run.task.facts()))
         loop.folder.write_spec(run.spec)

@@ -13,7 +13,7 @@ from weft.models.decoder import DecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, LayerNormSpec, LinearHeadSpec, TiedHeadSpec
 from weft.models.position_specs import RotarySpec
 
-TURNING = 0.25  # the share of each head that turns, where a config does not say
+ROTARY_FRACTION = 0.25  # the share of each head that turns, where a config does not say
 
 
 def read(config: Config, known: KnownTensors) -> DecoderSpec:
@@ -32,7 +32,7 @@ def read(config: Config, known: KnownTensors) -> DecoderSpec:
         feedforward=ClassicSpec(
             hidden=config.whole("intermediate_size", 24576), activation=config.activation("hidden_act", "gelu")
         ),
-        positions=read_rotary(named, fraction=TURNING),
+        positions=read_rotary(named, fraction=ROTARY_FRACTION),
         norm=LayerNormSpec(epsilon=config.number("layer_norm_eps", 1e-5)),
         arrangement="parallel" if config.flag("use_parallel_residual", True) else "pre-norm",
         head=TiedHeadSpec() if config.flag("tie_word_embeddings", False) else LinearHeadSpec(),

@@ -15,7 +15,7 @@ SIZE = 48
 FORMS = ("circle", "square", "triangle", "cross")
 # Where the first shape is relative to the second, in words, and the direction from the first to the second in x and y.
 RELATIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
-ALONE = 0.2
+SINGLE_SHAPE_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
         "exact_match", 1.0, "by construction: the large shape is named first, so each scene has one sentence"
     )
     kinds = len(FORMS) * len(PALETTE)
-    why = f"without the picture: the likeliest sentence, a single one of {kinds} shapes alone ({ALONE} of the scenes)"
-    shortcut = ReferenceScore("exact_match", ALONE / kinds, why)
+    share = SINGLE_SHAPE_SHARE
+    why = f"without the picture: the likeliest sentence, a single one of {kinds} shapes alone ({share} of the scenes)"
+    shortcut = ReferenceScore("exact_match", share / kinds, why)
     train, validation = SampleCaptions(pixels[:size], texts[:size]), SampleCaptions(pixels[size:], texts[size:])
     return Sample("scenes", "captions", train, validation, best, shortcut)
 
@@ -46,7 +47,7 @@ def _scene(random: np.random.Generator) -> tuple[Pixels, str]:
     first, second = (kinds[k] for k in random.choice(len(kinds), 2, replace=False))
     canvas = background(SIZE, random)
     middle = (SIZE - 1) / 2
-    if random.random() < ALONE:
+    if random.random() < SINGLE_SHAPE_SHARE:
         x, y = middle + random.uniform(-12, 12, 2)
         return _finish(_paint(canvas, first, x, y, random.uniform(6, 11))), f"a {first[0]} {first[1]}"
     names = list(RELATIONS)

@@ -28,7 +28,7 @@ FACTS = ("minutes", "rating", "awards")
 FIRST = word_list("Silent Crimson Last Velvet Hidden Golden Broken Distant Secret Winter Burning Paper Second Lonely")
 SECOND = word_list("Harbor Letter Garden Train Summer Voyage Mirror Island Dance Circus Spy Orchid Storm Waltz")
 HALLS = ("hall 1", "hall 2", "hall 3", "hall 4")
-LISTED = 8  # films per example
+FILMS_LISTED = 8  # films per example
 MARGIN = 0.3  # by which the best film's score exceeds the second's
 
 
@@ -76,25 +76,25 @@ def _program(random: np.random.Generator) -> tuple[NDArray[np.float32], int]:
     """([1 + films, 10], number of the hall): drawn again until one film is clearly the best."""
     width = len(ATTRIBUTES)
     while True:
-        wish, keys = random.uniform(-1, 1, width), random.uniform(-1, 1, (LISTED, width))
+        wish, keys = random.uniform(-1, 1, width), random.uniform(-1, 1, (FILMS_LISTED, width))
         scores = keys @ wish
         order = np.argsort(scores)
         if scores[order[-1]] - scores[order[-2]] >= MARGIN:
             break
-    halls = random.integers(0, len(HALLS), LISTED)
-    values = np.zeros((1 + LISTED, width + len(HALLS) + 1), dtype=np.float32)
+    halls = random.integers(0, len(HALLS), FILMS_LISTED)
+    values = np.zeros((1 + FILMS_LISTED, width + len(HALLS) + 1), dtype=np.float32)
     values[0, :width], values[0, -1] = wish, 1
     values[1:, :width] = keys
-    values[np.arange(1, 1 + LISTED), width + halls] = 1
+    values[np.arange(1, 1 + FILMS_LISTED), width + halls] = 1
     return values, int(halls[order[-1]])
 
 
 def _commonest_share() -> float:
     """E[films in the commonest hall] / films, halls drawn independently and evenly."""
     total = 0.0
-    for counts in _counts(LISTED, len(HALLS)):
-        ways = math.factorial(LISTED) // math.prod(map(math.factorial, counts))
-        total += ways / len(HALLS) ** LISTED * max(counts) / LISTED
+    for counts in _counts(FILMS_LISTED, len(HALLS)):
+        ways = math.factorial(FILMS_LISTED) // math.prod(map(math.factorial, counts))
+        total += ways / len(HALLS) ** FILMS_LISTED * max(counts) / FILMS_LISTED
     return total
 
 

@@ -30,7 +30,7 @@ DETERMINERS = {
 BEFORE_VOWEL = {"ce": "cet", "sa": "son"}
 HAVE, BE, WERE = ("ai", "a", "avons", "avez", "ont"), ("est", "sont"), ("était", "étaient")
 FUTURE = ("ai", "a", "ons", "ez", "ont")
-ONE, MANY = 1, 4  # persons: he or she, they
+SINGULAR, PLURAL = 1, 4  # persons: he or she, they
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Phrase:
     french: tuple[tuple[str, frozenset[int]], ...] = ()
     gender: Gender = "m"
     plural: bool = False
-    person: int = ONE
+    person: int = SINGULAR
     verb_plural: bool = False
 
     def __add__(self, other: Phrase) -> Phrase:
@@ -144,7 +144,7 @@ def noun_phrase(
         tuple(french_words),
         noun.gender,
         plural,
-        MANY if plural else ONE,
+        PLURAL if plural else SINGULAR,
         plural,
     )
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from weft.data.samples import french_words as words
 from weft.data.samples.french_grammar import (
-    MANY,
-    ONE,
+    PLURAL,
+    SINGULAR,
     Phrase,
     active,
     copula,
@@ -78,7 +78,7 @@ def _name(choose: random.Random) -> Phrase:
     english, french, places, gender = choose.choice(words.NAMES)
     many = gender.endswith("s")
     found = phrase(english, french, places)
-    return replace(found, gender="f" if gender[0] == "f" else "m", plural=many, person=MANY if many else ONE)
+    return replace(found, gender="f" if gender[0] == "f" else "m", plural=many, person=PLURAL if many else SINGULAR)
 
 
 def _country(choose: random.Random) -> Phrase:
@@ -88,7 +88,7 @@ def _country(choose: random.Random) -> Phrase:
     own = frozenset(range(len(parts) > 1, len(parts)))
     found = ((article, frozenset([0])), (french, own))
     many = article == "les"
-    return Phrase(parts, found, "f" if article == "la" else "m", many, MANY if many else ONE)
+    return Phrase(parts, found, "f" if article == "la" else "m", many, PLURAL if many else SINGULAR)
 
 
 def _matter(choose: random.Random) -> Phrase:
@@ -127,7 +127,7 @@ def _actor(choose: random.Random) -> Phrase:
     one, other = (_some(choose, words.ACTORS, definite=True, kinds=False) for _ in range(2))
     gender: Gender = "f" if one.gender == other.gender == "f" else "m"
     both = one + phrase("and", "et", "0") + other
-    return replace(both, gender=gender, plural=True, person=MANY, verb_plural=True)
+    return replace(both, gender=gender, plural=True, person=PLURAL, verb_plural=True)
 
 
 def _pronoun(choose: random.Random) -> Phrase:
@@ -135,7 +135,9 @@ def _pronoun(choose: random.Random) -> Phrase:
     english, french = PRONOUNS[person]
     found = phrase(english, french, "0")
     one = english in ("he", "she")
-    return replace(found, gender="f" if english == "she" else "m", person=ONE if one else person, verb_plural=not one)
+    return replace(
+        found, gender="f" if english == "she" else "m", person=SINGULAR if one else person, verb_plural=not one
+    )
 
 
 def _time(choose: random.Random, tense: str) -> Phrase:

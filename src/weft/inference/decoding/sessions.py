@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.data.batching import PaddingSide
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.conditioning import ConditionedModel, device_of, pad
+from weft.inference.decoding.conditioning import ConditionedModel, declared, device_of, pad
 from weft.parts.state import State
 
 
@@ -25,9 +25,10 @@ from weft.parts.state import State
 class PrefillOptions:
     """How texts are computed; no choice changes them.
 
-    `cached`: keys, values and other states are kept. `chunk`: tokens of the prompts per call, None for all at once.
-    `side`: where shorter prompts are padded. `native=False`: the model's own parts run one by one, instead of faster
-    copies that compute a whole step by native code.
+    `cached`: keys, values and other states are kept. `chunk`: tokens of the prompts per call, None for all at once;
+    models with a prefix that is seen in both directions read all at once. `side`: where shorter prompts are padded.
+    `native=False`: the model's own parts run one by one, instead of faster copies that compute a whole step by native
+    code.
     """
 
     cached: bool = True
@@ -84,7 +85,8 @@ class CachedSession:
         B, T = tokens.shape
         self.state = self.conditioned.model.make_state(B)
         last = _last(real, B, T, self.device)
-        chunk = self.prefill.chunk or T
+        prefix = declared(self.conditioned.model).text_prefix
+        chunk = T if prefix else self.prefill.chunk or T
         hidden: Tensor | None = None
         for first in range(0, T, chunk):
             part = slice(first, first + chunk)
@@ -161,6 +163,7 @@ class RewindableSession:
 
     def __init__(self, conditioned: ConditionedModel) -> None:
         self.conditioned, self.device = conditioned, device_of(conditioned.model)
+        self.prefix = declared(conditioned.model).text_prefix or 0
         self.alignment: Tensor | None = None
         self.calls = self.tokens = self.reused = 0
         self.forget()
@@ -219,6 +222,8 @@ class RewindableSession:
         """Take back whatever is not a beginning of `text`; its last token stays to be read."""
         same = next((n for n, (a, b) in enumerate(zip(self.text, text, strict=False)) if a != b), len(self.text))
         length = min(same, len(text) - 1)
+        if length < self.prefix:
+            length = 0  # each token of a prefix that is seen in both directions depends on all of it
         if length == self.length:
             return
         copies = [kept for kept in self.copies if kept[1] <= length]

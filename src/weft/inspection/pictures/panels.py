@@ -24,7 +24,7 @@ from weft.inspection.recording.attention_records import Kind
 from weft.models.encoder import EncoderSpec
 
 Array = NDArray[np.float32]
-ROOM = 3  # sets of maps that may share one page
+MAP_SETS_PER_PAGE = 3  # sets of maps that may share one page
 TITLES: dict[Kind, str] = {
     "self": "Attention: who looks at whom",
     "encoder": "Attention inside the encoder",
@@ -75,7 +75,7 @@ def head_axis(observation: Observation, kind: Kind, options: LookOptions, mean: 
 
 
 def attention_panel(
-    observation: Observation, kind: Kind, options: LookOptions, focus: int | None = None, room: int = ROOM
+    observation: Observation, kind: Kind, options: LookOptions, focus: int | None = None, room: int = MAP_SETS_PER_PAGE
 ) -> tuple[AttentionPanel, list[str]]:
     """The maps of one kind by layer and head, and sentences on what of long ones is left out."""
     layers, layer = layer_axis(observation, kind, options)

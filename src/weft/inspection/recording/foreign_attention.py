@@ -26,7 +26,7 @@ MULTIHEAD = (
     *("query", "key", "value", "key_padding_mask", "need_weights"),
     *("attn_mask", "average_attn_weights", "is_causal"),
 )
-UNCLAIMED = 64  # softmaxes outside of attentions whose callers are looked up
+SOFTMAXES_TRACED = 64  # softmaxes outside of attentions whose callers are looked up
 LAYER = ("src", "src_mask", "src_key_padding_mask", "is_causal")
 
 
@@ -153,7 +153,7 @@ class _Wrappers:
             if heads is not None:
                 record = GivenAttentionRecord(out.detach()[heads], scores.detach()[heads])
                 self.add(inside.kind, inside.path, record)
-        elif here.passes and self.noted < UNCLAIMED:
+        elif here.passes and self.noted < SOFTMAXES_TRACED:
             self.noted += 1
             self._note_caller()
         return out

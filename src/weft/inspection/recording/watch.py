@@ -23,13 +23,13 @@ from weft.inspection.recording.recorder import Recorder
 if TYPE_CHECKING:
     from weft.inspection.analysis.statistics import Statistics
 
-DRAWN = 48  # rows and columns up to which a notebook draws a map at once
-KEPT = 16  # number of calls that are kept by default; a whole generation counts as one
+MAP_SIDE_DRAWN = 48  # rows and columns up to which a notebook draws a map at once
+CALLS_KEPT = 16  # number of calls that are kept by default; a whole generation counts as one
 
 
 @contextmanager
 def watch(
-    subject: Any, *, layers: Sequence[int] | None = None, keep: int | None = KEPT, attention: Declared = ()
+    subject: Any, *, layers: Sequence[int] | None = None, keep: int | None = CALLS_KEPT, attention: Declared = ()
 ) -> Iterator[Seen]:
     """Record what attention does inside: `with weft.watch(run) as seen: run.predict("The animal was too tired")`.
 
@@ -56,7 +56,7 @@ class Seen:
     """
 
     def __init__(
-        self, subject: Any, layers: Sequence[int] | None = None, keep: int | None = KEPT, attention: Declared = ()
+        self, subject: Any, layers: Sequence[int] | None = None, keep: int | None = CALLS_KEPT, attention: Declared = ()
     ) -> None:
         self.subject, self.module = subject, module_of(subject)
         self.recorder = Recorder(self.module, layers, keep, attention)
@@ -70,7 +70,7 @@ class Seen:
         page.table(("", ""), list(self._facts().items()))
         if self.calls and self.call().kinds:
             _, _, T, S = self.sizes()
-            if 0 < T <= DRAWN and 0 < S <= DRAWN:
+            if 0 < T <= MAP_SIDE_DRAWN and 0 < S <= MAP_SIDE_DRAWN:
                 mean = self.attention().mean(0).tolist()
                 page.figure(svg_matrix(mean), f"{self.part()}, mean of its heads: query (down), key (across).")
         return page.fragment()

@@ -19,7 +19,7 @@ from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.task import Answer, Split
 
 Labels = NDArray[np.int64]
-SHOWN = 10  # classes whose probability is told
+CLASSES_SHOWN = 10  # classes whose probability is told
 COMPARED, ASKED = 4000, 1000  # examples that the nearest neighbor is looked for among, and those that ask
 
 
@@ -51,7 +51,7 @@ def in_terms_of(classes: Sequence[str], labels: Labels, names: Sequence[str]) ->
     used = np.unique(labels)
     unknown = next((names[number] for number in used if names[number] not in place), None)
     if unknown is not None:
-        shown = ", ".join(classes[:SHOWN]) + (", ..." if len(classes) > SHOWN else "")
+        shown = ", ".join(classes[:CLASSES_SHOWN]) + (", ..." if len(classes) > CLASSES_SHOWN else "")
         raise DataError(f"label {unknown!r} was not seen in training, where classes are {shown}: rename or remove it")
     table = np.array([place.get(name, -1) for name in names], dtype=np.int64)
     return table[labels]
@@ -86,11 +86,13 @@ def score_classes(
     return evaluation.scores(metrics, classes, lambda example: f"#{numbers[example]}")
 
 
-def class_answers(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> list[Answer]:
-    """The likeliest class of each, with the probabilities of the likeliest few."""
+def class_answers(
+    names: Sequence[str], probabilities: Tensor, classes: Sequence[str], shown: int = CLASSES_SHOWN
+) -> list[Answer]:
+    """The likeliest class of each, with the probabilities of the likeliest `shown`."""
     answers = []
     for name, row in zip(names, probabilities, strict=True):
-        best = row.argsort(descending=True, stable=True)[:SHOWN].tolist()
+        best = row.argsort(descending=True, stable=True)[:shown].tolist()
         shares = {classes[number]: round(float(row[number]), 6) for number in best}
         answers.append(Answer(name, classes[best[0]], {"probabilities": shares}))
     return answers

@@ -27,7 +27,7 @@ from weft.tasks.support.generation import TEMPERATURE
 from weft.tasks.support.prompt_format import PromptFormat
 from weft.tasks.task import GenerationOptions
 
-ANSWER = 1024  # tokens of an answer at most, if no number is asked for
+ANSWER_TOKENS = 1024  # tokens of an answer at most, if no number is asked for
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Conversation:
         Turns are left out for the sake of an answer of up to half the model's length; a longer one takes what is left.
         """
         length = self.length or sys.maxsize
-        wanted = self.generation.max_tokens or ANSWER
+        wanted = self.generation.max_tokens or ANSWER_TOKENS
         reserved = min(wanted, -(-length // 2))
         for first in range(min(self.left_out, len(self.turns)), len(self.turns) + 1):
             prompt = self._prompt([*self.messages(first), {"role": "user", "content": text}])

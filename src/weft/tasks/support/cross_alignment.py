@@ -28,9 +28,9 @@ from weft.parts.masks import Real
 from weft.parts.observer import Observer, aside, observing
 
 EXAMPLES = 32  # sentences that the layer is chosen on
-TOKENS = 200_000  # tokens that are read for it at most, so that long texts and large models are chosen on fewer
-WEIGHTS = 1 << 24  # weights of one layer that are held at once
-ROWS = 4096  # tokens per forward while source tokens are hidden
+MOST_TOKENS = 200_000  # tokens that are read for it at most, so that long texts and large models are chosen on fewer
+WEIGHTS_AT_ONCE = 1 << 24  # weights of one layer that are held at once
+TOKENS_PER_FORWARD = 4096  # tokens per forward while source tokens are hidden
 
 Example = tuple[Sequence[int], Sequence[int]]  # ids of a source with its stop, and of a target from its start on
 
@@ -87,7 +87,7 @@ def source_effects(module: nn.Module, source: Tensor, target: Tensor) -> Tensor:
     found = []
     with eval_mode(module), torch.inference_mode(), aside():
         before = module(source[None], target[None]).logits[0].float().softmax(-1)
-        for places in torch.arange(S, device=source.device).split(max(1, ROWS // (S + T))):
+        for places in torch.arange(S, device=source.device).split(max(1, TOKENS_PER_FORWARD // (S + T))):
             real = torch.arange(S, device=source.device) != places[:, None]
             texts = source.expand(len(places), S), target.expand(len(places), T)
             after = module(*texts, source_mask=Real(real)).logits.float().softmax(-1)
@@ -111,7 +111,7 @@ def choose_layer(module: nn.Module, examples: Sequence[Example]) -> AlignmentLay
     device = next(module.parameters()).device
     for number, (source, target) in enumerate(examples[:EXAMPLES]):
         tokens += len(source) * (len(source) + len(target))
-        if number and tokens > TOKENS:
+        if number and tokens > MOST_TOKENS:
             break
         given, written = (torch.tensor(ids, device=device) for ids in (source, target))
         maps = [weights[0] for weights in cross_maps(module, given[None], written[None])]
@@ -128,7 +128,7 @@ def read_alignments(
     found: list[list[list[float]]] = []
     heads = max(part.heads for part in module.modules() if isinstance(part, CrossAttention))
     longest = max((len(source) * len(target) for source, target in examples), default=1)
-    step = max(1, WEIGHTS // (heads * longest))
+    step = max(1, WEIGHTS_AT_ONCE // (heads * longest))
     device = next(module.parameters()).device
     for first in range(0, len(examples), step):
         some = examples[first : first + step]

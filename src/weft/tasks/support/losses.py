@@ -17,7 +17,7 @@ from weft.parts.outputs import CappedHead
 from weft.tasks.task import Loss, Split, Task
 
 # Above so many logits they are made chunk by chunk; below, one product is faster.
-WHOLE = 16_000_000
+LOGITS_AT_ONCE = 16_000_000
 BALANCE, Z = 0.01, 0.001
 
 
@@ -28,11 +28,13 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
         # Padding has no label: the head need not read it.
         real = flat != IGNORED
         hidden, flat = hidden[real], flat[real]
-    head: Any = module.head
+    head: Any = getattr(module, "head", None)
     embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
-    if isinstance(head, CappedHead):
+    if head is None:  # a module of the user's own, which gives the logits themselves
+        total = F.cross_entropy(widen(hidden), flat, reduction="sum", label_smoothing=smoothing)
+    elif isinstance(head, CappedHead):
         total = _by_rows(head, hidden, embedding, flat, smoothing)
-    elif hidden.shape[0] * head.vocabulary > WHOLE:
+    elif hidden.shape[0] * head.vocabulary > LOGITS_AT_ONCE:
         total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
     else:
         logits = widen(head(hidden, embedding=embedding))
@@ -48,7 +50,7 @@ def token_losses(module: nn.Module, output: Output, labels: Tensor) -> Tensor:
     found = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
     places = (flat != IGNORED).nonzero()[:, 0]
     hidden = output.hidden.flatten(0, 1)
-    for some in places.split(max(1, WHOLE // head.vocabulary)):
+    for some in places.split(max(1, LOGITS_AT_ONCE // head.vocabulary)):
         logits = widen(head(hidden[some], embedding=embedding))
         found[some] = F.cross_entropy(logits, flat[some], reduction="none").to(found.dtype)
     return found.view_as(labels)
@@ -61,7 +63,7 @@ def _by_rows(head: CappedHead, hidden: Tensor, embedding: Any, labels: Tensor, s
         logits = widen(head(some, embedding=embedding))
         return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing)
 
-    rows = max(1, WHOLE // head.vocabulary)
+    rows = max(1, LOGITS_AT_ONCE // head.vocabulary)
     if len(labels) <= rows:
         return part(hidden, labels)
     pairs = zip(hidden.split(rows), labels.split(rows), strict=True)

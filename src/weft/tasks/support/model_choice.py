@@ -12,13 +12,21 @@ from typing import Any
 from weft.foundation.errors import WeftError
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, WordsSpec
+from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec
 from weft.models.plain_presets import plain_presets
 from weft.models.stack_spec import StackSpec
 from weft.models.vision import VisionSpec
 from weft.tasks.task import Size, Task
 
-ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu-tanh": "GELU", "silu": "SiLU", "squared-relu": "squared ReLU"}
+ACTIVATIONS = {
+    "relu": "ReLU",
+    "gelu": "GELU",
+    "gelu-tanh": "GELU",
+    "quick-gelu": "GELU",
+    "silu": "SiLU",
+    "squared-relu": "squared ReLU",
+}
 
 
 def describe_choice(task: Task, spec: AnySpec) -> str:
@@ -41,16 +49,24 @@ def hybrid_parts(spec: AnySpec) -> list[str]:
     if not isinstance(spec, StackSpec):
         return []
     found = []
-    stem = getattr(spec, "stem", ())
+    stem = getattr(getattr(spec, "source", spec), "stem", ())
     if stem:
         found.append(f"a stem of {_counted(len(stem), 'convolution')} before the patches")
     if isinstance(spec, EncoderSpec) and isinstance(spec.input, WordsSpec):
         found.append("a convolution over each word's characters")
-    kinds = [spec.mixer_of(layer).kind for layer in range(spec.layers)]
+    if isinstance(spec, EncoderDecoderSpec):
+        found += _other_mixers(spec.encoder_stack(), spec.layers, "the encoder's ")
+        return found + _other_mixers(spec, spec.decoder_depth, "the decoder's ")
+    return found + _other_mixers(spec, spec.layers)
+
+
+def _other_mixers(stack: StackSpec, count: int, owner: str = "") -> list[str]:
+    """The layers of a stack of `count` blocks that mix tokens by something else than attention, in words."""
+    kinds, found = [stack.mixer_of(layer).kind for layer in range(count)], []
     for kind in dict.fromkeys(kinds):
         layers = [str(layer) for layer, own in enumerate(kinds) if own == kind]
         if "attention" not in kind and kind != "none":
-            found.append(f"{kind} in layer{'s' * (len(layers) > 1)} {_listed(layers)} of {spec.layers}")
+            found.append(f"{kind} in layer{'s' * (len(layers) > 1)} {_listed(layers)} of {owner}{count}")
     return found
 
 

@@ -44,10 +44,10 @@ from weft.parts.stack import Stack
 from weft.parts.state import RING_SLACK, KeyValueState, State
 from weft.parts.token_positions import TokenPositions
 
-FEW = 32  # rows of a product up to which reading weights is most of the work
+NATIVE_ROWS = 32  # rows of a product up to which reading weights is most of the work
 ARRANGEMENTS = (PreNorm, PostNorm, SandwichNorm, Parallel)  # in the order of decode.c
 KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
-ALONE = 1 << 20  # weights below which one thread is faster than two that wait for each other
+ONE_THREAD_WEIGHTS = 1 << 20  # weights below which one thread is faster than two that wait for each other
 
 
 class Unsupported(Exception):
@@ -94,7 +94,7 @@ class NativeStack(SingleTokenStack):
         weights = sum(
             m.rows * m.cols for layer in self._layers for m in (layer.qkv, layer.output, layer.up, layer.down)
         )
-        self._alone = weights < ALONE
+        self._alone = weights < ONE_THREAD_WEIGHTS
 
     def run_blocks(
         self,
@@ -141,7 +141,7 @@ class NativeStack(SingleTokenStack):
         self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, TokenPositions] | None
     ) -> bool:
         return (
-            x.shape[0] * x.shape[1] <= FEW
+            x.shape[0] * x.shape[1] <= NATIVE_ROWS
             and x.shape[1] <= (RING_SLACK if self._several else 1)
             and mask is None
             and state is not None
@@ -380,11 +380,11 @@ class NativeHead:
     def __call__(self, x: Tensor) -> Tensor | None:
         """[..., D] -> [..., C]; None where torch does better."""
         rows = x.numel() // x.shape[-1]
-        if rows > FEW or x.dtype != torch.float32 or torch.is_grad_enabled():
+        if rows > NATIVE_ROWS or x.dtype != torch.float32 or torch.is_grad_enabled():
             return None
         x = x.contiguous()
         y = torch.empty(*x.shape[:-1], self._matrix.rows)
-        alone = self._matrix.rows * self._matrix.cols < ALONE
+        alone = self._matrix.rows * self._matrix.cols < ONE_THREAD_WEIGHTS
         threads = 1 if alone else torch.get_num_threads()
         self._product(ctypes.byref(self._matrix), x.data_ptr(), y.data_ptr(), rows, threads)
         return y

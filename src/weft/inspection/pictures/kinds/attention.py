@@ -33,9 +33,9 @@ from weft.inspection.pictures.panels import (
 from weft.inspection.recording.attention_records import Kind
 from weft.tasks.support.cross_alignment import AlignmentLayer
 
-FEW = 24  # tokens; flows of more are shown for one row only
+TOKENS_WITH_ALL_FLOWS = 24  # tokens; flows of more are shown for one row only
 LONGEST_FLOW = 128  # tokens
-MANY = 2048  # tokens; maps of more are not multiplied
+ROLLOUT_TOKENS = 2048  # tokens; maps of more are not multiplied
 WAYS = ("with residual", "attention alone")
 ROLLED = "Heads averaged, layers multiplied; with 0.5 A + 0.5 I for the residual, or attention alone."
 
@@ -129,8 +129,8 @@ def rollouts(observation: Observation) -> Array:
     """Attention through the layers up to each, with and without the residual: [ways, layers, T, T]."""
     kind: Kind = "self" if "self" in observation.kinds else "encoder"
     _, _, T, _ = observation.sizes(-1, kind)
-    if T > MANY:
-        raise WeftError(f"{T:,} tokens are too many to multiply their maps: look at {MANY:,} or fewer")
+    if T > ROLLOUT_TOKENS:
+        raise WeftError(f"{T:,} tokens are too many to multiply their maps: look at {ROLLOUT_TOKENS:,} or fewer")
     layers = averaged_layers(observation.seen, observation.batch, kind, observation.call)
     found = [[roll_out(layers[: depth + 1], share) for depth in range(len(layers))] for share in (RESIDUAL, 0.0)]
     return np.stack([np.stack([to_array(rolled) for rolled in way]) for way in found])
@@ -194,7 +194,7 @@ def flow_picture(observation: Observation, options: LookOptions) -> Panels:
     note = "Layers as pipes whose capacities are 0.5 A + 0.5 I; the most that can run from the top to each input."
     note += _left_out(observation)
     whole = options.row is None and not isinstance(observation, ImageObservation)
-    if whole and len(rows) <= FEW:
+    if whole and len(rows) <= TOKENS_WITH_ALL_FLOWS:
         values = to_array(layered_flow(layers))[None, None]
         one = Axis("layers", ("all",)), Axis("heads", (MEAN,))
         return Panels(

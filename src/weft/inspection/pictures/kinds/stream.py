@@ -22,7 +22,7 @@ from weft.inspection.pictures.panels import Panels, to_array
 from weft.parts.experts import Experts
 from weft.parts.stack import Stack
 
-MOST = 64  # tokens whose table is drawn; of more, the last ones
+TOKENS_DRAWN = 64  # tokens whose table is drawn; of more, the last ones
 TOP = 8  # next tokens that are shown
 BLOCK = 256  # positions whose next tokens are computed at once
 
@@ -85,13 +85,13 @@ def lens_panel(observation: Observation, options: LookOptions) -> TablePanel:
     with streams(observation.run) as stream:
         show_again(observation)
         lens = logit_lens(stream, top=1)
-    tokens, chances = lens.tokens[:, -MOST:, 0], to_array(lens.probabilities[:, -MOST:, 0])
+    tokens, chances = lens.tokens[:, -TOKENS_DRAWN:, 0], to_array(lens.probabilities[:, -TOKENS_DRAWN:, 0])
     places = chances.shape[1]
-    columns = ("the answer",) if places == 1 else fitted(observation.tokens, lens.tokens.shape[1])[-MOST:]
+    columns = ("the answer",) if places == 1 else fitted(observation.tokens, lens.tokens.shape[1])[-TOKENS_DRAWN:]
     words = tuple(tuple(row) for row in spelled(observation, tokens))
     note = "Darker is surer. The last row is the model's own answer."
-    if lens.tokens.shape[1] > MOST:
-        note += f" The last {MOST} of {lens.tokens.shape[1]:,} tokens."
+    if lens.tokens.shape[1] > TOKENS_DRAWN:
+        note += f" The last {TOKENS_DRAWN} of {lens.tokens.shape[1]:,} tokens."
     return TablePanel(
         "Logit lens: the answer after each block",
         tuple(lens.names),
@@ -116,11 +116,11 @@ def residuals_picture(observation: Observation, options: LookOptions) -> Panels:
     plot = PlotPanel(
         "Norms of the residual stream", np.arange(len(norms), dtype=np.float32), curves, names, "block", "norm"
     )
-    shown = norms[:, -MOST:]
+    shown = norms[:, -TOKENS_DRAWN:]
     table = TablePanel(
         "Norms of each token",
         tuple(stream.names),
-        labels[-MOST:],
+        labels[-TOKENS_DRAWN:],
         shown,
         cells="numbers" if shown.size <= 200 else "colors",
         row_name="after",
@@ -141,8 +141,8 @@ def routing_panel(observation: Observation, options: LookOptions) -> TablePanel:
         names.append(str(layer))
     if len({table.shape for table in tables}) != 1:
         raise WeftError("the layers have different numbers of experts: look at them one by one in Python")
-    values = np.stack(tables)[:, -MOST:]
-    rows = fitted(observation.tokens, tables[0].shape[0])[-MOST:]
+    values = np.stack(tables)[:, -TOKENS_DRAWN:]
+    rows = fitted(observation.tokens, tables[0].shape[0])[-TOKENS_DRAWN:]
     columns = tuple(f"expert {number}" for number in range(values.shape[2]))
     balance = float(max(found.shares(layer).max() for layer in found.layers))
     note = f"The busiest expert gets {balance:.0%} of the tokens; alike would be {1 / values.shape[2]:.0%}."
@@ -152,7 +152,7 @@ def routing_panel(observation: Observation, options: LookOptions) -> TablePanel:
 
 def next_panel(observation: Observation, options: LookOptions) -> BarsPanel:
     """The likeliest next tokens after each token, with the one that truly came."""
-    module, task = observation.seen.module, observation.task
+    module, task = observation.model, observation.task
     tokenizer = None if task is None else task.tokenizer
     ids = next((x for x in observation.inputs().values() if x.dim() == 1 and not x.is_floating_point()), None)
     if ids is None or not observation.continues_input:
