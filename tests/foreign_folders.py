@@ -159,6 +159,39 @@ def vision(folder: Path, name: str = "ViT", kind: str = "ForImageClassification"
     return save(getattr(transformers, f"{name}{kind}")(config), folder, preprocessor_config=seen)
 
 
+CLIP_START, CLIP_END = "<|startoftext|>", "<|endoftext|>"
+
+
+def clip_words(folder: Path) -> None:
+    """CLIP's vocab.json and merges.txt: bytes, each also as the end of a word, a few merges, start and end."""
+    from weft.data.tokenizers.vocabulary_files import byte_letters
+
+    merges = ["c a", "ca t</w>", "d o", "do g</w>"]
+    pieces = [*byte_letters(), *(f"{letter}</w>" for letter in byte_letters())]
+    pieces += [merge.replace(" ", "") for merge in merges]
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {piece: number for number, piece in enumerate([*pieces, CLIP_START, CLIP_END])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+
+
+CLIP_WORDS = 2 * 256 + 4 + 2  # bytes, merges, start and end
+
+
+def clip(folder: Path, text: Any = None, vision: Any = None, **more: Any) -> nn.Module:
+    """Two towers of different sizes; the end token is the last of the vocabulary."""
+    clip_words(folder)
+    sizes = {"hidden_size": 30, "num_hidden_layers": 3, "num_attention_heads": 5, "intermediate_size": 31}
+    ends = {"bos_token_id": CLIP_WORDS - 2, "eos_token_id": CLIP_WORDS - 1, "pad_token_id": CLIP_WORDS - 1}
+    words = {"vocab_size": CLIP_WORDS, "max_position_embeddings": 19, **sizes, **ends, **(text or {})}
+    image = {key: value for key, value in IMAGE.items() if "label" not in key}
+    config = transformers.CLIPConfig(
+        text_config=words, vision_config={**image, **(vision or {})}, **({"projection_dim": 17} | more)
+    )
+    seen = {"size": 23, "crop_size": 21, "resample": 3, "image_mean": [0.3, 0.4, 0.5], "image_std": [0.2, 0.25, 0.5]}
+    return save(transformers.CLIPModel(config), folder, preprocessor_config=seen)
+
+
 def t5(folder: Path, gated: bool = False, untied: bool = False) -> nn.Module:
     letters(folder, after="<stop>")
     config = transformers.T5Config(

@@ -16,7 +16,22 @@ from weft.cli.app import CLOSED_PIPE
 from weft.cli.environment import WAIT_POLICY, choose_wait_policy
 from weft.cli.main import app
 
-COMMANDS = ("show", "demo", "laws", "train", "eval", "predict", "chat", "tokens", "look", "lookup", "import", "export")
+COMMANDS = (
+    "show",
+    "plan",
+    "demo",
+    "laws",
+    "train",
+    "eval",
+    "compare",
+    "predict",
+    "chat",
+    "tokens",
+    "look",
+    "lookup",
+    "import",
+    "export",
+)
 
 
 @pytest.fixture

@@ -272,7 +272,7 @@ def gpt2_pair(**changes) -> tuple[nn.Module, nn.Module]:
 
 
 def test_two_libraries_that_agree():
-    assert weft.compare(*gpt2_pair(), TOKENS).agree
+    assert weft.locate_divergence(*gpt2_pair(), TOKENS).agree
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_two_libraries_that_agree():
     ],
 )
 def test_two_libraries_part(changes, cause, layer):
-    found = weft.compare(*gpt2_pair(**changes), TOKENS)
+    found = weft.locate_divergence(*gpt2_pair(**changes), TOKENS)
     assert found.cause == cause, str(found)
     assert found.layer == layer
 
@@ -295,12 +295,12 @@ def test_two_libraries_part_by_hand():
     ours, theirs = gpt2_pair()
     with torch.no_grad():
         theirs.transformer.wpe.weight.copy_(theirs.transformer.wpe.weight.roll(1, 0))
-    found = weft.compare(ours, theirs, TOKENS)
+    found = weft.locate_divergence(ours, theirs, TOKENS)
     assert found.cause == "position offset", str(found)
     ours, theirs = gpt2_pair()
     with torch.no_grad():
         theirs.transformer.h[1].mlp.c_fc.bias.zero_()
-    assert weft.compare(ours, theirs, TOKENS).cause == "missing bias"
+    assert weft.locate_divergence(ours, theirs, TOKENS).cause == "missing bias"
     ours, theirs = gpt2_pair()
     ours.stack.blocks[1].mixer.score = ScaledDot()
-    assert weft.compare(ours, theirs, TOKENS).agree
+    assert weft.locate_divergence(ours, theirs, TOKENS).agree

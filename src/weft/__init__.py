@@ -27,10 +27,11 @@ if TYPE_CHECKING:
         training,
     )
     from weft.foundation.errors import WeftError
-    from weft.inspection.comparison.compare import compare
+    from weft.inspection.comparison.locate_divergence import locate_divergence
     from weft.inspection.recording.watch import watch
     from weft.models.build import build, read_spec
     from weft.models.presets import preset, presets
+    from weft.runs.compare import compare
     from weft.runs.export_run import export
     from weft.runs.import_run import import_checkpoint
     from weft.runs.run import Run, load
@@ -40,10 +41,11 @@ _HOMES = {
     "Run": "weft.runs.run",
     "WeftError": "weft.foundation.errors",
     "build": "weft.models.build",
-    "compare": "weft.inspection.comparison.compare",
+    "compare": "weft.runs.compare",
     "export": "weft.runs.export_run",
     "import_checkpoint": "weft.runs.import_run",
     "load": "weft.runs.run",
+    "locate_divergence": "weft.inspection.comparison.locate_divergence",
     "preset": "weft.models.presets",
     "presets": "weft.models.presets",
     "read_spec": "weft.models.build",
@@ -72,6 +74,7 @@ __all__ = [
     "inspection",
     "laws",
     "load",
+    "locate_divergence",
     "models",
     "parts",
     "preset",

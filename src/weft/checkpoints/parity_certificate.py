@@ -26,6 +26,7 @@ from weft.models.build import AnySpec, build
 from weft.models.encoder import EncoderSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.estimates import estimate
+from weft.models.two_tower import TwoTowers, TwoTowerSpec
 from weft.models.vision import VisionSpec
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import TiedHead
@@ -101,6 +102,11 @@ def random_inputs(spec: AnySpec) -> dict[str, Tensor]:
 
     if isinstance(spec, VisionSpec):
         return {"images": torch.randn(ROWS, spec.channels, spec.image, spec.image, generator=random)}
+    if isinstance(spec, TwoTowerSpec):
+        text, end = spec.text, spec.text.end_token
+        texts = tokens(text.vocabulary, min(text.length, TOKENS))
+        texts[:, -1] = text.vocabulary - 1 if end is None else end
+        return {"tokens": texts, **random_inputs(spec.image)}
     body: Any = spec.input if isinstance(spec, EncoderSpec) else spec
     given = {"tokens": tokens(body.vocabulary, min(spec.length, _input_length(spec)))}
     if isinstance(spec, EncoderDecoderSpec):
@@ -130,6 +136,9 @@ def _their_output(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tens
         .eval()
     )
     with upcast_weights(model):
+        if "images" in inputs and "tokens" in inputs:
+            both = model(input_ids=inputs["tokens"], pixel_values=inputs["images"])
+            return model.logit_scale.exp() * torch.cat((both.image_embeds, both.text_embeds))
         if "images" in inputs:
             seen = model(pixel_values=inputs["images"])
             return (seen.last_hidden_state if _compares_hidden(found) else seen.logits).clone()
@@ -146,6 +155,9 @@ def _our_output(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], 
     with upcast_weights(model):
         if "target" in inputs:
             return model(inputs["tokens"], inputs["target"]).logits.clone()
+        if isinstance(model, TwoTowers):
+            vectors = (model(images=inputs["images"]).logits, model(inputs["tokens"]).logits)
+            return model.similarity.scale.exp() * torch.cat(vectors)
         output = model(*inputs.values())
         return (output.hidden if _compares_hidden(found) else output.logits).clone()
 

@@ -5,6 +5,7 @@ model.safetensors    the best weights so far
 tokenizer.json       where the task has one; target_tokenizer.json if the target language has its own
 metrics.jsonl        one line per report
 plan.json            the frozen time plan
+references.json      what simple methods reach on the validation data, and facts to measure them on other data
 data.json            size, time of change and SHA-256 of each data file, by which --resume knows its data
 training/            the newest training state: weights, optimizer, position in the data; one file, so one rename
 
@@ -140,6 +141,13 @@ class RunFolder:
             return [Fingerprint(**row) for row in self._read_json("data.json")["files"]]
         except (KeyError, TypeError):
             raise SpecError(f"{self.path / 'data.json'} is not a list of data files: restore or remove it") from None
+
+    def write_references(self, found: Tree) -> None:
+        write_text(self.path / "references.json", json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+    def read_references(self) -> Tree:
+        """What simple methods reached when the run was trained; empty for a run that has not stored it."""
+        return self._read_json("references.json") if (self.path / "references.json").is_file() else {}
 
     def write_model(self, weights: dict[str, Tensor], facts: Tree | None = None) -> None:
         write_tensors(self.path / "model.safetensors", weights, _note(facts or {}))

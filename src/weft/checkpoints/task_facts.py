@@ -15,6 +15,7 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PerTokenSpec, PooledSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
+from weft.models.two_tower import TwoTowerSpec
 from weft.models.vision import VisionSpec
 
 LONGEST_ANSWER = 512
@@ -22,6 +23,16 @@ FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's 
 IDENTITY = "torch.nn.modules.linear.Identity"
 SCORE_ACTIVATIONS = {IDENTITY: "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid"}
 MASK_TOKENS = ("[MASK]", "<mask>")
+PREPROCESSOR = "preprocessor_config.json"
+# What CLIP's preprocessor does where its config does not say otherwise.
+CLIP_PICTURES: Tree = {
+    "size": {"shortest_edge": 224},
+    "do_center_crop": True,
+    "crop_size": 224,
+    "resample": 3,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 POOLS = {"cls": "first", "mean": "mean", "lasttoken": "last"}
 
 
@@ -146,7 +157,48 @@ def _pool(folder: Path) -> str:
 
 def images_facts(folder: Path, spec: VisionSpec, config: Config) -> Tree:
     """Names of classes; mean and deviation of the channels and how pictures are resized, by the preprocessor config."""
-    table = Config(read_optional_json(folder, "preprocessor_config.json"), "preprocessor_config.json")
+    table = Config(read_optional_json(folder, PREPROCESSOR), PREPROCESSOR)
+    names = {"classes": class_names(config, spec.classes or 0)}
+    return names | _pictures(table, spec) | {"augmentation": []}
+
+
+def two_tower_facts(folder: Path, spec: TwoTowerSpec, vocabulary: Vocabulary) -> Tree:
+    """How pictures are prepared and which ids are around each text: it must end in the token it is pooled at."""
+    before, after = vocabulary.before, vocabulary.after
+    if not after or spec.text.end_token not in (None, *after):
+        end = "an end token" if spec.text.end_token is None else f"the end token {spec.text.end_token}"
+        raise DataError(
+            f"the vocabulary does not put {end} after a text, where its vector is read: fetch tokenizer.json again, "
+            "and check eos_token_id of config.json"
+        )
+    if vocabulary.tokenizer.vocabulary > spec.text.vocabulary:
+        raise DataError(
+            f"the vocabulary has {vocabulary.tokenizer.vocabulary:,} tokens, but vocab_size of config.json is "
+            f"{spec.text.vocabulary:,}: they do not belong together"
+        )
+    frame = {"before": list(before), "after": list(after), "length": spec.length}
+    return _pictures(_clip_preprocessor(folder, spec.image.image), spec.image) | frame
+
+
+def _clip_preprocessor(folder: Path, side: int) -> Config:
+    """CLIP's settings, where a single number for the size is that of the shorter edge; newer folders nest them."""
+    name, tree = PREPROCESSOR, read_optional_json(folder, PREPROCESSOR)
+    if not tree:
+        name = "processor_config.json"
+        tree = read_optional_json(folder, name).get("image_processor") or {}
+    if not isinstance(tree, Mapping):
+        raise Config({"image_processor": tree}, name).wrong("image_processor", "a table of settings")
+    given = {key: value for key, value in tree.items() if value is not None} or {"size": side, "crop_size": side}
+    if isinstance(given.get("size"), int):
+        given["size"] = {"shortest_edge": given["size"]}
+    found = Config({**CLIP_PICTURES, **given}, name)
+    for key, usual in (("do_resize", True), ("do_center_crop", True), ("do_pad", False), ("use_square_size", False)):
+        found.expect(key, usual)
+    return found
+
+
+def _pictures(table: Config, spec: VisionSpec) -> Tree:
+    """The side, mean and deviation of the channels, and how pictures are resized."""
     mean, deviation = (
         _each(table, key, 0.5, spec.channels)
         if table.flag("do_normalize", True)
@@ -156,11 +208,9 @@ def images_facts(folder: Path, spec: VisionSpec, config: Config) -> Tree:
     # The preprocessor multiplies bytes by a factor, 1/255; here pixels are always from 0 to 1.
     unit = 255 * (table.number("rescale_factor", 1 / 255) if table.flag("do_rescale", True) else 1.0)
     facts: Tree = {
-        "classes": class_names(config, spec.classes or 0),
         "side": spec.image,
         "mean": [value / unit for value in mean],
         "deviation": [value / unit for value in deviation],
-        "augmentation": [],
     }
     if table.tree:
         facts["fitting"] = _fitting(table, spec.image)
@@ -209,6 +259,8 @@ def detect_task(
     if isinstance(spec, VisionSpec):
         return "images", images_facts(folder, spec, config)
     assert vocabulary is not None
+    if isinstance(spec, TwoTowerSpec):
+        return "image-text-embedding", two_tower_facts(folder, spec, vocabulary)
     if isinstance(spec, EncoderDecoderSpec):
         return "translation", translation_facts(spec, config, vocabulary)
     if isinstance(spec, EncoderSpec):

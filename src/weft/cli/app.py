@@ -17,7 +17,22 @@ from weft.foundation.errors import WeftError
 
 FAILED, USER_ERROR, INTERRUPTED, CLOSED_PIPE = 1, 2, 130, 141
 
-ORDER = ("demo", "train", "predict", "chat", "tokens", "eval", "look", "lookup", "laws", "show", "import", "export")
+ORDER = (
+    "demo",
+    "train",
+    "predict",
+    "chat",
+    "tokens",
+    "eval",
+    "compare",
+    "look",
+    "lookup",
+    "laws",
+    "show",
+    "plan",
+    "import",
+    "export",
+)
 
 
 class _Commands(TyperGroup):
@@ -67,8 +82,23 @@ app = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON value.")]
 Device = Annotated[str | None, typer.Option(help="Device: cpu, cuda or mps; the fastest one present if left out.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        help="At most N examples, evenly spread; of series the first N windows.",
+        metavar="N",
+    ),
+]
 Quantize = Annotated[
     str | None, typer.Option(help="Quantization of the weights: int8 takes a quarter of the memory; none if left out.")
+]
+
+Module = Annotated[
+    str | None,
+    typer.Option(
+        help="Your own model: path/file.py:factory or package.module:factory; a run that was trained with it needs it.",
+        metavar="FILE.py:FACTORY",
+    ),
 ]
 
 
@@ -100,6 +130,7 @@ def _weft(
       weft look runs/book "Once upon a time" --out book.html
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
+      weft plan llama-2-7b --devices 64xH100      memory, time and layout on many devices, estimated
       weft laws gpt2              check the laws that it declares
     """
     if verbose:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.app import AsJson, Device, Quantize, app
+from weft.cli.app import AsJson, Device, Limit, Module, Quantize, app
+from weft.cli.factory import find_factory
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -47,16 +48,18 @@ def evaluate(
             "--set", help="Change how data are read, such as data.columns=text,mood; repeatable.", metavar="DATA.B=C"
         ),
     ] = [],  # noqa: B006
+    limit: Limit = None,
     quantize: Quantize = None,
+    module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the task's metrics on data that the run was not trained on.
+    """Print the task's metrics on data that the run was not trained on, with 95 % intervals, beside simple methods.
 
     \b
     Examples:
       weft eval runs/book other-book.txt
-      weft eval runs/ende test.en test.de --json
+      weft eval runs/ende test.en test.de --limit 500 --json
       weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive --prompt 'Review: {text}\\nMood: {label}'
     """
     from weft.cli.settings import read_settings
@@ -67,42 +70,62 @@ def evaluate(
     if shots is None and any(more.values()):
         raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
     few_shot = {} if shots is None else {"shots": shots, **more}
-    run_eval(run, data, few_shot, read_settings(settings), device, quantize, as_json)
+    how = {**few_shot, **({} if limit is None else {"limit": limit})}
+    run_eval(run, data, how, read_settings(settings), device, quantize, as_json, module)
 
 
 def run_eval(
     run: Path,
     data: Sequence[str],
-    shots: dict[str, Any],
+    how: dict[str, Any],
     changes: Tree,
     device: str | None,
     quantize: str | None,
     as_json: bool,
+    module: str | None = None,
 ) -> None:
-    """The task's metrics on held-out data; with `shots` the labels that a language model gives."""
-    from rich.markup import escape
-
-    from weft.cli.metrics import print_metrics
-    from weft.cli.terminal import console, print_json
+    """The task's metrics on held-out data; with `shots` among the options the labels that a language model gives."""
+    from weft.cli.terminal import print_json, progress
     from weft.runs.run import load
     from weft.tasks.support.few_shot import METRIC as FEW_SHOT_METRIC
 
     other = next((name for name in changes if not name.startswith("data.")), None)
     if other is not None:
         raise WeftError(f"--set {other}: a run is evaluated as it is; only the reading can be set: data.columns=a,b")
-    opened = load(run, device, quantize)  # type: ignore[arg-type]
+    opened = load(run, device, quantize, find_factory(module))  # type: ignore[arg-type]
     known = _trained_on(opened, data)
     if known:
         sys.stderr.write(f"note: the run was trained on {', '.join(known)}: other data would tell more\n")
     options = {name.removeprefix("data."): value for name, value in changes.items()}
-    found = opened.evaluate(list(data), options=options, **shots)
-    main = FEW_SHOT_METRIC if shots else opened.task.metric
+    with progress("evaluating") as report:
+        found = opened.evaluate(list(data), options=options, report=lambda share: report(share, ""), **how)
+    main = FEW_SHOT_METRIC if "shots" in how else opened.task.metric
     if as_json:
         print_json({**found, "metric": main})
         return
-    out = console()
-    out.print(f"[bold]{escape(str(run))}[/bold] on {escape(', '.join(data))}")
-    print_metrics(out, found, main)
+    _print(opened, data, found, main)
+
+
+def _print(run: Run, data: Sequence[str], found: Tree, main: str) -> None:
+    """Metrics with intervals and simple methods; then what training measured, where the run has stored it."""
+    from rich.markup import escape
+
+    from weft.cli.metrics import print_metrics, print_standing
+    from weft.cli.terminal import console
+
+    out, judged_by = console(), run.task.judged_by
+    references, intervals = found.pop("references", {}), found.pop("intervals", {})
+    training = found.pop("training", {})
+    found.pop("loses_to", None)
+    out.print(f"[bold]{escape(str(run.folder))}[/bold] on {escape(', '.join(data))}")
+    print_metrics(out, found, main, references, intervals, judged_by)
+    print_standing(out, judged_by, found, references, intervals)
+    others = {name: value for name, value in training.get("references", {}).items() if name not in references}
+    if others and training.get("value") is not None:
+        own = {training["metric"]: training["value"]}
+        out.print("[dim]On the validation data of training, not on these:[/dim]")
+        print_metrics(out, own, training["metric"], others)
+        print_standing(out, training["metric"], own, others)
 
 
 def _trained_on(run: Run, data: Sequence[str]) -> list[str]:

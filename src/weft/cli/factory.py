@@ -14,8 +14,19 @@ from weft.foundation.errors import WeftError
 
 def make_module(place: str) -> Any:
     """The module that a function or class makes, or that a name holds: path/file.py:factory, package.module:factory."""
-    import torch
+    found = find_factory(place)
+    if _is_module(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise WeftError(f"{place} fails with {type(error).__name__}: {error}") from error
 
+
+def find_factory(place: str | None) -> Any:
+    """The function, class or module that a name stands for; None where none is given."""
+    if place is None:
+        return None
     path, _, factory = place.rpartition(":")
     if not path or not factory:
         raise WeftError(f"{place!r} names no factory: write path/file.py:factory or package.module:factory")
@@ -24,15 +35,15 @@ def make_module(place: str) -> Any:
         found = getattr(code, factory)
     except AttributeError:
         raise WeftError(f"{path!r} has no {factory!r}: {_offered(code)}") from None
-    if isinstance(found, torch.nn.Module):
-        return found
     if not callable(found):
         raise WeftError(f"{place!r} is of type {type(found).__name__}: name a module or a function that makes one")
-    try:
-        made = found()
-    except Exception as error:
-        raise WeftError(f"{place} fails with {type(error).__name__}: {error}") from error
-    return made
+    return found
+
+
+def _is_module(found: Any) -> bool:
+    from torch import nn
+
+    return isinstance(found, nn.Module)
 
 
 def _code(path: str) -> ModuleType:

@@ -32,7 +32,7 @@ def import_(
     """Make a run of a checkpoint from another library.
 
     Takes GPT-2, GPT-NeoX (Pythia), OPT, Llama, Mistral, Qwen2, Qwen3, Mixtral, Phi-3, Gemma 2 and 3 (text), BERT,
-    MiniLM, RoBERTa, ViT, DeiT, T5, BART and Marian; GGUF files of Llama and GPT-2 models. No code in the files is
+    MiniLM, RoBERTa, ViT, DeiT, CLIP, T5, BART and Marian; GGUF files of Llama and GPT-2 models. No code in the files is
     executed; broken or unknown files are refused, and then nothing is written.
 
     \b

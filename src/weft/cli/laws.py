@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.app import FAILED, AsJson, app
-from weft.cli.factory import make_module
+from weft.cli.app import FAILED, AsJson, Module, app
+from weft.cli.factory import find_factory, make_module
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def laws(
             help="Folder of a run, name of a preset, or your model: path/file.py:factory or package.module:factory.",
         ),
     ] = None,
-    module: Annotated[str | None, typer.Option(hidden=True, help="The same as FILE.py:FACTORY.")] = None,
+    module: Module = None,
     example: Annotated[
         str | None, typer.Option(help="Token ids to check it with, such as 3,1,4; random ones if left out.")
     ] = None,
@@ -65,10 +65,11 @@ def laws(
       weft laws mixtral-8x7b --json                large presets are checked at a smaller size
       weft laws my_model.py:build                  build() gives your model; or package.module:build
       weft laws my_model.py:build --causal --all --html laws.html
+      weft laws runs/own --module my_model.py:MyGPT
     """
     given = {"causal": causal, "positions": positions, "reach": reach, "vocabulary": vocabulary}
     declared = {name: value for name, value in given.items() if value is not None}
-    if (model is None) == (module is None):
+    if model is None and module is None:
         raise WeftError("give one model: `weft laws gpt2`, `weft laws path/file.py:factory` or the folder of a run")
     report = _check(model or "", module, example, declared, compiled)
     if html is not None:
@@ -90,23 +91,26 @@ def _check(model: str, module: str | None, example: str | None, declared: dict[s
     from weft.checkpoints.sample_runs import locate_run
     from weft.laws import check
 
-    if module is not None or (":" in model and not locate_run(model).is_dir()):
-        return check(make_module(module or model), _example(example), compiled=compiled, **declared)
-    subject, said = _preset(model)
+    if not model or (":" in model and not locate_run(model).is_dir()):
+        return check(make_module(model or str(module)), _example(example), compiled=compiled, **declared)
+    subject, said = _preset(model, module)
     report = check(subject, _example(example), compiled=compiled, **declared)
     return replace(report, model=model, assumed=report.assumed if said is None else (said, *report.assumed))
 
 
-def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
+def _preset(name: str, module: str | None) -> tuple[torch.nn.Module, str | None]:
     """The model of a run or of a preset; a large preset at a smaller size, with the same kinds of parts."""
     from weft.checkpoints.sample_runs import locate_run
     from weft.models.build import build
     from weft.models.presets import preset
     from weft.models.shrink import shrink
+    from weft.models.stack_spec import StackSpec
     from weft.runs.run import load
 
     if locate_run(name).is_dir():
-        return load(name).module, None
+        return load(name, module=find_factory(module)).module, None
+    if module is not None:
+        raise WeftError(f"{name} is no folder of a run, so --module names another model: give one of them")
     if name.endswith(".py"):
         raise WeftError(
             f"{name!r} names no factory: write {name}:factory, with a function or class that gives the model"
@@ -116,7 +120,7 @@ def _preset(name: str) -> tuple[torch.nn.Module, str | None]:
     if parameters <= FULL_SIZE_PARAMETERS:
         return build(spec), None
     small = shrink(spec)
-    layers = "" if small.family == "recurrent-seq2seq" else f", {small.layers} layers"
+    layers = f", {small.layers} layers" if isinstance(small, StackSpec) else ""
     said = f"{parameters:,} parameters are checked at a smaller size: the same parts, width {small.width}{layers}"
     return build(small), said
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.app import AsJson, Device, app
+from weft.cli.app import AsJson, Device, Module, app
+from weft.cli.factory import find_factory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +39,7 @@ def look(
     pair: Annotated[str | None, typer.Option(help="Two words whose query and key are compared.", metavar="A,B")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain one attention output number by number.")] = False,
     steps: Annotated[int, typer.Option(help="Training steps of each curve of --kind scale; 0 for none.")] = 200,
+    module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +72,7 @@ def look(
     if given is None or (str(run) in presets() and not run.exists()):
         run_look_at_spec(str(run), out, options, as_json)
     else:
-        run_look(run, given, out, options, device, as_json)
+        run_look(run, given, out, options, device, as_json, module)
 
 
 def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool) -> None:
@@ -88,7 +90,15 @@ def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool
     _print_panels(console(), picture, written)
 
 
-def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str | None, as_json: bool) -> None:
+def run_look(
+    run: Path,
+    given: str,
+    out: Path,
+    options: LookOptions,
+    device: str | None,
+    as_json: bool,
+    module: str | None = None,
+) -> None:
     """Draw, and say where the picture is."""
     from weft.cli.terminal import print_json
     from weft.foundation.atomic_files import expect_other_file
@@ -96,7 +106,7 @@ def run_look(run: Path, given: str, out: Path, options: LookOptions, device: str
     from weft.runs.run import load
 
     expect_other_file(out, [given])
-    observation = observe(load(run, device), given)
+    observation = observe(load(run, device, module=find_factory(module)), given)
     picture = picture_of(observation, options)
     written = picture.write(out)
     if as_json:

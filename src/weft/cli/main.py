@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from weft.cli import chat, demo, evaluate, export, import_checkpoint, laws, look, lookup, predict, show, tokens, train
+from weft.cli import (
+    chat,
+    compare,
+    demo,
+    evaluate,
+    export,
+    import_checkpoint,
+    laws,
+    look,
+    lookup,
+    plan,
+    predict,
+    show,
+    tokens,
+    train,
+)
 from weft.cli.app import app, run
 
 __all__ = [
     "app",
     "chat",
+    "compare",
     "demo",
     "evaluate",
     "export",
@@ -15,6 +31,7 @@ __all__ = [
     "laws",
     "look",
     "lookup",
+    "plan",
     "predict",
     "run",
     "show",

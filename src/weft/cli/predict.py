@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.app import AsJson, Device, Quantize, app
+from weft.cli.app import AsJson, Device, Module, Quantize, app
+from weft.cli.factory import find_factory
 from weft.cli.generation_options import (
     MaxTokens,
     MinP,
@@ -57,11 +58,16 @@ def predict(
     steps: Annotated[
         bool, typer.Option("--steps", help="Show for each new token the distribution that it was chosen from.")
     ] = False,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="Labels to choose between for each image, for runs of images and texts.", metavar="A,B,..."),
+    ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
     ] = "slide",
     quantize: Quantize = None,
+    module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,19 +81,26 @@ def predict(
       weft predict runs/book "Once upon a time" --quantize int8 --stop "The end"
       weft predict runs/book "Once upon a" --top 10 --max-tokens 1
       weft predict runs/ende "a small house" --steps --top 3
+      weft predict runs/clip photo.png --labels "a cat,a dog"
     """
     if top is not None and top < 1:
         raise WeftError(f"--top {top} shows no token: use 1 or more, or leave it out")
     how = given_options(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, beam=beam, max_tokens=max_tokens, seed=seed,
         samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
-        overflow=overflow,
+        overflow=overflow, labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
-    run_predict(run, inputs or [], how, device, quantize, as_json)
+    run_predict(run, inputs or [], how, device, quantize, as_json, module)
 
 
 def run_predict(
-    run: Path, inputs: Sequence[str], how: dict[str, Any], device: str | None, quantize: str | None, as_json: bool
+    run: Path,
+    inputs: Sequence[str],
+    how: dict[str, Any],
+    device: str | None,
+    quantize: str | None,
+    as_json: bool,
+    module: str | None = None,
 ) -> None:
     """Answers to all inputs; without any, each line of stdin is one."""
     from weft.cli.terminal import console, print_json
@@ -98,8 +111,10 @@ def run_predict(
         raise WeftError(
             f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
         )
-    opened = load(run, device, quantize)  # type: ignore[arg-type]
-    task, asked = opened.task, "top" in how or how.get("steps", False)
+    opened = load(run, device, quantize, find_factory(module))  # type: ignore[arg-type]
+    if opened.task.generates and not opened.module.declares().cached:  # type: ignore[operator]
+        sys.stderr.write("note: this model keeps no cache, so each new token reads the whole text again\n")
+    task, asked = opened.task, "top" in how or "labels" in how or how.get("steps", False)
     if task.continues_input and not asked and _waits_for_one(given, how) and not as_json:
         _stream(opened, given[0], how)
         return
@@ -156,9 +171,10 @@ def _lines() -> list[str]:
 
 def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:
     """The answer; after its input where it continues it, or where there are many."""
+    from weft.cli.answers import describe_answer
     from weft.cli.terminal import without_controls
 
-    shown = answer.output if isinstance(answer.output, str) else _readable(answer.output)
+    shown = describe_answer(answer) or (answer.output if isinstance(answer.output, str) else _readable(answer.output))
     if continues:
         shown = f"{answer.input}{shown}"
     elif many or "\n" in shown:

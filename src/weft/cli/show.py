@@ -72,7 +72,7 @@ def show_presets(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = _table("preset", "family", "parameters>")
+    table = plain_table("preset", "family", "parameters>")
     for row in rows:
         table.add_row(str(row["preset"]), str(row["family"]), f"{row['parameters']:,}")
     out = console()
@@ -139,7 +139,7 @@ def find_spec(source: str) -> AnySpec:
         raise SpecError(f"{source}: {error}") from None
 
 
-def _table(*columns: str, title: str | None = None) -> Table:
+def plain_table(*columns: str, title: str | None = None) -> Table:
     """A table without frame; a column whose name ends in > is aligned right."""
     from rich import box
     from rich.table import Table
@@ -188,7 +188,7 @@ def _print_masks(out: Console, spec: AnySpec, length: int) -> None:
 
 
 def _print_parts(out: Console, found: Estimate) -> None:
-    table = _table("part", "kind", "shapes", "parameters>", title="Parts")
+    table = plain_table("part", "kind", "shapes", "parameters>", title="Parts")
     table.columns[0].no_wrap = True
     for stem, part in _branches(found.parts):
         name = part.name if part.copies == 1 else f"{part.name} x {part.copies}"
@@ -198,7 +198,7 @@ def _print_parts(out: Console, found: Estimate) -> None:
     if any(part.copies > 1 for _, part in found.parts.walk()):
         out.print("[dim]Numbers inside a repeated part are those of one copy.[/dim]")
     out.print()
-    table = _table("for", "parameters>", "share>", title="Parameters by part")
+    table = plain_table("for", "parameters>", "share>", title="Parameters by part")
     for role, size in sorted(found.roles.items(), key=lambda item: -item[1]):
         table.add_row(role, f"{size:,}", f"{size / found.parameters:.1%}")
     table.add_row("[bold]all[/bold]", f"[bold]{found.parameters:,}[/bold]", "")
@@ -221,7 +221,7 @@ def _print_products(out: Console, found: Estimate) -> None:
     wide = out.width >= WIDE
     names = ("where", "product", "formula", "shapes", "cost>", "share>")
     title = f"Matrix products of one sequence at N = {found.length:,}"
-    table = _table(*(name for name in names if wide or name != "formula"), title=title)
+    table = plain_table(*(name for name in names if wide or name != "formula"), title=title)
     total = max(found.flops_forward, 1)
     for group in found.groups:
         where = group.where if group.copies == 1 else f"{group.where} x {group.copies}"
@@ -240,7 +240,7 @@ def _print_memory(out: Console, found: Estimate) -> None:
     from weft.cli.terminal import in_bytes
 
     memory, N = found.memory, f"{found.tokens:,}"
-    table = _table("what", "memory>", "how", title="Memory")
+    table = plain_table("what", "memory>", "how", title="Memory")
     table.add_row("weights, float32", in_bytes(memory.weights_float32), "4 bytes per parameter")
     table.add_row("weights, 2 bytes", in_bytes(memory.weights_2_bytes), "bfloat16 or float16")
     table.add_row(
@@ -279,7 +279,7 @@ def _fate_of_weights(found: Estimate) -> str:
 def _print_flops(out: Console, found: Estimate) -> None:
     from weft.cli.terminal import in_flops
 
-    table = _table("pass", "per token>", "per sequence>", title="FLOPs")
+    table = plain_table("pass", "per token>", "per sequence>", title="FLOPs")
     table.add_row("forward", in_flops(found.flops_per_token), in_flops(found.flops_forward))
     table.add_row("training", in_flops(found.training_flops_per_token), in_flops(3 * found.flops_forward))
     out.print(table)

@@ -52,12 +52,17 @@ def in_bytes(count: int) -> str:
     return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB"))
 
 
+def in_decimal_bytes(count: float) -> str:
+    """A number of bytes in the units of data sheets: `80.0 GB` is 80 x 10^9."""
+    return _scaled(count, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
 def in_flops(count: int) -> str:
     """A number of operations with its unit: `284.8 MFLOP`."""
     return _scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
 
 
-def _scaled(count: int, step: int, units: tuple[str, ...]) -> str:
+def _scaled(count: float, step: int, units: tuple[str, ...]) -> str:
     size, unit = float(count), 0
     while size >= step and unit < len(units) - 1:
         size, unit = size / step, unit + 1

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from weft.cli.app import AsJson, Device, app
+from weft.cli.app import AsJson, Device, Module, app
+from weft.cli.factory import find_factory
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def train(
     lora: Annotated[
         int | None, typer.Option(help="With --from: train adapters of this rank, freeze the weights.", metavar="RANK")
     ] = None,
+    module: Module = None,
     device: Device = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
@@ -95,6 +97,7 @@ def train(
       weft train images sample:digits --out runs/vit --preset vit          the vision transformer as lectures draw it
       weft train text letters.txt --from runs/book --lora 8 --out runs/letters
       weft train classification reviews.csv --from runs/minilm --out runs/reviews
+      weft train text book.txt --module my_model.py:MyGPT --out runs/own     your own torch module; also with --resume
       weft train text --help                   every default of a task
     """
     given = {
@@ -108,7 +111,7 @@ def train(
     request = build_request(
         given, settings, config, task=task, data=tuple(data), out=out, resume=resume, base=base, compile=compiled
     )
-    run_train(request, tensorboard, as_json)
+    run_train(request, tensorboard, as_json, module)
 
 
 def build_request(given: Tree, settings: Sequence[str], config: Path | None, **fields: Any) -> TrainRequest:
@@ -130,7 +133,7 @@ def build_request(given: Tree, settings: Sequence[str], config: Path | None, **f
     return TrainRequest(**fields, changes=changes)
 
 
-def run_train(request: TrainRequest, tensorboard: bool, as_json: bool) -> None:
+def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: str | None = None) -> None:
     """Train, then print the metrics beside the plan, the best possible score and simple methods."""
     from weft.cli.reporter import TensorBoardReporter, TerminalReporter
     from weft.cli.terminal import console, print_json
@@ -142,9 +145,10 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool) -> None:
         if tensorboard:
             reporter = TensorBoardReporter(terminal, str(out / "tensorboard"))
         try:
-            result = run_training(request, reporter)
+            result = run_training(request, reporter, find_factory(module))
         except KeyboardInterrupt:
-            command = f"weft train {request.task} {join(request.data)} --out {quote(str(out))} --resume"
+            own = "" if module is None else f" --module {quote(module)}"
+            command = f"weft train {request.task} {join(request.data)}{own} --out {quote(str(out))} --resume"
             terminal.on_note(f"stopped; continue with: {command}")
             raise
     picture = draw_training(out, result)
@@ -157,15 +161,18 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool) -> None:
                 "loss": result.loss,
                 "metrics": result.metrics,
                 "metric": result.run.task.metric,
+                "intervals": result.intervals,
                 "references": result.references,
+                "loses_to": list(result.loses_to),
                 "parameters": result.plan.parameters,
                 "planned_seconds": result.plan.seconds,
                 "best_possible": None if result.best is None else result.best.value,
                 "leak": result.leak,
+                **({} if result.test is None else {"test": result.test}),
             }
         )
     else:
-        _print(console(), out, result, picture)
+        _print(console(), out, result, picture, module)
 
 
 def draw_training(out: Path, result: TrainingResult) -> Path:
@@ -185,17 +192,22 @@ def draw_training(out: Path, result: TrainingResult) -> Path:
     return picture
 
 
-def _print(out: Console, folder: Path, result: TrainingResult, picture: Path) -> None:
+def _print(out: Console, folder: Path, result: TrainingResult, picture: Path, module: str | None) -> None:
     from rich.markup import escape
 
-    from weft.cli.metrics import print_metrics
+    from weft.cli.metrics import print_metrics, print_standing
 
     plan = result.plan
     minutes = f"{result.seconds / 60:.1f} min"
     planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps, {plan.seconds / 60:.1f} min)"
     out.print(f"\n[bold]{plan.parameters:,} parameters, {result.steps:,} steps in {minutes}{planned}[/bold]")
     out.print("On validation data:")
-    print_metrics(out, result.metrics, result.run.task.metric, result.references)
+    task = result.run.task
+    print_metrics(out, result.metrics, task.metric, result.references, result.intervals, task.judged_by)
+    print_standing(out, task.judged_by, result.metrics, result.references, result.intervals)
+    if result.test is not None:
+        out.print("On the test part, which neither training nor the choice of the weights has seen:")
+        print_metrics(out, result.test, task.metric)
     if result.best is not None:
         out.print(
             f"  [dim]best possible    {result.best.value:.4f} {escape(result.best.metric)} "
@@ -204,7 +216,7 @@ def _print(out: Console, folder: Path, result: TrainingResult, picture: Path) ->
     if result.leak is not None:
         out.print(f"[bold red]LEAK: {escape(result.leak)}[/bold red]")
     out.print(f"\nrun: {escape(str(folder))}   curves: {escape(str(picture))}")
-    run = quote(str(folder))
+    run = quote(str(folder)) + ("" if module is None else f" --module {quote(module)}")
     out.print(
         f"next: weft predict {run} ...   weft eval {run} DATA   weft look {run} ...   weft laws {run}", markup=False
     )

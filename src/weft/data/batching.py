@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
@@ -66,3 +68,11 @@ def pad_rows(rows: Sequence[Sequence[int]], pad: int, side: PaddingSide = "right
         place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
         tokens[number, place] = torch.as_tensor(row, dtype=torch.long)
     return PaddedRows(tokens, torch.tensor([len(row) for row in rows]), side)
+
+
+def places_in_documents(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
+    """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
+    index = np.arange(count)
+    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
+    begins = np.concatenate(([True], documents[1:] != documents[:-1]))
+    return index - np.maximum.accumulate(np.where(begins, index, 0))

@@ -122,6 +122,25 @@ class PlainSubject(Subject):
                 self.tried["positions"] = 0
         return {name: counted(call.real)} if self.tried["positions"] else {}
 
+    def padding_argument(self, content: Tensor) -> tuple[str, int] | None:
+        """The argument that marks padding and its sense, found by trial; None where it has none of that kind."""
+        name = self._argument(REAL_NAMES)
+        if name is None:
+            return None
+        try:
+            with torch.no_grad(), self.exact:
+                real = torch.ones(content.shape[:2], dtype=torch.bool)
+                return name, self._find_sense(SubjectCall(content, real), name, {})
+        except NotTestable:
+            return None
+
+    def target_argument(self, content: Tensor) -> str | None:
+        """The argument without which it gives the logits of the last token alone, if there is one."""
+        name = self._argument(TARGET_NAMES)
+        with torch.no_grad(), self.exact:
+            out = first_tensor(self.module(content)) if name is not None else content
+        return name if out.dim() == 3 and out.shape[1] == 1 < content.shape[1] else None
+
     def _argument(self, known: tuple[str, ...]) -> str | None:
         names = inspect.signature(self.module.forward).parameters
         return next((name for name in known if name in names), None)
@@ -138,13 +157,13 @@ class PlainSubject(Subject):
         assert call.real is not None
         if "sense" not in self.tried:
             self.tried["sense"] = self._find_sense(call, name, extra)
-        return _senses(call.real)[self.tried["sense"]]
+        return padding_senses(call.real)[self.tried["sense"]]
 
     def _find_sense(self, call: SubjectCall, name: str, extra: dict[str, Any]) -> int:
         assert call.real is not None
         required = inspect.signature(self.module.forward).parameters[name].default is inspect.Parameter.empty
         plain = None if required else self._answer(call.content, extra)
-        for number, everything in enumerate(_senses(torch.ones_like(call.real))):
+        for number, everything in enumerate(padding_senses(torch.ones_like(call.real))):
             try:
                 marked = self._answer(call.content, {**extra, name: everything})
             except Exception:  # a sense that its code refuses is not the one
@@ -156,8 +175,9 @@ class PlainSubject(Subject):
         )
 
 
-def _senses(real: Tensor) -> tuple[Tensor, ...]:
-    return real, ~real, real.long(), real.double()
+def padding_senses(real: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """The ways in which modules are told which tokens are real: True or False for them, 1, 1.0."""
+    return real, ~real, real.long(), real.to(dtype)
 
 
 def plain_subject(module: nn.Module, example: Tensor | None) -> PlainSubject:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from weft.foreign.plain import PlainSubject, plain_subject
 from weft.foreign.subject import Subject
+from weft.foreign.user_module import UserModule
 from weft.foreign.weft_models import KINDS, WeftSubject
 from weft.foundation.errors import WeftError
 
@@ -58,6 +59,8 @@ def subject_of(module: Any, example: Tensor | None = None, **declared: Any) -> S
 def _recognize(module: Any, example: Tensor | None) -> Subject:
     if isinstance(module, KINDS):
         return WeftSubject.of(module, example)
+    if isinstance(module, UserModule):
+        return _user_subject(module, example)
     if not isinstance(module, nn.Module):
         if not callable(module):
             raise WeftError(f"a {type(module).__name__} cannot be checked: give a torch module or a callable")
@@ -78,3 +81,12 @@ def _recognize(module: Any, example: Tensor | None) -> Subject:
         if found is not None:
             return found
     return plain_subject(module, example)
+
+
+def _user_subject(wrapped: UserModule, example: Tensor | None) -> Subject:
+    """The user's module by itself, with what the task that it was trained for needs it to declare."""
+    interface, spec = wrapped.interface, wrapped.spec
+    given = interface.example if interface.example.is_floating_point() else None
+    declared: dict[str, Any] = {"causal": True} if interface.causal else {}
+    declared |= {name: size for name in ("length", "vocabulary") if (size := getattr(spec, name)) is not None}
+    return subject_of(wrapped.module, given if example is None else example, **declared)

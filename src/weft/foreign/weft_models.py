@@ -17,6 +17,7 @@ from weft.models.output import Output
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
 from weft.models.sources import PatchSourceSpec, SourceSpec, VectorSourceSpec
+from weft.models.two_tower import TextTower, TwoTowers
 from weft.models.vision import VisionTransformer
 from weft.parts.attention import SelfAttention, set_backend
 from weft.parts.attention_context import AttentionContext
@@ -24,7 +25,10 @@ from weft.parts.masks import Documents, Mask, Real
 from weft.parts.relative import AttentionPosition
 from weft.parts.scores import Score
 
-KINDS = (Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, VisionTransformer)
+KINDS = (
+    Decoder, Encoder, EncoderDecoder, ImageTextDecoder, RecurrentSeq2Seq, SeriesDecoder, TextTower, TwoTowers,
+    VisionTransformer,
+)  # fmt: skip
 
 
 class WeftSubject(Subject):
@@ -46,6 +50,8 @@ class WeftSubject(Subject):
             example = torch.zeros(1, spec.channels, spec.image, spec.image)
         elif isinstance(module, ImageTextDecoder):
             source = torch.zeros(1, spec.channels, spec.image, spec.image)
+        elif isinstance(module, TwoTowers):
+            source = torch.zeros(1, spec.image.channels, spec.image.image, spec.image.image)
         elif isinstance(module, EncoderDecoder):
             source = _source_example(spec.source)
         elif isinstance(module, RecurrentSeq2Seq):
@@ -97,6 +103,12 @@ class WeftSubject(Subject):
         if isinstance(module, ImageTextDecoder):
             images = None if state is not None and state.counter.begun else call.source
             return module(call.content, call.positions, mask, state, images=images).logits
+        if isinstance(module, TextTower):
+            return module(call.content, call.positions, mask).hidden
+        if isinstance(module, TwoTowers):
+            # The summands of the logit that the row's image has with the text up to each token.
+            texts = module.text_head(module.text(call.content, call.positions, mask).hidden)
+            return module.similarity.scale.exp() * texts * module(images=_given(call.source)).logits[:, None]
         if isinstance(module, VisionTransformer):
             call.takes()
             return module(call.content).hidden

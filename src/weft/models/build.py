@@ -16,24 +16,39 @@ from weft.models.decoder import DecoderSpec
 from weft.models.encoder import EncoderSpec
 from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.image_text import ImageTextSpec
+from weft.models.module_spec import ModuleSpec
 from weft.models.presets import preset
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.models.series import SeriesSpec
+from weft.models.two_tower import TwoTowerSpec
 from weft.models.vision import VisionSpec
 from weft.parts.initialization import initialize
 
 AnySpec = (
-    DecoderSpec | EncoderSpec | EncoderDecoderSpec | VisionSpec | ImageTextSpec | SeriesSpec | RecurrentSeq2SeqSpec
+    DecoderSpec
+    | EncoderSpec
+    | EncoderDecoderSpec
+    | VisionSpec
+    | ImageTextSpec
+    | SeriesSpec
+    | RecurrentSeq2SeqSpec
+    | TwoTowerSpec
 )
 MODEL_FAMILIES: dict[str, type[VersionedSpec]] = {
     kind.model_fields["family"].default: kind for kind in get_args(AnySpec)
 }
+MODULE: str = ModuleSpec.model_fields["family"].default
 
 
 def read_spec(source: str | Mapping[str, Any]) -> AnySpec:
-    """A spec of any family from JSON or TOML text or a tree; `family` says which."""
+    """A spec of any family from JSON or TOML text or a tree; `family` says which.
+
+    That of a user's own module, `ModuleSpec`, describes a model which cannot be built from it.
+    """
     tree = parse_table(source) if isinstance(source, str) else dict(source)
     family = tree.get("family")
+    if family == MODULE:
+        return ModuleSpec.from_tree(tree)  # type: ignore[return-value]
     if not isinstance(family, str) or family not in MODEL_FAMILIES:
         raise SpecError(f"family {family!r} is unknown: choose one of {', '.join(MODEL_FAMILIES)}")
     return MODEL_FAMILIES[family].from_tree(tree)  # type: ignore[return-value]

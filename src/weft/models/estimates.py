@@ -32,6 +32,7 @@ from weft.models.products import position_products, products
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
 from weft.models.stack_spec import StackSpec
+from weft.models.two_tower import TwoTowers
 from weft.models.vision import VisionSpec, VisionTransformer
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block import Block
@@ -156,7 +157,7 @@ def estimate(spec: AnySpec, length: int | None = None) -> Estimate:
     if length < 1:
         raise WeftError(f"length {length}, but a sequence has at least one token: choose a length from 1")
     with _NoNumbers():
-        model = _blank(spec)
+        model = blank_model(spec)
         plan = _plan(model, length)
     parameters = sum(p.numel() for p in model.parameters())
     kept = sum(part.numbers for part in plan.state)
@@ -195,9 +196,11 @@ class _NoNumbers(TorchFunctionMode):
         return (torch.empty if func is torch.randn else func)(*args, **(kwargs or {}))
 
 
-def _blank(spec: AnySpec) -> nn.Module:
+def blank_model(spec: AnySpec) -> nn.Module:
+    """The model on the meta device: all its parts and shapes, no numbers."""
     try:
-        return build(spec, device="meta")
+        with _NoNumbers():
+            return build(spec, device="meta")
     except (RuntimeError, OverflowError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise SpecError(f"no tensor can have these sizes ({reason}): choose smaller numbers") from None
@@ -253,6 +256,21 @@ def _vision(model: VisionTransformer, length: int) -> _Plan:
 def _image_text(model: ImageTextDecoder, length: int) -> _Plan:
     P = model.spec.prefix
     return _around(model.stack, model.patches, model.head, ProductView.full(P), ProductView.full(P + length), length)
+
+
+@_plan.register
+def _two_towers(model: TwoTowers, length: int) -> _Plan:
+    image, text = model.image, model.text
+    tokens = _image_tokens(image.spec)
+    one = ProductView.full(1)
+    groups = (
+        Group("image input", 1, products(image.patches, ProductView.full(tokens - image.spec.extra))),
+        *_stack_groups("image block", image.stack, tokens),
+        *_stack_groups("text block", text.stack, length),
+        Group("image output", 1, products(model.image_head, one)),
+        Group("text output", 1, products(model.text_head, one)),
+    )
+    return _Plan(tokens + length, _filled(groups), (), max(_heads(image.stack), _heads(text.stack)))
 
 
 def _around(

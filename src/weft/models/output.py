@@ -89,4 +89,5 @@ class Declaration:
     vocabulary: int | None = None
     experts: bool = False
     seq2seq: bool = False
+    isolates: bool = True
     source_length: int | None = None

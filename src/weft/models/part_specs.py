@@ -23,7 +23,7 @@ from weft.parts.recurrence import Recurrence
 from weft.parts.scores import SCORES, build_score, setting_remedy
 
 Share = Annotated[float, Field(ge=0, lt=1)]
-ActivationName = Literal["relu", "gelu", "gelu-tanh", "silu", "squared-relu"]
+ActivationName = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "squared-relu"]
 
 
 def _known_score(kind: str) -> str:

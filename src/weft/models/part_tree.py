@@ -30,11 +30,15 @@ ROLES: dict[str, str] = {
     "cross_output_norm": "norms",
     "feedforward_output_norm": "norms",
     "norm": "norms",
+    "input_norm": "norms",
     "score": "attention",
     "net": "recurrence",
     "first": "recurrence",
     "combine": "output",
     "head": "output",
+    "image_head": "output",
+    "text_head": "output",
+    "similarity": "output",
 }
 
 

@@ -27,6 +27,7 @@ from weft.parts.outputs import (
     LanguageHead,
     MaskedLanguageHead,
     PooledHead,
+    ProjectionHead,
     TiedHead,
     TokenHead,
 )
@@ -211,6 +212,11 @@ def _capped(part: CappedHead, view: ProductView) -> Products:
 def _pooled(part: PooledHead, view: ProductView) -> Products:
     hidden = () if part.hidden is None else (_linear("hidden", "x W_P", part.hidden, 1),)
     return hidden if part.linear is None else (*hidden, _linear("classes", "x W_C", part.linear, 1))
+
+
+@products.register
+def _projection(part: ProjectionHead, view: ProductView) -> Products:
+    return (_linear("projection", "x W", part.linear, 1),)
 
 
 @products.register

@@ -16,6 +16,14 @@ def shrink(spec: AnySpec, layers: int = LAYERS) -> AnySpec:
     """A spec of the same kinds with small numbers: 2 layers, width 48, at most 6 heads, a window of 5."""
     if spec.family == "recurrent-seq2seq":
         return spec.replace(vocabulary=VOCABULARY, target_vocabulary=97, width=13, hidden=11, length=LENGTH)
+    if spec.family == "two-tower":
+        image, text = (_stack(tower, layers).to_tree() for tower in (spec.image, spec.text))
+        return spec.replace(width=23, image=image, text=text)
+    return _stack(spec, layers)
+
+
+def _stack(spec: Any, layers: int) -> Any:
+    """The same of one stack, which may be a tower of two."""
     changes: dict[str, Any] = {
         "width": WIDTH,
         "layers": min(layers, spec.layers),
@@ -24,8 +32,10 @@ def shrink(spec: AnySpec, layers: int = LAYERS) -> AnySpec:
     }
     if spec.positions.own_width():
         changes["positions"] = {**spec.positions.to_tree(), "width": 8}
-    if spec.family in ("decoder", "encoder-decoder", "image-text"):
+    if spec.family in ("decoder", "encoder-decoder", "image-text", "text-tower"):
         changes["vocabulary"] = VOCABULARY
+    if spec.family == "text-tower" and spec.end_token is not None:
+        changes["end_token"] = VOCABULARY - 1
     if spec.family == "encoder-decoder":
         changes |= {"target_vocabulary": spec.target_vocabulary and 97, "decoder_layers": None}
         changes |= {"source": _source(spec.source.to_tree()), "encoder": _encoder_side(spec.encoder.to_tree())}

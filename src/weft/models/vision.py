@@ -18,6 +18,7 @@ from weft.models.stack_spec import StackSpec, as_mask, seen_by
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, ConvolutionStem, PatchEmbedding, Registers
 from weft.parts.masks import Mask
+from weft.parts.norms import Norm
 from weft.parts.outputs import DistilledHead, PooledHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
@@ -34,16 +35,17 @@ def patch_side(image: int, stem: tuple[int, ...], patch: int) -> int:
     return size // patch
 
 
-def build_patches(patch: int, channels: int, width: int, stem: tuple[int, ...]) -> PatchEmbedding:
+def build_patches(patch: int, channels: int, width: int, stem: tuple[int, ...], bias: bool = True) -> PatchEmbedding:
     """The map from an image to vectors, with its stem."""
-    return PatchEmbedding(patch, channels, width, ConvolutionStem(channels, stem) if stem else None)
+    return PatchEmbedding(patch, channels, width, ConvolutionStem(channels, stem) if stem else None, bias)
 
 
 class VisionSpec(StackSpec):
     """Images of `image` x `image` pixels in patches of `patch`; `grid` says how patches know where they are.
 
     `pool` first is the class token's answer, mean the average pool (then there is no class token), distilled the mean
-    of two answers, the class token's and that of the first of the `registers` after it (DeiT).
+    of two answers, the class token's and that of the first of the `registers` after it (DeiT). `input_norm` is a norm
+    before the first block.
     """
 
     SKIPS: ClassVar[tuple[str, ...]] = ()
@@ -52,9 +54,11 @@ class VisionSpec(StackSpec):
     image: PositiveInt = 32
     patch: PositiveInt = 4
     channels: PositiveInt = 3
+    patch_bias: bool = True
     stem: tuple[PositiveInt, ...] = ()
     positions: AnyPositionSpec = NoPositionsSpec()
     grid: GridSpec = GridTableSpec()
+    input_norm: bool = False
     pool: Literal["first", "mean", "distilled"] = "first"
     registers: NonNegativeInt = 0
     classes: PositiveInt | None = None
@@ -88,12 +92,13 @@ class VisionSpec(StackSpec):
         """The model, with torch's own random weights; `weft.build` initializes it."""
         return VisionTransformer(
             self,
-            build_patches(self.patch, self.channels, self.width, self.stem),
+            build_patches(self.patch, self.channels, self.width, self.stem, self.patch_bias),
             ClassToken(self.width) if self.extra else None,
             Registers(self.registers, self.width) if self.registers else None,
             self.grid.build((self.side, self.side), self.width, self.extra),
             self.build_stack(seen_by(causal=False)),
             self._build_head(),
+            self.norm.build(self.width) if self.input_norm else None,
         )
 
     def _build_head(self) -> PooledHead | DistilledHead:
@@ -121,10 +126,11 @@ class VisionTransformer(nn.Module):
         grid: nn.Module | None,
         stack: Stack,
         head: PooledHead | DistilledHead,
+        input_norm: Norm | None = None,
     ) -> None:
         super().__init__()
         self.spec, self.patches, self.class_token, self.registers = spec, patches, class_token, registers
-        self.grid, self.stack, self.head = grid, stack, head
+        self.grid, self.stack, self.head, self.input_norm = grid, stack, head, input_norm
 
     def forward(
         self,
@@ -148,6 +154,8 @@ class VisionTransformer(nn.Module):
             x = self.registers(x)
         if self.grid is not None:
             x = self.grid(x, grid)
+        if self.input_norm is not None:
+            x = self.input_norm(x)
         auxiliary = Auxiliary()
         hidden = self.stack(x, token_positions, mask, auxiliary=auxiliary)
         return Output(hidden, lambda h: self.head(h, token_positions), None, auxiliary.summary())

@@ -97,12 +97,14 @@ class PatchEmbedding(nn.Module):
     Patch size 1 makes pixels tokens. With a `stem` it sees the stem's last channels.
     """
 
-    def __init__(self, patch: int, channels: int, width: int, stem: ConvolutionStem | None = None) -> None:
+    def __init__(
+        self, patch: int, channels: int, width: int, stem: ConvolutionStem | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
         self.patch = patch
         self.channels = channels if stem is None else stem.widths[-1]
         self.stem = stem
-        self.linear = nn.Linear(self.channels * patch * patch, width)
+        self.linear = nn.Linear(self.channels * patch * patch, width, bias=bias)
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """[B, channels, height, width] -> ([B, h w, D], (h, w))."""

@@ -42,10 +42,16 @@ class _SquaredRelu(torch.autograd.Function):
         return 2 * F.relu(x) * slopes[0]
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x sigmoid(1.702 x): the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016), as in CLIP."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "quick-gelu": quick_gelu,
     "silu": F.silu,
     "squared-relu": squared_relu,
     "sigmoid": F.sigmoid,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Distribution, Normal, StudentT
 
+from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
@@ -100,6 +102,48 @@ def pool_tokens(hidden: Tensor, token_positions: TokenPositions, pool: Pool) -> 
         return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
     index = (first_real(token_positions) if pool == "first" else last_real(token_positions)).expand(hidden.shape[0])
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), index]
+
+
+def pool_at_end(hidden: Tensor, tokens: Tensor, token_positions: TokenPositions, end: int | None) -> Tensor:
+    """[B, T, D] -> [B, D]: the state of each text's first token `end`; without one, of its token of the highest id.
+
+    Under a causal mask it is the first state that has seen the whole text (Radford et al. 2021).
+    """
+    real = tokens if token_positions.real is None else tokens.masked_fill(~token_positions.real, -1)
+    if end is not None:
+        ends = real == end
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(ends.any(1).all()):
+            row = int(ends.any(1).long().argmin())
+            raise ShapeError(f"text {row} has no end token {end}, where its vector is read: put it after the text")
+        real = ends.long()
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), real.argmax(1)]
+
+
+class ProjectionHead(nn.Module):
+    """A vector of length 1 in a space that several models share: v = W h / |W h|, W [P, D] (Radford et al. 2021)."""
+
+    def __init__(self, width: int, shared: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, shared, bias=False)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """[..., D] -> [..., P]."""
+        return F.normalize(self.linear(pooled), dim=-1)
+
+
+class SimilarityHead(nn.Module):
+    """Which texts belong to an image: logits = exp(s) u v^T of unit vectors u and v, with a learned number s.
+
+    It begins at exp(s) = 1 / 0.07 (Radford et al. 2021).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+
+    def forward(self, images: Tensor, texts: Tensor) -> Tensor:
+        """[M, P], [N, P] -> [M, N]."""
+        return self.scale.exp() * images @ texts.T
 
 
 class PooledHead(nn.Module):

@@ -14,6 +14,7 @@ from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.checkpoints.sample_runs import locate_run
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
+from weft.foreign.wrap_module import GivenModule, rewrap_module
 from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
@@ -21,10 +22,13 @@ from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import AnySpec, build, read_spec
 from weft.models.estimates import estimate
+from weft.models.module_spec import ModuleSpec
 from weft.tasks.registry import TASKS, task_named
 from weft.tasks.support.conversation import Conversation
+from weft.tasks.support.example_scores import Report
 from weft.tasks.support.few_shot import FewShotOptions
-from weft.tasks.task import Answer, GenerationOptions, Task
+from weft.tasks.support.references import losing_to
+from weft.tasks.task import Answer, GenerationOptions, Split, Task
 
 EVALUATION_BATCH = 8192  # tokens per batch when a run is evaluated
 
@@ -43,15 +47,21 @@ class Run:
         return self.task.tokenizer
 
     def __repr__(self) -> str:
+        return f"Run({self.task.name}, {self._model}, {self.folder})"
+
+    @property
+    def _model(self) -> str:
+        """The kind of the model and its size, in words."""
         spec = read_spec(self.spec.model)
-        return f"Run({self.task.name}, {spec.family}, {estimate(spec).parameters:,} parameters, {self.folder})"
+        if isinstance(spec, ModuleSpec):
+            return f"{spec.name}, {spec.parameters:,} parameters"
+        return f"{spec.family}, {estimate(spec).parameters:,} parameters"
 
     def _repr_html_(self) -> str:
         """In a notebook: what it is, what it reached, and what can be done with it."""
-        spec = read_spec(self.spec.model)
         rows = [
             ("task", self.task.name),
-            ("model", f"{spec.family}, {estimate(spec).parameters:,} parameters"),
+            ("model", self._model),
             ("folder", str(self.folder)),
         ]
         if self.tokenizer is not None:
@@ -81,6 +91,11 @@ class Run:
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
+        if generation.labels and not self.task.takes_labels:
+            raise WeftError(
+                f"a run of task {self.task.name} does not choose between labels that are given: leave labels out, or "
+                "import a model of images and texts, such as CLIP"
+            )
         return self.task.predict(self.module, list(inputs), generation)
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
@@ -100,16 +115,46 @@ class Run:
         shots: int | None = None,
         *,
         options: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+        report: Report | None = None,
         **few_shot: Any,
     ) -> dict[str, Any]:
         """The task's metrics on other data; with `shots`, those of a language model that labels texts, see `few_shot`.
 
-        `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`.
+        `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`. At most
+        `limit` examples are taken; `report` is told the share that is done. Besides the metrics: `intervals` of 95 %
+        (bootstrap over examples), `references` (simple methods on these data), `loses_to` (those that are not beaten)
+        and `training` (the same on training's validation data, if the run has stored it).
         """
         if shots is not None:
+            if limit is not None:
+                raise WeftError("limit does not go with shots: give fewer examples")
             return self.few_shot(data, shots, **{**few_shot, **(options or {})})
         if few_shot:
             raise WeftError(f"{', '.join(few_shot)}: these go with shots")
+        split = self.read(data, options, limit)
+        scores = self.task.score_examples(self.module, split, EVALUATION_BATCH, report)
+        known = RunFolder(self.folder).read_references()
+        references = self.task.quick_references(known.pop("facts", {}), split)
+        metric = self.task.judged_by
+        value = scores.metrics.get(metric)
+        return {
+            **scores.metrics,
+            "intervals": scores.intervals(),
+            "references": references,
+            "loses_to": [] if value is None else losing_to(metric, value, references),
+            **({"training": known} if known else {}),
+        }
+
+    def read(
+        self,
+        data: str | Path | Sequence[str | Path],
+        options: Mapping[str, Any] | None = None,
+        limit: int | None = None,
+    ) -> Split:
+        """Data to evaluate on, in the terms learned in training; at most `limit` examples, evenly spread."""
+        if limit is not None and limit < 1:
+            raise WeftError(f"a limit of {limit} leaves no example: use 1 or more, or leave it out")
         paths = [data] if isinstance(data, (str, Path)) else data
         task = self.task
         if options:
@@ -120,7 +165,7 @@ class Run:
         # Models from elsewhere read so much at once that windows of that length would take all memory.
         if (getattr(self.module.spec, "length", None) or 0) > EVALUATION_BATCH:
             split = split.cut(EVALUATION_BATCH)
-        return self.task.measure(self.module, split, EVALUATION_BATCH)
+        return split if limit is None else split.limit(limit)
 
     def few_shot(
         self,
@@ -142,8 +187,10 @@ class Run:
         paths = [data] if isinstance(data, (str, Path)) else data
         return self.task.few_shot(self.module, paths, FewShotOptions(shots, labels, examples, prompt, seed, columns))
 
-    def embed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors [N, D] of texts, where the run is an embedding model."""
+    def embed(self, texts: Sequence[str | Path]) -> Tensor:
+        """Vectors [N, D] of texts, where the run is an embedding model; of images by their paths, if it reads them."""
+        if isinstance(texts, (str, Path)):
+            raise WeftError(f"embed takes a list of texts, such as [{str(texts)!r:.40}], not one")
         return self.task.embed(self.module, list(texts))
 
 
@@ -166,20 +213,37 @@ def task_of(place: RunFolder, spec: RunSpec) -> Task:
     return kind.restore(kind.Options(**spec.data), spec.facts, tokenizer)
 
 
-def load(folder: str | Path, device: str | None = None, quantize: WeightKind | None = None) -> Run:
-    """The run in a folder, or `sample:dates-run`; `quantize` rounds its weights, for less memory and more speed."""
+def load(
+    folder: str | Path,
+    device: str | None = None,
+    quantize: WeightKind | None = None,
+    module: GivenModule | None = None,
+) -> Run:
+    """The run in a folder, or `sample:dates-run`; `quantize` rounds its weights, for less memory and more speed.
+
+    `module` makes the module of a run that was trained with one of your own: the class or function, or a module, whose
+    weights are then the run's in a copy.
+    """
     place = RunFolder(locate_run(folder))
     spec = place.read_spec()
     task = task_of(place, spec)
-    module = build(read_spec(spec.model), device="meta")
+    model = read_spec(spec.model)
+    if isinstance(model, ModuleSpec):
+        if quantize is not None:
+            raise WeftError(f"{folder} is of a module of your own, which is not quantized: leave quantize out")
+        loaded: nn.Module = rewrap_module(module, model, task.module_interface())
+    elif module is not None:
+        raise WeftError(f"{folder} holds a model of Weft's own, family {model.family}: leave --module out")
+    else:
+        loaded = build(model, device="meta")
     try:
         # The weights stay mapped from their file; those of half precision are widened, which CPUs compute faster in.
-        module.load_state_dict(place.read_model(), assign=True)
-        module.float()
+        loaded.load_state_dict(place.read_model(), assign=not isinstance(model, ModuleSpec))
+        loaded.float()
     except RuntimeError as error:
         line = str(error).splitlines()[-1].strip()
         raise DiskError(f"{folder}: model.safetensors does not fit spec.json ({line[:160]}): train again") from None
-    module.eval()
+    loaded.eval()
     if quantize is not None:
-        quantize_model(module, quantize)
-    return Run(module.to(pick_device(device)), task, spec, place.path)
+        quantize_model(loaded, quantize)
+    return Run(loaded.to(pick_device(device)), task, spec, place.path)

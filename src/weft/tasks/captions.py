@@ -36,6 +36,7 @@ from weft.models.position_specs import LearnedSpec
 from weft.models.sources import PatchSourceSpec
 from weft.tasks.support.augmentation import image_changes
 from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
+from weft.tasks.support.example_scores import ExampleScores, Report, text_scores
 from weft.tasks.support.generation import generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, exact_match
@@ -250,25 +251,33 @@ class CaptionsTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Loss over all captions; BLEU of one caption per image against all that it has."""
+        return self.score_examples(module, split, size).metrics
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """Examples are images that were described."""
         assert isinstance(split, CaptionsSplit)
-        loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split.gallery.pixels), split.described)
-        texts = self._describe(module, split, chosen)
+        texts = self._describe(module, split, chosen, report)
         references = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in chosen]
-        return {
-            "loss": loss,
+        metrics = {
+            "loss": mean_loss(self, module, split, size),
             "bleu": bleu(texts, references),
             "exact_match": exact_match(texts, references),
             "images": len(chosen),
         }
+        return text_scores(metrics, texts, references, lambda place: f"#{chosen[place]}")
 
-    def _describe(self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int]) -> list[str]:
+    def _describe(
+        self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int], report: Report | None = None
+    ) -> list[str]:
         """A caption for each image by beam search."""
         generation = GenerationOptions(beam=self.options.beam, top=0)
         found: list[str] = []
         for first in range(0, len(chosen), generation.batch):
             images = as_images(split.gallery.pixels[np.array(chosen[first : first + generation.batch])])
             found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, generation)]
+            if report is not None:
+                report(len(found) / len(chosen))
         return found
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
@@ -303,13 +312,19 @@ class CaptionsTask(Task):
         found = self._write(module, as_images(split.gallery.pixels[np.array([0])]), GenerationOptions(top=0))[0][0]
         return f"{self.tokenizer.decode(found.tokens)!r} ({split.gallery.texts_of(0)[0]!r})"
 
-    def references(self, train: Split, split: Split) -> dict[str, float]:
-        """BLEU of the commonest caption, said of every image."""
-        assert isinstance(train, CaptionsSplit) and isinstance(split, CaptionsSplit)
-        commonest = Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, CaptionsSplit)
+        return {"commonest": Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]}
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """BLEU of training's commonest caption, said of every image."""
+        assert isinstance(split, CaptionsSplit)
+        if "commonest" not in facts:
+            return {}
         images = range(len(split.gallery.pixels))
         texts = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in images]
-        return {"bleu of the commonest caption": bleu([_spelled(commonest, self.options)] * len(images), texts)}
+        said = [_spelled(facts["commonest"], self.options)] * len(images)
+        return {"bleu of the commonest caption": bleu(said, texts)}
 
 
 def _crosses(module: nn.Module) -> bool:

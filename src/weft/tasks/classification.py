@@ -20,6 +20,7 @@ from weft.data.readers.graphs import LabeledGraph, are_graphs, read_graphs
 from weft.data.readers.texts import read_labeled
 from weft.data.tokenizers.lexicon import Lexicon
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
@@ -27,6 +28,8 @@ from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
 from weft.tasks.support.baselines import BagOfBigrams
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
+from weft.tasks.support.class_scores import always_commonest, commonest, evaluate_classes
+from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.input_encoders import (
     InputEncoder,
@@ -37,10 +40,10 @@ from weft.tasks.support.input_encoders import (
     pooled_answer,
 )
 from weft.tasks.support.losses import class_loss
-from weft.tasks.support.metrics import accuracy, macro_f1
-from weft.tasks.support.node_encoder import NodeEncoder
+from weft.tasks.support.metrics import accuracy
+from weft.tasks.support.node_encoder import NodeEncoder, Nodes
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Hiding, Sentences, ask, evaluate
+from weft.tasks.support.sentences import Hiding, Sentences, ask
 from weft.tasks.task import (
     Answer,
     Batch,
@@ -91,6 +94,7 @@ class ClassificationTask(Task):
     compatible_tasks = ("embedding", "fill-mask", "regression")
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}
+    takes_module = True
 
     def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
         self.options, self.encoder, self.classes = options, encoder, classes
@@ -185,6 +189,10 @@ class ClassificationTask(Task):
         assert isinstance(spec, EncoderSpec)
         return self.encoder.fit_spec(spec, len(self.classes))
 
+    def module_interface(self) -> ModuleInterface:
+        """Tokens [B, T] in, logits of the classes [B, C] out."""
+        return self.encoder.module_interface(len(self.classes))
+
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small ones: labels are few."""
         return self.encoder.sizes(train)
@@ -198,14 +206,12 @@ class ClassificationTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Accuracy, macro F1, and loss in nats per answer."""
-        evaluation = evaluate(module, split, size)
-        said, truth = evaluation.flat()
-        return {
-            "accuracy": accuracy(said, truth),
-            "macro_f1": macro_f1(said, truth),
-            "loss": evaluation.loss,
-            "examples": len(split),
-        }
+        return {**evaluate_classes(module, split, size, ask).metrics(), "examples": len(split)}
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        evaluation = evaluate_classes(module, split, size, ask, report)
+        texts = split.texts if isinstance(split, Sentences) else [f"#{number}" for number in range(len(split))]
+        return evaluation.scores({**evaluation.metrics(), "examples": len(split)}, self.classes, texts.__getitem__)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """A label with the probabilities of all classes; for a graph (a .json file or a tree) one per node."""
@@ -222,6 +228,15 @@ class ClassificationTask(Task):
         truth = [[self.classes[label[0]] for label in one.labels] for one in (train, split)]
         bag = BagOfBigrams.fit(train.texts, truth[0])
         return {"bag of bigrams": accuracy(bag.predict(split.texts), truth[1])}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, (Sentences, Nodes))
+        return commonest(train.labels, self.classes)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """The accuracy of training's most frequent class."""
+        assert isinstance(split, (Sentences, Nodes))
+        return always_commonest(facts, split.labels, self.classes)
 
 
 def _examples(sample: Sequence[Any]) -> list[Example]:

@@ -29,7 +29,9 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, 
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
-from weft.tasks.support.forecast_bands import Forecast, half_band, predict_patches
+from weft.tasks.support.example_scores import ExampleScores, Report
+from weft.tasks.support.forecast_bands import BAND, Forecast, half_band, predict_patches
+from weft.tasks.support.forecast_errors import forecast_errors
 from weft.tasks.support.losses import auxiliary_loss, mean_loss
 from weft.tasks.support.series_windows import (
     Channels,
@@ -118,7 +120,9 @@ class ForecastTask(Task):
             return PreparedData(task, task._cut(series.values, 0), held, notes=_notes(series))
         borders = borders_of(len(series.values), options.horizon, options.split, options.held_out)
         task = cls._learn(series, options, borders, seed, known)
-        return PreparedData(task, task._cut(series.values, 0), task._cut(series.values, 1), notes=_notes(series))
+        train, validation, *rest = (task._cut(series.values, number) for number in range(len(borders)))
+        test = replace(rest[0], known=borders[0]) if rest else None
+        return PreparedData(task, train, validation, notes=_notes(series), test=test)
 
     @classmethod
     def _learn(
@@ -143,8 +147,9 @@ class ForecastTask(Task):
         """The training, validation or test split; histories of the later ones may reach into those before."""
         borders = self.known.borders
         first = borders[number - 1] if number else self.known.context
-        what = ("the training split", "the validation split", "the test split")[number]
-        return self._split(values, first, borders[number], what)
+        name = ("training", "validation", "test")[number]
+        split = self._split(values, first, borders[number], f"the {name} split")
+        return replace(split, part=f"{name}, rows {first + 1:,} to {borders[number]:,}")
 
     def _whole(self, paths: Sequence[str]) -> WindowSplit:
         series = read_series(paths, self.known.columns)
@@ -178,8 +183,7 @@ class ForecastTask(Task):
         found = find_sample(self.name, paths, self.sample_seed)
         series = read_series(paths, self.known.columns) if found is None else joined(found)[0]
         if digest(series.values) == self.known.digest and len(self.known.borders) > 1:
-            split = self._cut(series.values, len(self.known.borders) - 1)
-            return replace(split, known=self.known.borders[0])
+            return replace(self._cut(series.values, len(self.known.borders) - 1), known=self.known.borders[0])
         first = self.known.context if found is None else len(found.train.values)
         return self._split(series.values, first, len(series.values), str(paths[0]))
 
@@ -273,42 +277,43 @@ class ForecastTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Errors over all windows, the share of values within the 80 % band, and errors in each column's own units."""
+        return self.score_examples(module, split, size).metrics
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """Examples are stretches of as many windows as the horizon is long."""
         assert isinstance(split, WindowSplit)
-        device = next(module.parameters()).device
-        squares, sums = torch.zeros(split.columns, dtype=torch.float64), {"absolute": 0.0, "within": 0.0, "count": 0}
-        banded = False
-        for examples in split.batches(size, None):
-            batch = split.batch(examples).to(device)
-            found, truth = self.forecast(module, batch.inputs["history"]), batch.labels
-            error = (found.point - truth).double()
-            by_column = error.square().sum(1).cpu()
-            if "column" in batch.inputs:
-                squares.index_add_(0, batch.inputs["column"].cpu(), by_column[:, 0])
-            else:
-                squares += by_column.sum(0)
-            sums["absolute"] += float(error.abs().sum())
-            sums["count"] += batch.count
-            if found.low is not None and found.high is not None:
-                banded = True
-                sums["within"] += int(((found.low <= truth) & (truth <= found.high)).sum())
-        each = squares.numpy() / (split.windows * split.horizon)
-        own = np.sqrt(each) * np.array(self.known.deviation)
-        return {
+        errors = forecast_errors(self.forecast, module, split, size, report)
+        statistics = errors.statistics()
+        own = np.sqrt(errors.squares.sum(0) / (split.windows * split.horizon)) * np.array(self.known.deviation)
+        metrics = {
             "loss": mean_loss(self, module, split, size),
-            "mse": float(each.mean()),
-            "mae": sums["absolute"] / sums["count"],
-            **({"coverage": sums["within"] / sums["count"]} if banded else {}),
+            **{name: statistic.point for name, statistic in statistics.items()},
+            **({"nominal_coverage": BAND} if errors.banded else {}),
             **{f"{name}_mse": value for name, value in simple_errors(split, split.known).items()},
             "rmse_by_column": dict(zip(self.known.columns, own.tolist(), strict=True)),
             "windows": split.windows,
             "horizon": split.horizon,
             "context": split.context,
+            **({"part": split.part} if split.part else {}),
         }
+        means = errors.squares.sum(1) / errors.counts
+        answers = [f"mse {mean:.4f}" for mean in means]
+
+        def show(block: int) -> str:
+            first = split.first + block * split.horizon
+            return f"forecasts from row {first + 1:,} to {min(first + split.horizon, split.end - split.horizon + 1):,}"
+
+        return ExampleScores(metrics, statistics, [None] * len(means), answers, -means, show)
 
     def references(self, train: Split, split: Split) -> dict[str, float]:
         """The errors of the last value and of ridge regression on the training rows."""
         assert isinstance(train, WindowSplit) and isinstance(split, WindowSplit)
         return simple_errors(split, train.end, train)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """The error of the last value; of ridge regression too where the training rows are at hand."""
+        assert isinstance(split, WindowSplit)
+        return simple_errors(split, split.known)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """What follows the end of each series (a .csv, or numbers [N, C]), in the columns' own units, with bands."""

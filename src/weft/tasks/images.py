@@ -7,17 +7,15 @@ Axes: N pictures, H = W pixels per side, C channels. A few 3 x 3 convolutions of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
-from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError, find_files
 from weft.data.readers.images import (
     IMAGE_SUFFIXES,
@@ -27,13 +25,14 @@ from weft.data.readers.images import (
     read_image,
     read_images,
 )
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.models.vision import VisionSpec, patch_side
-from weft.tasks.support.augmentation import ImageAugmentation, change_images, image_changes
+from weft.tasks.support.augmentation import ImageAugmentation, image_changes
 from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
@@ -47,7 +46,11 @@ from weft.tasks.support.class_labels import (
     measure_classes,
     mixed,
     nearest_neighbor,
+    score_classes,
 )
+from weft.tasks.support.class_scores import always_commonest, commonest
+from weft.tasks.support.example_scores import ExampleScores, Report
+from weft.tasks.support.images_split import THUMB, ImagesSplit, Scale
 from weft.tasks.support.losses import class_loss
 from weft.tasks.task import (
     Answer,
@@ -67,7 +70,6 @@ from weft.tasks.task import (
 LARGEST_GRID = 8  # patches per side
 WIDEST_STEM = 64
 PICTURES_FOR_STATISTICS = 2000  # pictures that means and deviations are learned from
-THUMB = 8  # pixels per side of what the nearest neighbor compares
 SAME = 0.9  # mirror images that are known nearly as well as the pictures themselves may be learned from
 
 
@@ -82,71 +84,6 @@ class ImagesOptions(DataSpec):
     augmentation: Names = ("auto",)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Means and deviations of the channels, learned from training pictures; pixels count from 0 to 1."""
-
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-
-    @classmethod
-    def of(cls, pixels: Pixels) -> Scale:
-        """From pixels [N, H, W, C]."""
-        flat = pixels.reshape(-1, pixels.shape[-1]).astype(np.float64) / 255
-        spread = np.maximum(flat.std(0), 1e-3)
-        return cls(tuple(flat.mean(0).round(6).tolist()), tuple(spread.round(6).tolist()))
-
-    def tensors(self, pixels: Pixels, erased: NDArray[np.bool_] | None = None) -> torch.Tensor:
-        """[n, H, W, C] bytes -> [n, C, H, W] of mean 0 and deviation 1; what is erased is the mean, 0."""
-        factor = np.array([1 / (255 * s) for s in self.deviation], dtype=np.float32)
-        offset = np.array([-m / s for m, s in zip(self.mean, self.deviation, strict=True)], dtype=np.float32)
-        values = pixels.astype(np.float32) * factor + offset
-        if erased is not None and erased.any():
-            values[erased] = 0.0
-        return torch.from_numpy(np.ascontiguousarray(values.transpose(0, 3, 1, 2)))
-
-
-@dataclass(frozen=True)
-class ImagesSplit(Split):
-    """Pictures with labels; `rows` are those of `pixels` that belong to this split; each counts as `patches` tokens."""
-
-    pixels: Pixels | PixelFiles
-    rows: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    scale: Scale
-    patches: int
-    changes: tuple[ImageAugmentation, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def tokens(self) -> int:
-        """Patches of all pictures."""
-        return len(self) * self.patches
-
-    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Pictures in random order, or one after the other."""
-        order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
-        count = max(1, size // self.patches)
-        found = [order[first : first + count] for first in range(0, len(order), count)]
-        return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
-
-    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
-        """Pictures [n, C, H, W] and their classes; with a seed augmented."""
-        chosen = np.asarray(examples, dtype=np.int64)
-        pixels, erased = self.pixels[self.rows[chosen]], None
-        if seed is not None and self.changes:
-            pixels, erased = change_images(pixels, chosen, len(self), self.changes, seed, epoch)
-        labels = torch.from_numpy(self.labels[chosen])
-        return Batch({"images": self.scale.tensors(pixels, erased)}, labels, len(chosen), len(chosen) * self.patches)
-
-    def thumbs(self, most: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """(small gray copies [n, H W], labels) of at most so many pictures."""
-        chosen = evenly(len(self), most)
-        return thumbs(self.pixels[self.rows[chosen]]), self.labels[chosen]
-
-
 class ImagesTask(Task):
     """A vision transformer learns to tell classes of pictures."""
 
@@ -157,7 +94,7 @@ class ImagesTask(Task):
     example = "picture.png"
     Options = ImagesOptions
     auto = "a vision transformer with a stem of convolutions, convolution and attention in turn, and mean pool (hybrid)"
-    takes_images = True
+    takes_images = takes_module = True
 
     def __init__(
         self,
@@ -187,9 +124,9 @@ class ImagesTask(Task):
             if known is None:
                 data = held = read_images(paths, options.size or "auto")
             else:
-                data = held = _read_like(paths, known.side, known.channels, known.fitting)
+                data = held = read_like(paths, known.side, known.channels, known.fitting)
             if options.validation:
-                held = _read_like(
+                held = read_like(
                     options.validation, data.pixels.shape[1], data.channels, None if known is None else known.fitting
                 )
                 rows, other = np.arange(len(data.labels)), np.arange(len(held.labels))
@@ -259,7 +196,7 @@ class ImagesTask(Task):
         if found is not None:
             images = _as_images(found.validation, found.classes)
             return self._split(replace(images, pixels=_fitted(images.pixels, self.side, self.channels)))
-        return self._split(_read_like(paths, self.side, self.channels, self.fitting))
+        return self._split(read_like(paths, self.side, self.channels, self.fitting))
 
     def default_model(self, size: Size) -> VisionSpec:
         """A convolution stem down to a small grid, then convolution and attention in turn, and the mean of all."""
@@ -295,6 +232,10 @@ class ImagesTask(Task):
         assert isinstance(spec, VisionSpec)
         return spec.replace(patch=_patch(self.side, spec.stem))
 
+    def module_interface(self) -> ModuleInterface:
+        """Images [B, C, H, W] of mean 0 and deviation 1 in, logits of the classes out."""
+        return ModuleInterface.of_images(len(self.classes), self.channels, self.side)
+
     def sizes(self, train: Split) -> Sequence[Size]:
         """Small pictures need no large model."""
         return (Size(48, 2), Size(64, 4), Size(96, 4), Size(128, 4), Size(192, 4), Size(256, 6))
@@ -309,6 +250,10 @@ class ImagesTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         return measure_classes(module, split, size)
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        assert isinstance(split, ImagesSplit)
+        return score_classes(module, split, size, self.classes, split.rows.tolist(), report)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each picture; a folder means all pictures in it."""
@@ -333,13 +278,22 @@ class ImagesTask(Task):
         (known, names), (asked, truth) = train.thumbs(COMPARED), split.thumbs(ASKED)
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
 
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, ImagesSplit)
+        return commonest(train.labels, self.classes)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """The accuracy of training's most frequent class."""
+        assert isinstance(split, ImagesSplit)
+        return always_commonest(facts, split.labels, self.classes)
+
 
 def _as_images(split: Any, classes: Sequence[str]) -> LabeledImages:
     pixels = split.pixels[..., None] if split.pixels.ndim == 3 else split.pixels
     return LabeledImages(pixels, split.labels, tuple(classes), pixels.shape[3])
 
 
-def _read_like(paths: Sequence[str], side: int, channels: int, fitting: ResizeCrop | None = None) -> LabeledImages:
+def read_like(paths: Sequence[str], side: int, channels: int, fitting: ResizeCrop | None = None) -> LabeledImages:
     """Pictures to evaluate on, of the side and color that was learned."""
     images = read_images(paths, fitting or side, learn=False)
     return replace(images, pixels=_fitted(images.pixels, side, channels), channels=channels)
@@ -373,13 +327,6 @@ def _patch(side: int, stem: tuple[int, ...], most: int | None = None) -> int:
     if most == 1:
         return 1
     return max(patch for patch in range(1, min(most, left) + 1) if left % patch == 0)
-
-
-def thumbs(pixels: Pixels) -> NDArray[np.float32]:
-    """Small gray copies [n, 64] by means over blocks of pixels."""
-    gray = torch.from_numpy(pixels.astype(np.float32)).mean(-1)
-    small: NDArray[np.float32] = nn.functional.adaptive_avg_pool2d(gray[:, None], THUMB).flatten(1).numpy()
-    return small
 
 
 def _changes(names: Sequence[str], train: ImagesSplit) -> tuple[ImageAugmentation, ...]:

@@ -21,6 +21,7 @@ from weft.data.readers.sequences import LabeledSequences, Values, read_sequences
 from weft.data.readers.skeletons import SKELETON_FILE
 from weft.data.readers.sounds import log_mel
 from weft.data.samples import SAMPLE_RATE
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
@@ -40,7 +41,10 @@ from weft.tasks.support.class_labels import (
     measure_classes,
     mixed,
     nearest_neighbor,
+    score_classes,
 )
+from weft.tasks.support.class_scores import always_commonest, commonest
+from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
 from weft.tasks.task import (
@@ -91,6 +95,7 @@ class SequencesTask(Task):
     metric = "accuracy"
     picture = "sequences"
     example = "sequence.npz"
+    takes_module = True
     Options = SequencesOptions
     auto = "an encoder with convolution and attention in turn, rotary positions and mean pool (hybrid)"
 
@@ -200,6 +205,10 @@ class SequencesTask(Task):
             length=self.length,
         )
 
+    def module_interface(self) -> ModuleInterface:
+        """Vectors [B, T, channels] in, logits of the classes out."""
+        return ModuleInterface.of_vectors(len(self.classes), self.preparation.channels(self.raw), self.length)
+
     def sizes(self, train: Split) -> Sequence[Size]:
         """Few sequences suit one small model; the time plan chooses where there are many."""
         if train.tokens < SMALL_DATA_STEPS:
@@ -218,6 +227,10 @@ class SequencesTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         return measure_classes(module, split, size)
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        assert isinstance(split, VectorSequencesSplit)
+        return score_classes(module, split, size, self.classes, range(len(split)), report)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each sequence in each file; labels in the files are not looked at and may be missing."""
@@ -249,6 +262,15 @@ class SequencesTask(Task):
         assert isinstance(train, VectorSequencesSplit) and isinstance(split, VectorSequencesSplit)
         (known, names), (asked, truth) = _stretched(train, COMPARED), _stretched(split, ASKED)
         return {"nearest neighbor accuracy": float(np.mean(nearest_neighbor(known, names, asked) == truth))}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, VectorSequencesSplit)
+        return commonest(train.labels, self.classes)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """The accuracy of training's most frequent class."""
+        assert isinstance(split, VectorSequencesSplit)
+        return always_commonest(facts, split.labels, self.classes)
 
 
 def _as_sequences(name: str, split: Any, classes: Sequence[str]) -> LabeledSequences:

@@ -29,11 +29,14 @@ from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
+from weft.tasks.support.class_scores import ClassEvaluation, always_commonest, commonest, evaluate_classes
+from weft.tasks.support.example_scores import ExampleScores, Report, f1
 from weft.tasks.support.imported_text import ImportedTextTask
 from weft.tasks.support.losses import class_loss
-from weft.tasks.support.metrics import accuracy, entity_f1, has_spans, macro_f1, token_accuracy
+from weft.tasks.support.metrics import entity_f1, entity_spans, has_spans, token_accuracy
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Sentences, ask, evaluate, probabilities
+from weft.tasks.support.resampling import Statistic
+from weft.tasks.support.sentences import Sentences, ask, probabilities
 from weft.tasks.support.tag_encoders import PieceTagEncoder, TagEncoder, WordTagEncoder, learn_tag_encoder
 from weft.tasks.task import (
     Answer,
@@ -194,20 +197,30 @@ class TaggingTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Token accuracy, macro F1 over tags, loss in nats per word; where tags mark spans also their F1."""
-        evaluation = evaluate(module, split, size)
-        said, truth = evaluation.flat()
-        found: dict[str, Any] = {
-            "accuracy": accuracy(said, truth),
-            "macro_f1": macro_f1(said, truth),
-            "loss": evaluation.loss,
-            "sentences": len(split),
-            "words": len(truth),
-        }
+        return self._metrics(evaluate_classes(module, split, size, ask))
+
+    def _metrics(self, evaluation: ClassEvaluation) -> dict[str, Any]:
+        numbers = {"sentences": len(evaluation.truth), "words": int(evaluation.counts.sum())}
+        found: dict[str, Any] = {**evaluation.metrics(), **numbers}
         if has_spans(self.tags):
-            found["entity_f1"] = entity_f1(
-                *([self._names(row) for row in rows] for rows in (evaluation.said, evaluation.truth))
-            )
+            found["entity_f1"] = entity_f1(*self._tags(evaluation))
         return found
+
+    def _tags(self, evaluation: ClassEvaluation) -> tuple[list[list[str]], list[list[str]]]:
+        """(said, truth) by name."""
+        return [self._names(row) for row in evaluation.said], [self._names(row) for row in evaluation.truth]
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """Examples are sentences; where tags mark spans, each adds those that are right, given and true."""
+        assert isinstance(split, Sentences)
+        evaluation = evaluate_classes(module, split, size, ask, report)
+        scores = evaluation.scores(self._metrics(evaluation), self.tags, lambda n: " ".join(split.texts[n]))
+        if has_spans(self.tags):
+            pairs = zip(*self._tags(evaluation), strict=True)
+            spans = [(set(entity_spans(said)), set(entity_spans(true))) for said, true in pairs]
+            rows = [(len(ours & theirs), len(ours), len(theirs)) for ours, theirs in spans]
+            scores.statistics["entity_f1"] = Statistic(np.array(rows, dtype=np.float64), f1)
+        return scores
 
     def _names(self, numbers: Any) -> list[str]:
         return [self.tags[number] for number in numbers]
@@ -250,6 +263,15 @@ class TaggingTask(Task):
         known, truth = ([self._names(one.answers(n)) for n in range(len(one))] for one in (train, split))
         said = FrequentTag.fit(list(zip(train.texts, known, strict=True))).predict(split.texts)
         return {"most frequent tag": token_accuracy(said, truth)}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, Sentences)
+        return commonest(train.labels, self.tags)
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """The accuracy of training's most frequent tag, given to every word."""
+        assert isinstance(split, Sentences)
+        return always_commonest(facts, split.labels, self.tags)
 
 
 def _hold_out(sentences: Sequence[Tagged], share: float, seed: int) -> tuple[list[Tagged], list[Tagged]]:

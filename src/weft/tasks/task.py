@@ -9,26 +9,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import torch
 from pydantic import BeforeValidator
 from torch import Tensor, nn
 
-from weft.data.batching import shuffled_order
 from weft.data.samples import ReferenceScore, Sample, sample, samples
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Spec, Tree
 from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
 from weft.models.plain_presets import plain_preset
+from weft.tasks.support.splits import Batch as Batch
+from weft.tasks.support.splits import Split as Split
 
 if TYPE_CHECKING:
     from weft.tasks.support.conversation import Conversation
+    from weft.tasks.support.example_scores import ExampleScores, Report
     from weft.tasks.support.few_shot import FewShotOptions
 
 SAMPLE = "sample:"
@@ -47,61 +49,6 @@ class DataSpec(Spec):
 
     validation: Names = ()
     held_out: float = 0.1
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What the model is called with, by name; labels; how many answers they hold; how many tokens it costs."""
-
-    inputs: dict[str, Any]
-    labels: Tensor
-    count: int
-    tokens: int
-
-    def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
-        if self.labels.device == device:
-            return self
-        moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in self.inputs.items()}
-        return replace(self, inputs=moved, labels=self.labels.to(device))
-
-
-class Split(ABC):
-    """Examples to learn from, or held out, in batches whose order follows from the seed."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many examples there are."""
-
-    @property
-    @abstractmethod
-    def tokens(self) -> int:
-        """How many tokens one pass costs, about; images and series count patches."""
-
-    @property
-    def least(self) -> int:
-        """Tokens of the smallest batch there is, where all examples are as long."""
-        return 1
-
-    def cut(self, length: int) -> Split:
-        """The same for a model that takes at most `length` tokens."""
-        return self
-
-    def fit(self, spec: AnySpec) -> Split:
-        """The same for a model of this spec."""
-        length = spec.declares().length
-        return self if length is None else self.cut(length)
-
-    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Examples of each batch of about `size` tokens; without a seed in their own order. As many in every epoch."""
-        order = list(range(len(self))) if seed is None else shuffled_order(len(self), seed, epoch)
-        count = max(1, round(size * len(self) / max(1, self.tokens)))
-        found = [order[first : first + count] for first in range(0, len(order), count)]
-        return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
-
-    @abstractmethod
-    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
-        """Tensors; with a seed as in training (shifted, augmented), without one as in evaluation."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +118,10 @@ class GenerationOptions:
     `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings.
     `speculative`: speculative decoding by prompt look-up, which changes the time only. `chat`: the input is what a
     user says, and the answer is the assistant's.
-
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
-    probabilities, 8 or all there are if not given; `steps`: those of every further step too.
+    probabilities, 8 or all there are if not given; `steps`: those of every further step too. `labels`: texts, of which
+    the one that fits an image best is its answer.
     """
 
     temperature: float | None = None
@@ -193,6 +140,7 @@ class GenerationOptions:
     batch: int = 64
     top: int | None = None
     steps: bool = False
+    labels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -202,6 +150,10 @@ class GenerationOptions:
                 raise WeftError(f"{name} {number} gives no answer: use 1 or more, or leave it out")
         if self.top is not None and self.top < 0:
             raise WeftError(f"top {self.top} is not a number of tokens: use 0 (no probabilities) or more")
+        if isinstance(self.labels, str) or not all(isinstance(label, str) and label.strip() for label in self.labels):
+            raise WeftError(f"labels are a list of texts, such as ['a cat', 'a dog'], not {self.labels!r:.60}")
+        if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
+            raise WeftError(f"{', '.join(self.labels)}: give two or more labels, each once, to choose between")
 
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are chosen, `temperature` if none is asked for."""
@@ -226,7 +178,8 @@ class Answer:
 class PreparedData:
     """Data that was read: the task that learned from it, its two splits, and the best possible score if it is known.
 
-    `notes`: what users should know of how their data were taken.
+    `notes`: what users should know of how their data were taken. `test`: a third split that neither training nor the
+    choice of the weights has seen, where the data have one.
     """
 
     task: Task
@@ -234,6 +187,7 @@ class PreparedData:
     validation: Split
     best: ReferenceScore | None = None
     notes: tuple[str, ...] = ()
+    test: Split | None = None
 
 
 class Task(ABC):
@@ -246,6 +200,7 @@ class Task(ABC):
     name: ClassVar[str]
     families: ClassVar[tuple[str, ...]]
     metric: ClassVar[str] = "loss"
+    reference_metric: ClassVar[str | None] = None  # the one that `references` are scores of, if not `metric`
     picture: ClassVar[str | None] = None
     example: ClassVar[str] = "INPUT"  # what may follow `weft predict RUN`
     Options: ClassVar[type[DataSpec]] = DataSpec
@@ -260,6 +215,8 @@ class Task(ABC):
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
     ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
+    takes_labels: ClassVar[bool] = False  # it chooses between labels that are given with the input
+    takes_module: ClassVar[bool] = False  # of the user's own, called by `module_interface`
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any
@@ -312,6 +269,15 @@ class Task(ABC):
         return spec.replace(length=size.context) if "length" in type(spec).model_fields else spec
 
     @property
+    def judged_by(self) -> str:
+        """The metric that simple methods are compared in."""
+        return self.reference_metric or self.metric
+
+    def module_interface(self) -> ModuleInterface:
+        """How a module of the user's own is called, where the task takes one."""
+        raise WeftError(f"task {self.name} takes no module of your own: leave it out")
+
+    @property
     def sample_seed(self) -> int:
         """The seed of the built-in sample that the run is evaluated on."""
         return 0
@@ -343,6 +309,15 @@ class Task(ABC):
 
         return {"loss": mean_loss(self, module, split, size)}
 
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """`measure` with what intervals and paired tests need: what each example adds to each metric.
+
+        By default the loss of each example, of at most a thousand that are evenly spread.
+        """
+        from weft.tasks.support.example_scores import loss_scores
+
+        return loss_scores(self, module, split, size, report)
+
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
         return split
@@ -369,8 +344,8 @@ class Task(ABC):
         """How well the model labels texts after labeled examples in its prompt; nothing is learned."""
         raise WeftError(f"task {self.name} takes no examples in a prompt: evaluate without shots, or a language model")
 
-    def embed(self, module: nn.Module, texts: Sequence[str]) -> Tensor:
-        """Vectors [N, D] of texts, where the task gives any."""
+    def embed(self, module: nn.Module, texts: Sequence[Any]) -> Tensor:
+        """Vectors [N, D] of texts, or of images by their paths, where the task gives any."""
         raise WeftError(f"a run of task {self.name} gives no vectors: import an embedding model")
 
     def preview(self, module: nn.Module, split: Split) -> str:
@@ -378,7 +353,15 @@ class Task(ABC):
         return ""
 
     def references(self, train: Split, split: Split) -> dict[str, float]:
-        """Scores of simple methods on the same split, to be printed beside the model's own."""
+        """Scores of simple methods that learn from `train`, on a split: to be printed beside the model's own."""
+        return {}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        """The little that `quick_references` needs to know of the training data, as plain JSON."""
+        return {}
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """Scores of the simplest methods on any split: the same answer to everything, the input as its own answer."""
         return {}
 
 

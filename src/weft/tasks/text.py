@@ -5,9 +5,10 @@ Loss: - log p of each next token, in nats; perplexity exp(loss); bits per byte, 
 
 from __future__ import annotations
 
+import lzma
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,30 +18,34 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
-from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.stores.text_chunks import distinct_characters, has_chats, read_chunks, sample_texts
 from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from weft.foreign.user_module import ModuleInterface
 from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
-from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import stream
 from weft.inference.decoding.request import GenerationRequest
 from weft.models.build import AnySpec
 from weft.models.decoder import DecoderSpec
+from weft.models.output import Output
 from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
 from weft.tasks.support.conversation import Conversation
+from weft.tasks.support.example_scores import ExampleScores, Report, ratio
 from weft.tasks.support.few_shot import FewShot
 from weft.tasks.support.generation import TEMPERATURE, generate_texts, name_probabilities
-from weft.tasks.support.losses import language_loss, mean_loss
+from weft.tasks.support.losses import language_loss, mean_loss, token_losses
+from weft.tasks.support.ngrams import ORDER, ByteNgrams
 from weft.tasks.support.prompt_format import PromptFormat
+from weft.tasks.support.resampling import Statistic
+from weft.tasks.support.text_windows import BLOCK, TextSplit
 from weft.tasks.task import (
     Answer,
     Batch,
@@ -61,6 +66,8 @@ TOKENIZER_CHARACTERS = 50_000_000  # characters that words and bpe are learned f
 WINDOW = 512  # tokens per window when a model is trained on: those from elsewhere read more than memory holds
 PROMPT, PREVIEW = 24, 60
 CONTINUATION = 120
+MOST_LEARNED, MOST_SCORED = 2_000_000, 500_000  # bytes that the n-gram model learns from, and is measured on
+MOST_COMPRESSED = 8_000_000  # bytes that xz is measured on
 
 
 class TextOptions(DataSpec):
@@ -77,98 +84,18 @@ class TextOptions(DataSpec):
     context: PositiveInt | None = None
 
 
-@dataclass(frozen=True)
-class TextSplit(Split):
-    """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
-
-    `most`: what a window holds however long the model is. `prefix`: number of first tokens that the model sees in both
-    directions; what it sees it is not asked, so answers begin after them.
-    """
-
-    store: TokenStore
-    context: int = 256
-    isolate: bool = False
-    most: int | None = None
-    prefix: int = 0
-
-    def __len__(self) -> int:
-        return max(1, -(-(len(self.store) - 1) // self.context))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the stream."""
-        return len(self.store)
-
-    def cut(self, length: int) -> TextSplit:
-        """Windows of at most `length`; a short text is one window."""
-        length = length if self.most is None else min(length, self.most)
-        return replace(self, context=max(1, min(length, len(self.store) - 1)))
-
-    def fit(self, spec: AnySpec) -> Split:
-        """Windows for this model, whose prefix is given and not asked for."""
-        split = replace(cast(TextSplit, super().fit(spec)), prefix=spec.declares().text_prefix or 0)
-        if split.context < split.prefix:
-            raise DataError(
-                f"windows of {split.context} tokens lie in the prefix of {split.prefix}: shorten mixer.mask.length"
-            )
-        return split
-
-    def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Windows in random order, or one after the other."""
-        order = list(range(len(self))) if seed is None else shuffled_order(self._whole(), seed, epoch)
-        rows = max(1, size // self.context)
-        found = [order[first : first + rows] for first in range(0, len(order), rows)]
-        return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < rows else found
-
-    @property
-    def least(self) -> int:
-        """One window."""
-        return self.context
-
-    def _whole(self) -> int:
-        """Windows that are whole wherever the first begins."""
-        return max(1, (len(self.store) - self.context) // self.context)
-
-    def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
-        """Tokens x_1 .. x_T and labels x_2 .. x_(T+1); a last window that is short is filled up."""
-        T = self.context
-        shift = 0
-        if seed is not None:
-            room = len(self.store) - 1 - self._whole() * T
-            shift = int(torch.randint(max(1, min(T, room + 1)), (1,), generator=generator(seed, "shift", epoch)))
-        starts = [shift + number * T for number in examples]
-        rows = [self.store.window(first, min(T + 1, len(self.store) - first)) for first in starts]
-        tokens = np.zeros((len(rows), T), dtype=np.int64)
-        labels = np.full((len(rows), T), IGNORED, dtype=np.int64)
-        documents = np.full((len(rows), T), -1, dtype=np.int64)
-        for row, window in enumerate(rows):
-            n = len(window.tokens) - 1
-            tokens[row, :n], labels[row, :n] = window.tokens[:-1], window.tokens[1:]
-            if window.answers is not None:
-                labels[row, :n][~window.answers[1:]] = IGNORED
-            if self.isolate:
-                documents[row, :n] = window.documents[:-1]
-                labels[row, :n][window.documents[1:] != window.documents[:-1]] = IGNORED
-            if self.prefix:
-                labels[row, :n][_places(window.documents[:-1] if self.isolate else None, n) + 1 < self.prefix] = IGNORED
-        inputs: dict[str, Any] = {"tokens": torch.from_numpy(tokens)}
-        if self.isolate:
-            inputs["documents"] = torch.from_numpy(documents)
-        count = int((labels != IGNORED).sum())
-        return Batch(inputs, torch.from_numpy(labels), count, tokens.size)
-
-
 class TextTask(FewShot, Task):
     """A decoder learns to continue texts."""
 
     name = "text"
     families = ("decoder",)
     metric = "loss"
+    reference_metric = "bits_per_byte"
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
     auto = "a decoder of attention alone, with rotary positions and squared ReLU"
-    generates = continues_input = True
+    generates = continues_input = takes_module = True
 
     tokenizer: Tokenizer
 
@@ -256,6 +183,12 @@ class TextTask(FewShot, Task):
         """As long as the windows that are asked for."""
         return super().fit_plain(name, replace(size, context=self._length(size)))
 
+    def module_interface(self) -> ModuleInterface:
+        """Tokens [B, T] in, logits of the next token [B, T, C] out."""
+        if self.options.isolate:
+            raise WeftError("a module of your own is not told where documents begin: leave data.isolate out")
+        return ModuleInterface.of_language(self.tokenizer.vocabulary, self.options.context or Size.context)
+
     def _length(self, size: Size) -> int:
         """The length of a new model."""
         return max(size.context, self.options.context or 0)
@@ -266,23 +199,66 @@ class TextTask(FewShot, Task):
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each next token."""
+        return language_loss(module, self._read(module, batch), batch.labels, batch.count, smoothing)
+
+    def _read(self, module: nn.Module, batch: Batch) -> Output:
+        """The model's states at all tokens of a batch; documents do not see each other where they are isolated."""
         documents = batch.inputs.get("documents")
-        mask = None if documents is None else Documents(documents)
-        output = module(batch.inputs["tokens"], mask=mask)
-        return language_loss(module, output, batch.labels, batch.count, smoothing)
+        return module(batch.inputs["tokens"], mask=None if documents is None else Documents(documents))
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Loss in nats per token, perplexity, and bits per byte; over windows side by side, each begun anew."""
         assert isinstance(split, TextSplit)
-        loss = mean_loss(self, module, split, size)
-        tokens_per_byte = split.store.counted / max(1, split.store.bytes)
+        return self._metrics(mean_loss(self, module, split, size), split)
+
+    def _metrics(self, loss: float, split: TextSplit) -> dict[str, Any]:
         return {
             "loss": loss,
             "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": loss / math.log(2) * tokens_per_byte,
+            "bits_per_byte": loss * _bits_per_byte(split),
             "tokens": len(split.store),
             "context": split.context,
         }
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """An example is a stretch of BLOCK tokens, however long the windows are that the model reads them in."""
+        assert isinstance(split, TextSplit)
+        rows = self._block_losses(module, split, size, report)
+        bits = _bits_per_byte(split)
+        statistics = {
+            "loss": Statistic(rows, ratio),
+            "perplexity": Statistic(rows, lambda sums: np.exp(np.minimum(ratio(sums), 700.0))),
+            "bits_per_byte": Statistic(rows, lambda sums: bits * ratio(sums)),
+        }
+        means = ratio(rows)
+
+        def show(block: int) -> str:
+            return self.tokenizer.decode(split.store.window(block * BLOCK, BLOCK).tokens.tolist())
+
+        metrics = self._metrics(statistics["loss"].point, split)
+        answers = [f"{mean:.4f} nats per token" for mean in means]
+        return ExampleScores(metrics, statistics, [None] * len(rows), answers, -means, show)
+
+    def _block_losses(
+        self, module: nn.Module, split: TextSplit, size: int, report: Report | None
+    ) -> NDArray[np.float64]:
+        """(nats, tokens that count) of each stretch of BLOCK tokens, [N, 2]."""
+        device, training = next(module.parameters()).device, module.training
+        module.eval()
+        rows = np.zeros((-(-(len(split.store) - 1) // BLOCK), 2))
+        with torch.inference_mode():
+            for windows in split.batches(size, None):
+                batch = split.batch(windows).to(device)
+                losses = token_losses(module, self._read(module, batch), batch.labels).double().cpu().numpy()
+                place = np.array(windows)[:, None] * split.context + np.arange(split.context)
+                counted = batch.labels.cpu().numpy() != IGNORED
+                blocks = place[counted] // BLOCK
+                np.add.at(rows, (blocks, 0), losses[counted])
+                np.add.at(rows, (blocks, 1), 1)
+                if report is not None:
+                    report((windows[-1] + 1) / len(split))
+        module.train(training)
+        return rows
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """Continuations; with each, the likeliest tokens and their probabilities if `top` and `steps` ask for them."""
@@ -355,13 +331,31 @@ class TextTask(FewShot, Task):
         answer = self.predict(module, [prompt], GenerationOptions(max_tokens=PREVIEW, top=0))[0]
         return f"{prompt!r} -> {answer.output!r}"
 
+    def references(self, train: Split, split: Split) -> dict[str, float]:
+        """Bits per byte of an n-gram model that learned from the end of the training text."""
+        assert isinstance(train, TextSplit) and isinstance(split, TextSplit)
+        if split.store.chats:
+            return {}
+        model = ByteNgrams.fit(self._bytes(train, MOST_LEARNED, from_end=True))
+        return {f"byte {ORDER}-gram": model.bits_per_byte(self._bytes(split, MOST_SCORED))}
 
-def _places(documents: NDArray[np.int64] | None, count: int) -> NDArray[np.int64]:
-    """The position of each of `count` tokens in its row, or in its document where these do not see each other."""
-    index = np.arange(count)
-    documents = np.zeros(count, dtype=np.int64) if documents is None else documents
-    begins = np.concatenate(([True], documents[1:] != documents[:-1]))
-    return index - np.maximum.accumulate(np.where(begins, index, 0))
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """Bits per byte of xz, which knows no other text."""
+        assert isinstance(split, TextSplit)
+        text = b"" if split.store.chats else self._bytes(split, MOST_COMPRESSED)
+        return {"xz": 8 * len(lzma.compress(text)) / len(text)} if text else {}
+
+    def _bytes(self, split: TextSplit, most: int, from_end: bool = False) -> bytes:
+        """The first, or last, `most` bytes of a split's text."""
+        count = min(most, len(split.store))
+        tokens = split.store.window(len(split.store) - count if from_end else 0, count).tokens
+        text = self.tokenizer.decode(tokens.tolist()).encode()
+        return text[-most:] if from_end else text[:most]
+
+
+def _bits_per_byte(split: TextSplit) -> float:
+    """What a nat per token is in bits per byte."""
+    return split.store.counted / max(1, split.store.bytes) / math.log(2)
 
 
 def _tokenizer(options: TextOptions, paths: Sequence[str | Path]) -> Tokenizer:

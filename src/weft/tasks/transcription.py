@@ -34,6 +34,7 @@ from weft.models.position_specs import LearnedSpec
 from weft.models.sources import SeriesSourceSpec, VectorSourceSpec
 from weft.tasks.support.augmentation import Floats, resample
 from weft.tasks.support.class_labels import ASKED, COMPARED, nearest_neighbor
+from weft.tasks.support.example_scores import ExampleScores, Report, error_rate_statistics, text_scores
 from weft.tasks.support.generation import generate_texts
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import character_error_rate, exact_match, word_error_rate
@@ -278,19 +279,27 @@ class TranscriptionTask(Task):
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Loss with teacher forcing; error rates by characters and words of what a beam search finds, exact match."""
+        return self.score_examples(module, split, size).metrics
+
+    def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
+        """Examples are sequences that were transcribed."""
         assert isinstance(split, TranscriptsSplit)
-        loss = mean_loss(self, module, split, size)
         chosen = evenly(len(split), split.decoded)
         found = self._transcribe(module, [split.row(n) for n in chosen], GenerationOptions(beam=self.options.beam))
         texts = [self.tokenizer.decode(row[0].tokens) for row in found]
         references = [split.texts[n] for n in chosen]
-        return {
+        if report is not None:
+            report(1.0)
+        metrics = {
             "cer": character_error_rate(texts, references),
             "wer": word_error_rate(texts, references),
             "exact_match": exact_match(texts, references),
-            "loss": loss,
+            "loss": mean_loss(self, module, split, size),
             "sequences": len(chosen),
         }
+        scores = text_scores(metrics, texts, references, lambda place: f"#{chosen[place]}")
+        scores.statistics.update(error_rate_statistics(texts, references))
+        return scores
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The text of each .wav, or of each sequence of an .npz."""
@@ -345,16 +354,24 @@ class TranscriptionTask(Task):
         return f"{self.tokenizer.decode(found.tokens)!r} ({split.texts[0]!r})"
 
     def references(self, train: Split, split: Split) -> dict[str, float]:
-        """CER of the commonest text, and of the nearest neighbor's among sequences stretched to the same few steps."""
+        """CER of the nearest neighbor's text, among sequences stretched to the same few steps."""
         assert isinstance(train, TranscriptsSplit) and isinstance(split, TranscriptsSplit)
-        commonest = Counter(train.texts).most_common(1)[0][0]
         known, asked = evenly(len(train), COMPARED), evenly(len(split), ASKED)
         near = nearest_neighbor(_stretched(train, known), np.array(known), _stretched(split, asked))
         truth = [split.texts[n] for n in asked]
-        return {
-            "cer of the commonest text": character_error_rate([commonest] * len(truth), truth),
-            "cer of the nearest neighbor's text": character_error_rate([train.texts[n] for n in near], truth),
-        }
+        return {"cer of the nearest neighbor's text": character_error_rate([train.texts[n] for n in near], truth)}
+
+    def baseline_facts(self, train: Split) -> Tree:
+        assert isinstance(train, TranscriptsSplit)
+        return {"commonest": Counter(train.texts).most_common(1)[0][0]}
+
+    def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
+        """CER of training's commonest text."""
+        assert isinstance(split, TranscriptsSplit)
+        if "commonest" not in facts:
+            return {}
+        said = [facts["commonest"]] * len(split)
+        return {"cer of the commonest text": character_error_rate(said, split.texts)}
 
 
 def _of_sample(split: Sequence[SpokenText]) -> Transcripts:

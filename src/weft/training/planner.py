@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 from weft.foundation.spec import Tree
-from weft.models.build import AnySpec, build
+from weft.models.build import AnySpec
 from weft.models.estimates import estimate
 from weft.parts.lora import adapt
 from weft.tasks.task import Recipe, Size, Split, Task
 from weft.training.fine_tuning import fully_trained_parts
+from weft.training.model_source import ModelSource, SpecModels
 from weft.training.optimizers import build_optimizers
 from weft.training.plan import TrainingPlan
 from weft.training.training_spec import TrainingSpec
@@ -81,7 +82,8 @@ class Planner:
     """Makes a plan for one task and its data.
 
     Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe. `design` gives
-    the model of a size where no spec is given: the task's default model, unless another is asked for.
+    the model of a size where no spec is given: the task's default model, unless another is asked for. `models` builds
+    a spec's model and says what it costs.
     """
 
     task: Task
@@ -93,6 +95,7 @@ class Planner:
     device: torch.device
     defaults: Tree = field(default_factory=dict)
     design: Callable[[Size], AnySpec] | None = None
+    models: ModelSource = field(default_factory=SpecModels)
 
     def __post_init__(self) -> None:
         self.model_of = self.design or self.task.default_model
@@ -137,7 +140,7 @@ class Planner:
         plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads)
         tried = tuple(
             {
-                "parameters": estimate(choice.spec).parameters,
+                "parameters": self.models.cost(choice.spec).parameters,
                 "width": choice.size.width,
                 "layers": choice.size.layers,
                 "batch": choice.batch,
@@ -186,9 +189,7 @@ class Planner:
         return -1 if sizes[best] in found else best
 
     def _expected(self, spec: AnySpec, tokens: float) -> float:
-        cost = estimate(spec)
-        table = sum(count for name, count in cost.roles.items() if "embedding" in name)
-        return expected_loss(cost.parameters - table, tokens, max(1, self.train.tokens))
+        return expected_loss(self.models.cost(spec).mixing, tokens, max(1, self.train.tokens))
 
     def _measure(
         self, size: Size | None, spec: AnySpec | None, budget: float, found: dict[Size | None, PlannedSize]
@@ -220,7 +221,7 @@ class Planner:
 
     def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
         """The time per step with all threads or with one, whichever is faster."""
-        module = build(spec, self.seed, str(self.device))
+        module = self.models.build(spec, self.seed, self.device)
         if options.lora is not None:
             adapt(module, options.lora, whole=fully_trained_parts(self.task))
         module.train()
@@ -269,14 +270,12 @@ class Planner:
         return own, TrainingSpec(**{**recipe.training, **self.defaults, **self.training_changes})
 
     def _plan(self, spec: AnySpec, options: TrainingSpec, steps: int, batch: int, threads: int) -> TrainingPlan:
-        cost = estimate(spec)
+        cost = self.models.cost(spec)
         batch = max(batch, self.train.fit(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
         tokens = steps * batch
         # Forward costs a third of a step: all evaluations together take at most about a twentieth of the steps' time.
         evaluated = max(batch, 3 * tokens // (20 * max(1, steps // every)))
-        width = cost.width
-        activations = batch // options.accumulate * 4 * (cost.layers * 16 * width + 2 * _classes(spec))
         return TrainingPlan(
             steps=steps,
             least_steps=min(steps, options.least_steps),
@@ -289,7 +288,7 @@ class Planner:
             parameters=cost.parameters,
             tokens=tokens,
             epochs=tokens / max(1, self.train.tokens),
-            memory=cost.memory.training_adamw + activations,
+            memory=cost.memory + batch // options.accumulate * 4 * cost.activations,
         )
 
 
@@ -304,7 +303,3 @@ def _weight(size: Size | None) -> float:
 
 def _flops(spec: AnySpec) -> float:
     return float(max(1, estimate(spec).flops_per_token))
-
-
-def _classes(spec: AnySpec) -> int:
-    return int(getattr(spec, "target_vocabulary", None) or getattr(spec, "vocabulary", None) or 1)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from weft.data.samples import ReferenceScore
+from weft.foreign.wrap_module import given_module
+from weft.models.build import AnySpec
 from weft.runs.run import Run, load
+from weft.tasks.support.references import losing_to
 from weft.tasks.task import PreparedData, Split
 from weft.training.loop import Loop
 from weft.training.plan import TrainingPlan
@@ -19,8 +22,9 @@ FINAL_EVALUATION_SHARE = 0.03  # of the time that was given, about, for metrics 
 class TrainingResult:
     """A finished training: the run, the plan it followed, and its metrics on the validation data.
 
-    `references` are the scores of simple methods, `best` the best possible score where it is known, and `leak` says
-    so if the model scored better than that.
+    `references` are the scores of simple methods, `loses_to` those that the model does not beat, `best` the best
+    possible score where it is known, and `leak` says so if the model scored better than that. `intervals` are of 95 %.
+    `test`: the metrics on a test part, where the data have one.
     """
 
     run: Run
@@ -32,12 +36,15 @@ class TrainingResult:
     references: dict[str, float]
     best: ReferenceScore | None = None
     leak: str | None = None
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    loses_to: tuple[str, ...] = ()
+    test: dict[str, Any] | None = None
 
 
 def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loop: Loop) -> TrainingResult:
     """Load the run as it was kept and measure it on the whole validation data, or a share where minutes are given."""
     began = time.perf_counter()
-    run = load(loop.folder.path, str(loop.device))
+    run = load(loop.folder.path, str(loop.device), module=given_module(loop.module))
     if run.task.examine(run.module, validation):
         run = replace(run, spec=run.spec.replace(facts=run.task.facts()))
         loop.folder.write_spec(run.spec)
@@ -45,13 +52,25 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
     if loop.plan.minutes is not None:
         seconds = FINAL_EVALUATION_SHARE * 60 * loop.plan.minutes
         subset = prepared.task.evaluation_subset(run.module, validation, seconds)
-    metrics = prepared.task.measure(run.module, subset, loop.plan.batch)
-    references = prepared.task.references(train, validation)
+    task, size = prepared.task, loop.plan.batch
+    scores = task.score_examples(run.module, subset, size)
+    metrics = scores.metrics
+    facts = task.baseline_facts(train)
+    references = {**task.quick_references(facts, validation), **task.references(train, validation)}
+    value = metrics.get(task.judged_by)
+    lost = [] if value is None else losing_to(task.judged_by, value, references)
+    loop.folder.write_references(
+        {"metric": task.judged_by, "value": value, "references": references, "loses_to": lost, "facts": facts}
+    )
+    test = None
+    if prepared.test is not None:
+        test = task.measure(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
     loss = float(metrics.get("loss", loop.best_loss))
     seconds = loop.seconds + time.perf_counter() - began
     loop.folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
     leak = find_leak(prepared.best, metrics)
-    return TrainingResult(run, loop.plan, loop.step, seconds, loss, metrics, references, prepared.best, leak)
+    found = (metrics, references, prepared.best, leak, scores.intervals(), tuple(lost), test)
+    return TrainingResult(run, loop.plan, loop.step, seconds, loss, *found)
 
 
 def find_leak(best: ReferenceScore | None, metrics: dict[str, Any]) -> str | None:

@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
 from weft.data.fingerprints import expect_unchanged, take_fingerprints
+from weft.foreign.wrap_module import GivenModule
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.foundation.seeds import derive
-from weft.models.build import AnySpec, build, read_spec
+from weft.models.build import AnySpec, read_spec
 from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
 from weft.parts.lora import adapt
@@ -31,6 +32,7 @@ from weft.training.averaging import recompute_blocks
 from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
+from weft.training.model_source import ModelSource, expect_trainable, model_source
 from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
@@ -43,6 +45,13 @@ DEFAULT_MINUTES = 5.0
 LOG = logging.getLogger(__name__)
 
 
+class ProcessOptions(TypedDict, total=False):
+    """Options of the process, not of the run: the `device`, and a `reporter` that is told of progress."""
+
+    device: str | None
+    reporter: Reporter | None
+
+
 def train(
     task: str,
     data: str | Path | Sequence[str | Path],
@@ -53,16 +62,21 @@ def train(
     minutes: float | None = None,
     seed: int | None = None,
     resume: bool = False,
-    device: str | None = None,
     base: str | Path | None = None,
+    module: GivenModule | None = None,
     set: Mapping[str, Any] | None = None,
-    reporter: Reporter | None = None,
+    **process: Unpack[ProcessOptions],
 ) -> Run:
     """Train a model and give its run: `weft.train("text", "book.txt", out="runs/book", minutes=5)`.
 
     `set` changes single options: `{"layers": 2, "training.rate": 0.001, "data.held_out": 0.2}`. `base` is the folder of
     a run whose model, tokenizer and weights training starts from; with `set={"training.lora": 8}` its weights stay, and
     adapters of rank 8 are trained. `seed` is 0 if left out; `resume` continues the run in `out`, to the same bits.
+
+    `module` trains a module of your own: a class or function that makes one, which may take `vocabulary`, `length`,
+    `classes`, `channels` or `size` by keyword; or a module, of which a copy is trained. The plan then chooses batch and
+    steps only, and the run holds weights and a fingerprint, no code: `weft.load(out, module=...)` opens it. `process`:
+    the `device`, and a `reporter` that is told of progress.
     """
     request = TrainRequest(
         task=task,
@@ -74,19 +88,21 @@ def train(
         minutes=minutes,
         seed=seed,
         resume=resume,
-        device=device,
+        device=process.get("device"),
         base=None if base is None else str(base),
     )
-    return run_training(request, reporter or Reporter()).run
+    return run_training(request, process.get("reporter") or Reporter(), module).run
 
 
-def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
+def run_training(request: TrainRequest, reporter: Reporter, module: GivenModule | None = None) -> TrainingResult:
     """Train as requested; the run's folder is locked against other writers all the while."""
     started = time.perf_counter()
     request = request.with_edges()
     kind = task_named(request.task)
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
+    if module is not None:
+        expect_trainable(module, request, kind)
     out = request.out
     folder = RunFolder(out)
     folder.expect_usable()
@@ -94,10 +110,10 @@ def run_training(request: TrainRequest, reporter: Reporter) -> TrainingResult:
         if folder.exists and not request.resume:
             raise WeftError(f"{out} holds a run already: continue it with --resume, or choose another --out")
         if folder.exists:
-            return _resume(request, kind, folder, reporter)
+            return _resume(request, kind, folder, reporter, module)
         if request.resume:
             reporter.on_note(f"{out} holds no run to resume: a new one begins")
-        return _begin(request, kind, folder, reporter, started)
+        return _begin(request, kind, folder, reporter, started, module)
 
 
 @contextlib.contextmanager
@@ -115,13 +131,18 @@ def _remove_if_unused(out: Path) -> Iterator[None]:
 
 
 def _begin(
-    request: TrainRequest, kind: type[Task], folder: RunFolder, reporter: Reporter, started: float
+    request: TrainRequest,
+    kind: type[Task],
+    folder: RunFolder,
+    reporter: Reporter,
+    started: float,
+    given: GivenModule | None,
 ) -> TrainingResult:
     seed = request.seed or 0
     base = None if request.base is None else open_base_run(Path(request.base), kind)
     if base is None and request.training_changes.get("lora") is not None:
         raise WeftError("adapters are trained beside the weights of a trained model: give it with --from RUN")
-    suited = kind.plain_options if request.preset in PLAIN else {}
+    suited = kind.plain_options if request.preset in PLAIN or given is not None else {}
     options = kind.Options(**{**suited, **request.data_changes}) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if base is None else base.task
@@ -130,7 +151,8 @@ def _begin(
         reporter.on_note(note)
     device = pick_device(request.device)
     reporter.on_stage("measuring this machine" if request.steps is None else "planning")
-    spec, training, plan = _plan(request, prepared, base, device, started)
+    models = model_source(given, prepared.task, seed)
+    spec, training, plan = _plan(request, prepared, base, models, device, started)
     if base is None and request.preset == "auto":
         described = describe_choice(prepared.task, spec)
         if described:
@@ -154,7 +176,7 @@ def _begin(
             training=training.to_tree(),
         )
     )
-    module = build(spec, seed, str(device))
+    module = models.build(spec, seed, device)
     if base is not None:
         base.load_weights(module, prepared.task)
         if base.has_new_classes(prepared.task):
@@ -162,7 +184,9 @@ def _begin(
     return _train(request, prepared, module, training, plan, folder, seed, None, reporter)
 
 
-def _resume(request: TrainRequest, kind: type[Task], folder: RunFolder, reporter: Reporter) -> TrainingResult:
+def _resume(
+    request: TrainRequest, kind: type[Task], folder: RunFolder, reporter: Reporter, given: GivenModule | None
+) -> TrainingResult:
     """Follow the folder's own spec and plan, to the same bits."""
     spec = folder.read_spec()
     if spec.task != kind.name:
@@ -180,7 +204,8 @@ def _resume(request: TrainRequest, kind: type[Task], folder: RunFolder, reporter
     prepared = kind.prepare(list(request.data), options, spec.seed, cache_folder(), known)
     expect_same_task(prepared.task, folder, spec)
     plan = TrainingPlan.from_tree(folder.read_plan())
-    module = build(read_spec(spec.model), spec.seed, str(pick_device(request.device)))
+    models = model_source(given, prepared.task, spec.seed)
+    module = models.build(read_spec(spec.model), spec.seed, pick_device(request.device))
     snapshot = folder.read_snapshot()
     if snapshot is None and spec.base is not None:
         open_base_run(Path(spec.base), kind).load_weights(module, prepared.task)
@@ -189,10 +214,15 @@ def _resume(request: TrainRequest, kind: type[Task], folder: RunFolder, reporter
 
 
 def _plan(
-    request: TrainRequest, prepared: PreparedData, base: BaseRun | None, device: torch.device, started: float
+    request: TrainRequest,
+    prepared: PreparedData,
+    base: BaseRun | None,
+    models: ModelSource,
+    device: torch.device,
+    started: float,
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
     task = prepared.task
-    spec: AnySpec | None = None
+    spec: AnySpec | None = models.only
     design: Callable[[Size], AnySpec] | None = None
     if base is not None:
         spec = base.model_spec(request.model_changes, task)
@@ -208,7 +238,7 @@ def _plan(
         else:
             spec = task.fit(named)
     training = TrainingSpec(**request.training_changes)
-    defaults = {} if spec is None or base is None else fine_tuning_defaults(spec, training.lora)
+    defaults = models.defaults if spec is None or base is None else fine_tuning_defaults(spec, training.lora)
     planner = Planner(
         task=task,
         train=prepared.train,
@@ -219,6 +249,7 @@ def _plan(
         device=device,
         defaults=defaults,
         design=design,
+        models=models,
     )
     steps = request.steps or training.steps
     if steps is not None:

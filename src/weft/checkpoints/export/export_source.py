@@ -58,7 +58,7 @@ class ExportSource:
     def generates(self) -> bool:
         """Whether the model generates tokens."""
         declared = self.model.declares()
-        return declared.causal and declared.vocabulary is not None
+        return declared.causal and declared.cached and declared.vocabulary is not None
 
     @property
     def embeds(self) -> bool:

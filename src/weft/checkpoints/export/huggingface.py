@@ -19,6 +19,7 @@ from weft.checkpoints.task_facts import FILTERS, POOLS, SCORE_ACTIVATIONS
 from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
+from weft.models.two_tower import TwoTowerSpec
 from weft.models.vision import VisionSpec
 
 HEAD = "lm_head.weight"
@@ -34,7 +35,7 @@ def write_huggingface(run: ExportSource, out: Path, progress: ConversionProgress
     _write_json(out / "config.json", config | _classes(run) | _score(run))
     if run.generates and run.tokenizer is not None:
         _write_json(out / "generation_config.json", _generation(run))
-    if isinstance(run.model, VisionSpec):
+    if isinstance(run.model, (VisionSpec, TwoTowerSpec)):
         _write_json(out / "preprocessor_config.json", _preprocessor(run))
     if run.embeds:
         _write_modules(run, out)
@@ -126,7 +127,7 @@ def _preprocessor(run: ExportSource) -> Tree:
     scaled = how["scaled"]
     size = {"shortest_edge": scaled[0]} if len(scaled) == 1 else {"height": scaled[0], "width": scaled[1]}
     return {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": "ViTImageProcessor" if isinstance(run.model, VisionSpec) else "CLIPImageProcessor",
         "do_resize": True,
         "size": size,
         "resample": next(number for number, name in FILTERS.items() if name == how["filter"]),

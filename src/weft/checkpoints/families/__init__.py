@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weft.checkpoints.families import bart, bert, gemma, gpt2, gpt_neox, llama, opt, phi3, t5, vit
+from weft.checkpoints.families import bart, bert, clip, gemma, gpt2, gpt_neox, llama, opt, phi3, t5, vit
 from weft.checkpoints.families.family import Config, Family
 from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
@@ -27,6 +27,7 @@ BUILT_IN: tuple[Family, ...] = (
     bert.ROBERTA,
     vit.VIT,
     vit.DEIT,
+    clip.FAMILY,
     t5.FAMILY,
     bart.BART,
     bart.MARIAN,
@@ -42,6 +43,7 @@ ALTERNATIVES = {
     "encoder-decoder": "train with --preset nano-t5, or export to onnx",
     "vision": "train with --preset nano-vit, or export to onnx",
     "encoder": "train an imported BERT on with --from, or export to onnx",
+    "two-tower": "keep it as a run",
     "series": "export to onnx",
 }
 
@@ -131,23 +133,29 @@ TRAINING_FIELDS = ("dropout", "stochastic_depth", "initialization")
 
 def explicit_spec(spec: AnySpec) -> Any:
     """The spec without fields that matter in training only, and with all defaults filled in."""
-    tree = spec.to_tree()
+    return read_spec(_explicit(spec.to_tree()))
+
+
+def _explicit(tree: Tree) -> Tree:
+    """The same of a tree; each of two towers is one of its own."""
+    if tree["family"] == "two-tower":
+        return {**tree, "image": _explicit(tree["image"]), "text": _explicit(tree["text"]), "initialization": {}}
     for part in (tree, *tree.get("mixer", []), tree.get("feedforward", {})):
         for name in TRAINING_FIELDS:
             part.pop(name, None)
     for mixer in tree.get("mixer", []):
         if mixer["kind"] == "attention":
             mixer["key_heads"] = mixer["key_heads"] or mixer["heads"]
-            size = mixer["head_width"] or spec.width // mixer["heads"]
+            size = mixer["head_width"] or tree["width"] // mixer["heads"]
             mixer["head_width"], mixer["value_width"] = size, mixer["value_width"] or size
             mixer["output_bias"] = mixer["bias"] if mixer["output_bias"] is None else mixer["output_bias"]
     feedforward = tree.get("feedforward", {})
     if feedforward.get("kind") == "classic":
-        feedforward["hidden"] = feedforward["hidden"] or 4 * spec.width
+        feedforward["hidden"] = feedforward["hidden"] or 4 * tree["width"]
     if feedforward.get("kind") in ("gated", "experts"):
         from weft.parts.feedforward import gated_width
 
-        feedforward["hidden"] = feedforward["hidden"] or gated_width(spec.width)
+        feedforward["hidden"] = feedforward["hidden"] or gated_width(tree["width"])
     if feedforward.get("kind") == "experts":
         from weft.parts.experts import usual_gates
 
@@ -156,7 +164,7 @@ def explicit_spec(spec: AnySpec) -> Any:
         tree["decoder_layers"] = tree["layers"]
     if tree.get("last_norm") is None and "arrangement" in tree:
         tree["last_norm"] = tree["arrangement"] != "post-norm"
-    return read_spec(tree)
+    return tree
 
 
 def _obstacle(spec: AnySpec) -> str:

@@ -15,6 +15,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
+    "quick_gelu": "quick-gelu",
     "relu": "relu",
     "relu2": "squared-relu",
     "silu": "silu",
@@ -24,6 +25,7 @@ ACTIVATIONS = {
 THEIR_ACTIVATIONS = {
     "gelu": "gelu",
     "gelu-tanh": "gelu_new",
+    "quick-gelu": "quick_gelu",
     "relu": "relu",
     "squared-relu": "relu2",
     "silu": "silu",

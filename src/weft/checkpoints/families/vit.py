@@ -21,8 +21,8 @@ def read(config: Config, known: KnownTensors, deit: bool = False) -> VisionSpec:
     name = config.architecture()
     bias = config.flag("qkv_bias", True)
     return VisionSpec(
-        image=_side(config, "image_size", 224),
-        patch=_side(config, "patch_size", 16),
+        image=read_side(config, "image_size", 224),
+        patch=read_side(config, "patch_size", 16),
         channels=config.whole("num_channels", 3),
         width=config.whole("hidden_size", 768),
         layers=config.whole("num_hidden_layers", 12),
@@ -40,7 +40,8 @@ def read(config: Config, known: KnownTensors, deit: bool = False) -> VisionSpec:
     )
 
 
-def _side(config: Config, key: str, default: int) -> int:
+def read_side(config: Config, key: str, default: int) -> int:
+    """The side of a square, which may be given as height and width."""
     value = config.get(key, default)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:

@@ -19,6 +19,7 @@ from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import SpecError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
+from weft.models.two_tower import TwoTowerSpec
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def inspect_checkpoint(
         spec = family.read(config, _Known(tensors, family.canonical))
     except SpecError as error:
         raise DataError(f"{config.name} describes no model that can be built ({error})") from None
-    layers = sum(getattr(spec, name, None) or 0 for name in ("layers", "decoder_layers"))
+    stacks = (spec.image, spec.text) if isinstance(spec, TwoTowerSpec) else (spec,)
+    layers = sum(getattr(stack, name, None) or 0 for stack in stacks for name in ("layers", "decoder_layers"))
     experts = getattr(getattr(spec, "feedforward", None), "experts", 0)
     for count, what in ((layers, "layers"), (experts, "experts")):
         if count > len(tensors.shapes):

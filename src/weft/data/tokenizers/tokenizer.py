@@ -22,6 +22,7 @@ from weft.data.tokenizers.vocabulary_files import (
     from_merges,
     from_sentencepiece,
     from_wordpiece,
+    space_words,
 )
 from weft.foundation.errors import WeftError
 
@@ -70,7 +71,10 @@ class Tokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts, encoded in parallel."""
-        return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
+        try:
+            return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
+        except TypeError:  # one of them is no UTF-8: encoded alone, it is named
+            return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
         """The text of ids; special tokens are left out unless `keep_special`."""
@@ -82,11 +86,14 @@ class Tokenizer:
         return self if self.target_engine is None else Tokenizer(self.target_engine)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Each token's own text, for pictures; with the space that SentencePiece drops at the start of a text."""
+        """Each token's own text, for pictures; with the space that SentencePiece drops at the start of a text, and one
+        for the mark that CLIP puts at the end of a word."""
         engine = self.target_engine or self.engine
+        suffix = getattr(engine.model, "end_of_word_suffix", None) or "\0"
         found = []
         for index in ids:
             token, text = engine.id_to_token(index) or "", self.decode([index], keep_special=True)
+            text = f"{text} " if token.endswith(suffix) else text
             found.append(f" {text}" if token.startswith(METASPACE) and not text.startswith(" ") else text or token)
         return found
 
@@ -221,4 +228,4 @@ def _read_engine(file: Path) -> Engine:
     # Some files store padding and truncation, which are done by batches here.
     engine.no_padding()
     engine.no_truncation()
-    return engine
+    return space_words(engine)

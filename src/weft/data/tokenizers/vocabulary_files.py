@@ -1,4 +1,4 @@
-"""Vocabularies in the files of other libraries: GPT-2's and RoBERTa's merges, BERT's words, SentencePiece models."""
+"""Vocabularies in the files of other libraries: merges of GPT-2 and CLIP, BERT's words, SentencePiece models."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_CLIP_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+CLIP_START, CLIP_END, WORD_SUFFIX = "<|startoftext|>", "<|endoftext|>", "</w>"
 METASPACE = "▁"
 UNKNOWN_PENALTY = 10.0  # SentencePiece's own: below the score of the least likely piece
 ABSENT_MARK = "\0"  # marks pieces that only the other language has: no text contains it, and decoding drops it
@@ -47,6 +49,15 @@ def byte_level(engine: Engine) -> Engine:
     return engine
 
 
+def space_words(engine: Engine) -> Engine:
+    """Decode the marks that CLIP puts at the ends of words as spaces, which its files leave to the program."""
+    suffix = getattr(engine.model, "end_of_word_suffix", None)
+    if suffix and isinstance(engine.decoder, decoders.ByteLevel):
+        steps = [decoders.ByteLevel(), decoders.Replace(suffix, " "), decoders.Strip(" ", 0, 1)]
+        engine.decoder = decoders.Sequence(steps)
+    return engine
+
+
 def set_pre_tokenization(engine: Engine, way: PreTokenization) -> Engine:
     """Set how a byte-level engine splits texts before it merges: GPT-2's way, or a later one."""
     if way == "digits":
@@ -62,13 +73,15 @@ def set_pre_tokenization(engine: Engine, way: PreTokenization) -> Engine:
 
 
 def from_merges(file: Path) -> Engine:
-    """vocab.json with merges.txt, or encoder.json with vocab.bpe: GPT-2, RoBERTa, BART."""
+    """vocab.json with merges.txt, or encoder.json with vocab.bpe: GPT-2, RoBERTa, BART, CLIP."""
     merges = next((file.with_name(n) for n in ("vocab.bpe", "merges.txt") if file.with_name(n).exists()), None)
     if merges is None:
         raise WeftError(f"{file.name} needs its merges beside it: merges.txt or vocab.bpe")
     vocabulary = json.loads(file.read_text(encoding="utf-8"))
     lines = merges.read_text(encoding="utf-8").split("\n")
     pairs = [(a, b) for line in lines if line and not line.startswith("#version") for a, b in [line.split(" ")]]
+    if CLIP_START in vocabulary and CLIP_END in vocabulary:
+        return _clip_engine(vocabulary, pairs)
     engine = byte_level(Engine(models.BPE(vocab=vocabulary, merges=pairs)))
     names = ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>", "<mask>")
     engine.add_special_tokens([name for name in names if name in vocabulary])
@@ -76,6 +89,21 @@ def from_merges(file: Path) -> Engine:
         engine.post_processor = processors.RobertaProcessing(
             ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), add_prefix_space=False
         )
+    return engine
+
+
+def _clip_engine(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Engine:
+    """CLIP's: texts in lower case, words that end in a mark of their own."""
+    model = models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix=WORD_SUFFIX, unk_token=CLIP_END)
+    engine = space_words(byte_level(Engine(model)))
+    spaces = normalizers.Replace(Regex(r"\s+"), " ")
+    engine.normalizer = normalizers.Sequence([normalizers.NFC(), spaces, normalizers.Lowercase()])
+    words = pre_tokenizers.Split(Regex(_CLIP_WORDS), "removed", invert=True)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    engine.add_special_tokens([CLIP_START, CLIP_END])
+    engine.post_processor = processors.RobertaProcessing(
+        (CLIP_END, vocabulary[CLIP_END]), (CLIP_START, vocabulary[CLIP_START]), False, False
+    )
     return engine
 
 

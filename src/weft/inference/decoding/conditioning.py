@@ -83,12 +83,12 @@ def _marks(real: Tensor | None) -> Real | None:
 
 
 def declared(model: nn.Module) -> Declaration:
-    """What a model declares, refused if it generates no text: it must be causal and have a vocabulary."""
+    """What a model declares, refused if it generates no text: it must keep a state and have a vocabulary."""
     declares = getattr(model, "declares", None)
     if declares is None:
         raise WeftError(f"a {type(model).__name__} declares nothing: build a model with weft.build to generate text")
     declaration: Declaration = declares()
-    if not declaration.causal or declaration.vocabulary is None:
+    if not (declaration.causal and declaration.cached) or declaration.vocabulary is None:
         raise WeftError(
             f"a model of family {declaration.family!r} generates no text: use a decoder or an encoder-decoder"
         )

@@ -18,7 +18,6 @@ Cause = tuple[str, str]
 EPSILONS = ("epsilon", "eps", "variance_epsilon", "layer_norm_eps")
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     **ACTIVATIONS,
-    "quick-gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "none": lambda x: x,
     "leaky-relu": F.leaky_relu,
     "elu": F.elu,

@@ -46,7 +46,7 @@ def observation_of(seen: Seen, call: int = -1, batch: int = 0) -> Observation:
     if image is None or getattr(spec, "family", "") != "vision":
         return observation
     cells = [f"{row},{column}" for row in range(spec.side) for column in range(spec.side)]
-    tokens, grid = (*class_tokens(spec), *cells), (spec.side, spec.side)
+    tokens, grid = (*class_tokens(spec.extra), *cells), (spec.side, spec.side)
     return ImageObservation(
         seen, "images", "an image", tokens, call=call, batch=batch, pixels=_pixels(image), grid=grid, first=spec.extra
     )

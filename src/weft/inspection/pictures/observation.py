@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.inspection.analysis.alignment import Gold
@@ -53,6 +53,11 @@ class Observation:
     def run(self) -> Any:
         """The Run or module that was watched."""
         return self.seen.subject
+
+    @property
+    def model(self) -> nn.Module:
+        """What is called: a model of Weft's, or a module of the user's own with the interface of one."""
+        return self.run if isinstance(self.run, nn.Module) else self.run.module
 
     @property
     def task(self) -> Task | None:
@@ -160,6 +165,6 @@ def shortened(text: str, most: int = SHOWN) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def class_tokens(spec: Any) -> tuple[str, ...]:
+def class_tokens(count: int) -> tuple[str, ...]:
     """What stands before an image's patches: the class token, and registers."""
-    return (CLASS_TOKEN, *(f"[register {number}]" for number in range(spec.extra - 1)))[: spec.extra]
+    return (CLASS_TOKEN, *(f"[register {number}]" for number in range(count - 1)))[:count]

@@ -9,13 +9,15 @@ from torch import Tensor, nn
 
 from weft.foreign.recognize import subject_of
 from weft.foreign.subject import Subject, SubjectCall
+from weft.foreign.user_module import UserModule
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import eval_mode
 
 
 def module_of(subject: Any) -> nn.Module:
-    """The torch module of a `Run`, or the module itself."""
+    """The torch module of a `Run`, or the module itself; the user's own inside what Weft calls it by."""
     module = subject if isinstance(subject, nn.Module) else getattr(subject, "module", None)
+    module = module.module if isinstance(module, UserModule) else module
     if not isinstance(module, nn.Module):
         raise WeftError(f"a {type(subject).__name__} cannot be watched: give a Run or a torch module")
     return module

@@ -16,7 +16,7 @@ from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
 from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.augmentation import ImageAugmentation, change_images
-from weft.tasks.support.text_pairs import Ends, like_length
+from weft.tasks.support.text_pairs import Ends, evenly, like_length
 from weft.tasks.task import Batch, Split
 
 
@@ -96,6 +96,14 @@ class CaptionsSplit(Split):
     def cut(self, length: int) -> CaptionsSplit:
         """The same for a model that writes `length` tokens."""
         return replace(self, length=length)
+
+    def limit(self, count: int) -> CaptionsSplit:
+        """At most `count` images, evenly spread, with all their captions."""
+        if count >= len(self.gallery.pixels):
+            return self
+        images = evenly(len(self.gallery.pixels), count)
+        kept = [n for n, image in enumerate(self._images) if image in set(images)]
+        return replace(self, gallery=self.gallery.only(images), texts=[self.texts[n] for n in kept])
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Captions of like length, about `size` tokens per batch with their patches."""

@@ -14,8 +14,8 @@ from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
-from weft.tasks.support.losses import class_loss
-from weft.tasks.support.metrics import accuracy, macro_f1
+from weft.tasks.support.class_scores import evaluate_classes
+from weft.tasks.support.example_scores import ExampleScores, Report
 from weft.tasks.task import Answer, Split
 
 Labels = NDArray[np.int64]
@@ -74,33 +74,25 @@ def class_probabilities(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
 
 def measure_classes(module: nn.Module, split: Split, size: int) -> dict[str, Any]:
     """Accuracy, macro F1 and loss in nats per example."""
-    device = next(module.parameters()).device
-    training = module.training
-    module.eval()
-    ours: list[int] = []
-    theirs: list[int] = []
-    total = 0.0
-    with torch.inference_mode():
-        for examples in split.batches(size, None):
-            batch = split.batch(examples).to(device)
-            output = module(**batch.inputs)
-            total += float(class_loss(output, batch.labels, batch.count).total)
-            ours += output.logits.argmax(-1).tolist()
-            theirs += batch.labels.tolist()
-    module.train(training)
-    return {
-        "accuracy": accuracy(ours, theirs),
-        "macro_f1": macro_f1(ours, theirs),
-        "loss": total / max(1, len(ours)),
-        "examples": len(ours),
-    }
+    return {**evaluate_classes(module, split, size).metrics(), "examples": len(split)}
 
 
-def class_answers(names: Sequence[str], probabilities: Tensor, classes: Sequence[str]) -> list[Answer]:
-    """The likeliest class of each, with the probabilities of the likeliest few."""
+def score_classes(
+    module: nn.Module, split: Split, size: int, classes: Sequence[str], numbers: Sequence[int], report: Report | None
+) -> ExampleScores:
+    """The same, example by example, which are known by their `numbers` in the data."""
+    evaluation = evaluate_classes(module, split, size, report=report)
+    metrics = {**evaluation.metrics(), "examples": len(split)}
+    return evaluation.scores(metrics, classes, lambda example: f"#{numbers[example]}")
+
+
+def class_answers(
+    names: Sequence[str], probabilities: Tensor, classes: Sequence[str], shown: int = CLASSES_SHOWN
+) -> list[Answer]:
+    """The likeliest class of each, with the probabilities of the likeliest `shown`."""
     answers = []
     for name, row in zip(names, probabilities, strict=True):
-        best = row.argsort(descending=True, stable=True)[:CLASSES_SHOWN].tolist()
+        best = row.argsort(descending=True, stable=True)[:shown].tolist()
         shares = {classes[number]: round(float(row[number]), 6) for number in best}
         answers.append(Answer(name, classes[best[0]], {"probabilities": shares}))
     return answers

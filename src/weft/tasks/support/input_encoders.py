@@ -12,6 +12,8 @@ from torch import nn
 
 from weft.data.tokenizers.lexicon import Lexicon, split_words
 from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
+from weft.foreign.user_module import ModuleInterface
+from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PooledSpec, TokensSpec, WordsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
@@ -42,6 +44,13 @@ class InputEncoder(ABC):
     @abstractmethod
     def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """The spec with this input and so many classes."""
+
+    def module_interface(self, classes: int) -> ModuleInterface:
+        """How a module of the user's own is called, where it is by tokens."""
+        raise WeftError(
+            f"a module of your own takes token ids, but these data are read by parts of words or graphs ({self.kind}): "
+            "--set data.tokenizer=words, characters or bpe"
+        )
 
     @abstractmethod
     def model(self, size: Size) -> EncoderSpec:
@@ -193,6 +202,10 @@ class TokenEncoder(TextEncoder):
         segments = spec.input.segments if isinstance(spec.input, TokensSpec) else None
         tokens = TokensSpec(vocabulary=self.tokenizer.vocabulary, segments=segments)
         return spec.replace(input=tokens, output=pooled_answer(spec, classes))
+
+    def module_interface(self, classes: int) -> ModuleInterface:
+        """Tokens [B, T] in, logits [B, C] out."""
+        return ModuleInterface.of_texts(self.tokenizer.vocabulary, classes, LONGEST_TEXT)
 
 
 def pooled_answer(spec: EncoderSpec, classes: int) -> PooledSpec:

@@ -28,9 +28,11 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
         # Padding has no label: the head need not read it.
         real = flat != IGNORED
         hidden, flat = hidden[real], flat[real]
-    head: Any = module.head
+    head: Any = getattr(module, "head", None)
     embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
-    if isinstance(head, CappedHead):
+    if head is None:  # a module of the user's own, which gives the logits themselves
+        total = F.cross_entropy(widen(hidden), flat, reduction="sum", label_smoothing=smoothing)
+    elif isinstance(head, CappedHead):
         total = _by_rows(head, hidden, embedding, flat, smoothing)
     elif hidden.shape[0] * head.vocabulary > LOGITS_AT_ONCE:
         total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
@@ -38,6 +40,20 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
         logits = widen(head(hidden, embedding=embedding))
         total = F.cross_entropy(logits, flat, reduction="sum", label_smoothing=smoothing)
     return Loss(total, count, auxiliary_loss(output))
+
+
+def token_losses(module: nn.Module, output: Output, labels: Tensor) -> Tensor:
+    """- log p of each label [B, T], 0 where it is IGNORED; some rows at a time, without gradients."""
+    head: Any = getattr(module, "head", None)
+    embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
+    hidden, flat = output.hidden.flatten(0, 1), labels.flatten()
+    found = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
+    vocabulary = hidden.shape[-1] if head is None else head.vocabulary
+    for some in (flat != IGNORED).nonzero()[:, 0].split(max(1, LOGITS_AT_ONCE // vocabulary)):
+        # A module of the user's own has no head and gives the logits themselves.
+        logits = hidden[some] if head is None else head(hidden[some], embedding=embedding)
+        found[some] = F.cross_entropy(widen(logits), flat[some], reduction="none").to(found.dtype)
+    return found.view_as(labels)
 
 
 def _by_rows(head: CappedHead, hidden: Tensor, embedding: Any, labels: Tensor, smoothing: float) -> Tensor:

@@ -134,7 +134,7 @@ def bleu_by_length(
         if numbers:
             first = edges[place - 1] + 1 if place else 1
             words = f"{first}-{edges[place]}" if place < len(edges) else f"{first}+"
-            score = bleu([hypotheses[n] for n in numbers], [_several(references[n]) for n in numbers])
+            score = bleu([hypotheses[n] for n in numbers], [several_references(references[n]) for n in numbers])
             rows.append(LengthRow(words, len(numbers), score))
     return rows
 
@@ -143,7 +143,7 @@ def exact_match(hypotheses: Sequence[str], references: References) -> float:
     """The share of texts equal to a reference, blanks at the ends and repeated ones aside."""
     _expect_texts(hypotheses, references)
     right = sum(
-        any(text.split() == reference.split() for reference in _several(given))
+        any(text.split() == reference.split() for reference in several_references(given))
         for text, given in zip(hypotheses, references, strict=True)
     )
     return right / len(hypotheses)
@@ -158,7 +158,7 @@ def rouge(hypotheses: Sequence[str], references: References) -> dict[str, float]
     sums = {"rouge1": 0.0, "rouge2": 0.0, "rougeL": 0.0}
     for text, given in zip(hypotheses, references, strict=True):
         words = _words(text)
-        others = [_words(reference) for reference in _several(given)]
+        others = [_words(reference) for reference in several_references(given)]
         sums["rouge1"] += max(_overlap_f(words, other, 1) for other in others)
         sums["rouge2"] += max(_overlap_f(words, other, 2) for other in others)
         sums["rougeL"] += max(_f(common_length(words, other), len(words), len(other)) for other in others)
@@ -285,21 +285,22 @@ def _expect_tags(number: int, predicted: Labels, truth: Labels) -> None:
         )
 
 
-def _several(references: str | Sequence[str]) -> Sequence[str]:
+def several_references(references: str | Sequence[str]) -> Sequence[str]:
+    """The references of one example, of which there may be one or more."""
     return [references] if isinstance(references, str) else references
 
 
 def _expect_texts(hypotheses: Sequence[str], references: References) -> None:
     _expect_as_many(hypotheses, references, "hypotheses and references")
     for number, given in enumerate(references, 1):
-        if not _several(given):
+        if not several_references(given):
             raise WeftError(f"text {number} has no reference: give at least one")
 
 
 def _streams(hypotheses: Sequence[str], references: References) -> list[list[str]]:
     """References as sacrebleu takes them: a list of first ones, of second ones, ...; None where a text has fewer."""
     _expect_texts(hypotheses, references)
-    several = [_several(given) for given in references]
+    several = [several_references(given) for given in references]
     most = max(map(len, several))
     streams: list[list[Any]] = [[given[n] if n < len(given) else None for given in several] for n in range(most)]
     return streams

@@ -19,7 +19,14 @@ from weft.models.stack_spec import StackSpec
 from weft.models.vision import VisionSpec
 from weft.tasks.task import Size, Task
 
-ACTIVATIONS = {"relu": "ReLU", "gelu": "GELU", "gelu-tanh": "GELU", "silu": "SiLU", "squared-relu": "squared ReLU"}
+ACTIVATIONS = {
+    "relu": "ReLU",
+    "gelu": "GELU",
+    "gelu-tanh": "GELU",
+    "quick-gelu": "GELU",
+    "silu": "SiLU",
+    "squared-relu": "squared ReLU",
+}
 
 
 def describe_choice(task: Task, spec: AnySpec) -> str:

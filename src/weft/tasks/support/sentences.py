@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from weft.foundation.seeds import generator
 from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Graph, Mask, Real
-from weft.tasks.support.losses import class_loss
 from weft.tasks.task import Batch, Split
 
 Numbers = NDArray[np.int64]
@@ -117,6 +116,11 @@ class Sentences(Split):
         rows, labels, texts = zip(*pieces, strict=True)
         return replace(self, rows=rows, labels=labels, texts=texts)
 
+    def pick(self, numbers: Sequence[int]) -> Sentences:
+        """The same with these rows alone."""
+        rows, labels, texts = (tuple(field[n] for n in numbers) for field in (self.rows, self.labels, self.texts))
+        return replace(self, rows=cast(Any, rows), labels=cast(Any, labels), texts=texts)
+
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Rows of like length together; a batch holds `size` tokens with padding, or the one longest row."""
         lengths = self.lengths
@@ -191,40 +195,6 @@ def ask(module: nn.Module, batch: Batch) -> Output:
     if "edges" in inputs:
         mask = mask & Graph(inputs["edges"])
     return module(inputs["tokens"], mask=mask)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What a model says of each example, what is true (one number, or one per token), and nats per answer."""
-
-    said: tuple[Numbers, ...]
-    truth: tuple[Numbers, ...]
-    loss: float
-
-    def flat(self) -> tuple[Numbers, Numbers]:
-        """All answers one after the other: (said, truth)."""
-        return np.concatenate(self.said), np.concatenate(self.truth)
-
-
-def evaluate(module: nn.Module, split: Split, size: int) -> Evaluation:
-    """Run a model on all of a split, in evaluation mode."""
-    device = next(module.parameters()).device
-    training = module.training
-    module.eval()
-    found: dict[int, tuple[Numbers, Numbers]] = {}
-    total, count = 0.0, 0
-    with torch.inference_mode():
-        for examples in split.batches(size, None):
-            batch = split.batch(examples).to(device)
-            output = ask(module, batch)
-            total, count = total + float(class_loss(output, batch.labels, batch.count).total), count + batch.count
-            said, truth = output.logits.argmax(-1).cpu().numpy(), batch.labels.cpu().numpy()
-            for row, example in enumerate(examples):
-                real = np.atleast_1d(truth[row]) != IGNORED
-                found[example] = np.atleast_1d(said[row])[real], np.atleast_1d(truth[row])[real]
-    module.train(training)
-    ordered = [found[example] for example in sorted(found)]
-    return Evaluation(tuple(said for said, _ in ordered), tuple(truth for _, truth in ordered), total / max(1, count))
 
 
 def probabilities(module: nn.Module, split: Split, size: int) -> list[Tensor]:

@@ -105,7 +105,7 @@ class WindowSplit(Split):
     """All windows whose `horizon` targets lie in rows first .. end of `values` [N, C]; histories may begin before.
 
     Channels that are independent make each column of a window an example of its own. `known`: rows that a simple
-    method may learn from, where they are at hand.
+    method may learn from, where they are at hand. `part`: which part of a series that training has seen this is.
     """
 
     values: Tensor
@@ -116,6 +116,7 @@ class WindowSplit(Split):
     patch: int
     channels: Channels = "independent"
     known: int = 0
+    part: str = ""
 
     @property
     def windows(self) -> int:
@@ -137,6 +138,10 @@ class WindowSplit(Split):
     def cut(self, length: int) -> WindowSplit:
         """Histories of at most `length` patches."""
         return replace(self, context=min(self.context, length * self.patch))
+
+    def limit(self, count: int) -> WindowSplit:
+        """The first `count` windows."""
+        return replace(self, end=min(self.end, self.first + self.horizon + count - 1))
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Windows in random order; without a seed every batch is spread evenly over the time."""

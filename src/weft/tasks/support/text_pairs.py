@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -109,6 +109,11 @@ class PairsSplit(Split):
     def cut(self, length: int) -> PairsSplit:
         """The same for a model of `length` tokens per side."""
         return replace(self, length=length)
+
+    def pick(self, numbers: Sequence[int]) -> PairsSplit:
+        """The same with these pairs alone."""
+        pairs, sources, targets = ([field[n] for n in numbers] for field in (self.pairs, self.sources, self.targets))
+        return replace(self, pairs=cast(Any, pairs), sources=cast(Any, sources), targets=cast(Any, targets))
 
     def source(self, example: int) -> list[int]:
         """A source as the model reads it: cut to the length, the stop token at its end."""

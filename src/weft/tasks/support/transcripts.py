@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -70,6 +70,11 @@ class TranscriptsSplit(Split):
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def pick(self, numbers: Sequence[int]) -> TranscriptsSplit:
+        """The same with these sequences alone."""
+        values, texts, targets = ([field[n] for n in numbers] for field in (self.values, self.texts, self.targets))
+        return replace(self, values=cast(Any, values), texts=cast(Any, texts), targets=cast(Any, targets))
 
     def _sizes(self) -> NDArray[np.int64]:
         most = self.length or 1 << 60

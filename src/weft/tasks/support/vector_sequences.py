@@ -152,6 +152,10 @@ class VectorSequencesSplit(Split):
         """The same for a model that takes at most `length` steps."""
         return replace(self, length=length)
 
+    def pick(self, numbers: Sequence[int]) -> VectorSequencesSplit:
+        """The same with these sequences alone."""
+        return replace(self, values=[self.values[n] for n in numbers], labels=self.labels[list(numbers)])
+
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Batches of about `size` steps, of similar length; random, or in their own order."""
         count = max(1, round(size * len(self) / max(1, self.tokens)))

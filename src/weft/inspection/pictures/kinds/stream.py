@@ -152,7 +152,7 @@ def routing_panel(observation: Observation, options: LookOptions) -> TablePanel:
 
 def next_panel(observation: Observation, options: LookOptions) -> BarsPanel:
     """The likeliest next tokens after each token, with the one that truly came."""
-    module, task = observation.seen.module, observation.task
+    module, task = observation.model, observation.task
     tokenizer = None if task is None else task.tokenizer
     ids = next((x for x in observation.inputs().values() if x.dim() == 1 and not x.is_floating_point()), None)
     if ids is None or not observation.continues_input:

@@ -1,6 +1,6 @@
-"""Comparing two models: where they first diverge, by how much, and a likely cause.
+"""Where two models first diverge on the same input, by how much, and a likely cause.
 
-    print(weft.compare(mine, theirs, tokens))
+    print(weft.locate_divergence(mine, theirs, tokens))
 
 Both run as float64 copies, so that rounding does not count. Models with the same submodules are compared tensor by
 tensor; others block by block, then by which tensors of one are found in the other.
@@ -57,7 +57,7 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(a: Any, b: Any, *inputs: Any, **keywords: Any) -> Comparison:
+def locate_divergence(a: Any, b: Any, *inputs: Any, **keywords: Any) -> Comparison:
     """Call both as `model(*inputs, **keywords)` and find the first tensor that differs."""
     first, second = module_of(a), module_of(b)
     if not inputs and not keywords:

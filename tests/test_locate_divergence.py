@@ -124,7 +124,7 @@ def test_each_planted_difference_is_called_by_its_name(name):
     one, other = plant(change)
     if name == "norm kind":
         block(one).feedforward_norm.beta.data.zero_()
-    found = weft.compare(one, other, TOKENS)
+    found = weft.locate_divergence(one, other, TOKENS)
     assert not found.agree
     assert found.cause == name.strip(), str(found)
     assert said in found.evidence
@@ -139,7 +139,7 @@ def test_each_planted_difference_is_called_by_its_name(name):
 def test_norm_order():
     one = model()
     other = same(one, arrangement="post-norm", last_norm=True)
-    found = weft.compare(one, other, TOKENS)
+    found = weft.locate_divergence(one, other, TOKENS)
     assert found.cause == "norm order"
     assert "mixer_norm -> mixer" in found.evidence and found.layer == 0
 
@@ -150,7 +150,7 @@ def test_norm_order():
 )
 def test_rotary_base_and_windows(changes, cause):
     one = model("llama-2-7b")
-    found = weft.compare(one, same(one, **changes), TOKENS)
+    found = weft.locate_divergence(one, same(one, **changes), TOKENS)
     assert found.cause == cause, str(found)
 
 
@@ -161,17 +161,17 @@ def test_rotary_offsets_of_keys_and_layouts():
     angles = rotary.angles
     rotary.angles = lambda positions, dtype: angles(positions * 2, dtype)
     rotary.angles_of = lambda places, dtype: rotary.angles(places.positions, dtype)
-    assert weft.compare(one, other, TOKENS).cause == "positions"
+    assert weft.locate_divergence(one, other, TOKENS).cause == "positions"
 
 
 def test_equal_models_agree_and_modes_and_precision_are_named():
     one = model(dropout=0.1)
     twin = copy.deepcopy(one)
-    found = weft.compare(one, twin, TOKENS)
+    found = weft.locate_divergence(one, twin, TOKENS)
     assert found.agree and "agree" in str(found)
     twin.train()
-    assert weft.compare(one, twin, TOKENS).cause == "mode"
+    assert weft.locate_divergence(one, twin, TOKENS).cause == "mode"
     rough = copy.deepcopy(one).to(torch.bfloat16)
-    assert weft.compare(copy.deepcopy(rough).double(), rough, TOKENS).cause == "precision"
+    assert weft.locate_divergence(copy.deepcopy(rough).double(), rough, TOKENS).cause == "precision"
     with pytest.raises(WeftError, match="nothing to compare on"):
-        weft.compare(one, twin)
+        weft.locate_divergence(one, twin)
