@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.data.batching import pad_rows
-from weft.data.readers.files import DataError, find_files, read_table
-from weft.data.readers.texts import TABLE_SUFFIXES
+from weft.data.readers.files import DataError, find_files
+from weft.data.readers.tables import TABLE_SUFFIXES, open_table
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec
@@ -28,13 +28,12 @@ from weft.parts.token_positions import TokenPositions
 from weft.tasks.support.imported_text import ImportedTextTask, expect_tokenizer
 from weft.tasks.support.metrics import pearson, spearman
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.task import Answer, Batch, DataSpec, GenerationOptions, Loss, Names, Split
+from weft.tasks.support.table_data import TableDataSpec
+from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, Split
 
 
-class EmbeddingOptions(DataSpec):
-    """`columns`: the two texts and the score, by name or number."""
-
-    columns: Names = ()
+class EmbeddingOptions(TableDataSpec):
+    """`columns`: the two texts and the score, by name or number from 1; `header`: yes, no or auto."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +102,13 @@ class EmbeddingTask(ImportedTextTask):
         pairs: list[tuple[str, str]] = []
         scores: list[float] = []
         for path in find_files(paths, TABLE_SUFFIXES):
-            for number, cells in read_table(path, self.options.columns or None):
+            table = open_table(path, self.options.table_options())
+            columns = self.options.columns or table.column_names
+            for number, cells in table.read(table.places(columns)):
                 try:
                     first, second, score = cells
                     scores.append(float(score))
                 except ValueError:
-                    if number == 1:
-                        continue  # a header
                     raise DataError(
                         f"{path.name}, line {number}: two texts and a number are needed, such as a<tab>b<tab>0.8: "
                         "choose columns with --set data.columns=a,b,score"
