@@ -278,6 +278,14 @@ def test_what_is_too_large_says_how_many_devices_would_do():
         plan_cluster(weft.preset("llama-2-7b"), cluster("8xRTX4090"), length=10**6, batch=10**8)
 
 
+def test_a_faster_layout_that_is_less_simple_is_named():
+    plan = plan_cluster(weft.preset("mixtral-8x7b"), cluster("64xH100"), length=4096)
+    fastest = min(plan.runners_up, key=lambda way: way.time.total)
+    assert plan.best.layout.axes == ("fsdp",)
+    assert plan.best.time.total / 1.02 <= fastest.time.total < plan.best.time.total
+    assert plan.reasons[-1].startswith(f"{fastest.layout.words} is ") and plan.reasons[-1].endswith("but less simple.")
+
+
 def test_batches_of_gpt3():
     sizes = {124_439_808: 2**19, 1_557_611_200: 2**20, 6_738_415_616: 2**21, 174_604_259_328: 1536 * 2048}
     assert {size: default_batch(size) for size in sizes} == sizes

@@ -138,6 +138,7 @@ BROKEN = {
     "unknown.toml": ('[Mine]\nlike = "H100"\nmemry_gb = 3', "did you mean memory_gb?"),
     "missing.toml": ("[Mine]\nmemory_gb = 3", "device Mine: Device needs the field"),
     "negative.toml": ('[Mine]\nlike = "H100"\nmemory_gb = -3', "memory_gb"),
+    "infinite.toml": ('[Mine]\nlike = "H100"\nmemory_gb = inf', "memory_gb"),
     "absent-like.toml": ('[Mine]\nlike = "H10"', "did you mean H100"),
     "circle.toml": ('[Mine]\nlike = "Other"\n[Other]\nlike = "Mine"', "leads back to itself"),
     "list-like.toml": ("[Mine]\nlike = [3]", "like = [3]"),
