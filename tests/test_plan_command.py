@@ -8,6 +8,7 @@ import pytest
 
 from weft.cli.main import app
 from weft.cli.plan import in_count, in_time, read_count
+from weft.models.cluster.candidates import EFFICIENCY
 from weft.models.cluster.device_table import Device, device_table
 
 
@@ -53,7 +54,7 @@ def test_help_says_what_it_is_and_names_all_devices(run):
     flat = " ".join(out.split())
     assert "nothing is run, and `weft train` of this version trains on one device" in flat
     assert "pipeline parallelism is not offered" in flat
-    assert "0.45" in flat
+    assert f"[default: {EFFICIENCY}]" in flat
     assert all(name in flat for name in device_table())
 
 
