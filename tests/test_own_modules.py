@@ -86,8 +86,10 @@ def test_without_its_code_or_with_other_code_a_run_is_refused_by_name(tmp_path):
             weft.load(tmp_path / "run", module=given)
     with pytest.raises(WeftError, match="not quantized"):
         weft.load(tmp_path / "run", quantize="int8", module=TinyGPT)
+    own = {**OPTIONS, "width": 12, "layers": 1, "mixer.heads": 2}
+    weft.train("text", tmp_path / "book.txt", tmp_path / "weft", steps=1, set=own)
     with pytest.raises(WeftError, match="leave --module out"):
-        weft.load("sample:dates-run", module=TinyGPT)
+        weft.load(tmp_path / "weft", module=TinyGPT)
 
 
 class StopAfter(Reporter):

@@ -79,9 +79,10 @@ class Picture:
 
 
 def _note_lines(panel: Panel) -> list[str]:
-    """The choices that a still shows, and the panel's note, wrapped."""
+    """The choices that a still shows, the panel's note, and what cannot be chosen, wrapped."""
     words = ": ".join(filter(None, (panel.shown(), panel.note)))
-    return textwrap.wrap(words, NOTE_LETTERS)
+    missing = " ".join(axis.missing for axis in panel.axes() if axis.missing)
+    return textwrap.wrap(". ".join(filter(None, (words.rstrip("."), missing))), NOTE_LETTERS)
 
 
 def _draw_panel(panel: Panel, notes: list[str], box: SubFigure, height: float) -> None:

@@ -73,6 +73,19 @@ def read_sequences(paths: Sequence[str | Path], learn: bool = True, labeled: boo
     return LabeledSequences([values for _, _, values in examples], labels, classes, [name for name, _, _ in examples])
 
 
+def read_channel_names(path: str | Path) -> tuple[str, ...]:
+    """The names of the channels in the header of a table, or in `channels` of an .npz file; none where it has none."""
+    path = Path(path)
+    if name_suffix(path) in (".csv", ".tsv"):
+        rows = list(read_table(path))
+        *others, has_header = _table_places(path, rows, labeled=False)
+        return tuple(cell.strip() for n, cell in enumerate(rows[0][1]) if n not in others) if has_header else ()
+    if name_suffix(path) == ".npz":
+        names = read_arrays(path, ("channels",), channels=("channels", "channel_names")).get("channels")
+        return () if names is None else tuple(map(str, names.ravel()))
+    return ()
+
+
 def _read_path(given: Path, labeled: bool) -> list[NamedSequence]:
     if given.is_dir():
         inside = [path for path in sorted(given.rglob("*")) if path.is_file() and not path.name.startswith(".")]

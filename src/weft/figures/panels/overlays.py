@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LARGE, SMALL = 2.6, 1.08  # inches
 MOST_SMALL = 48
-DIMMED = 0.6  # brightness of the image under an overlay
+DIMMED, DARKEST = 0.6, 0.3  # brightness of the image under an overlay: that share of it, at most so much on average
 GLOW, GLOW_COLOR = 0.62, (255, 158, 27)  # strength of the glow at the largest weight, and its color
 
 
@@ -46,7 +46,8 @@ class OverlayPanel(Panel):
         return self.choices
 
     def payload(self) -> Tree:
-        return {"pixels": encode_array(self.pixels, "u1"), "maps": encode_array(self.maps)}
+        dimmed = dimming(self.pixels)
+        return {"pixels": encode_array(self.pixels, "u1"), "maps": encode_array(self.maps), "dimmed": dimmed}
 
     # --- the still ---------------------------------------------------------------------------------------------------
 
@@ -153,6 +154,11 @@ class TilesPanel(Panel):
                 board.text(x + side / 2, y - 0.03, drawable_text(name, 14), ha="center", va="bottom", fontsize=7)
 
 
+def dimming(pixels: Pixels) -> float:
+    """The share of its brightness that is left of an image: little of a light one, on which no glow would be seen."""
+    return round(min(DIMMED, DARKEST * 255 / max(1.0, float(pixels.mean()))), 3)
+
+
 def highlight(pixels: Pixels, values: Array) -> Pixels:
     """The image dimmed, with a glow where `values` [rows, columns] are large, and none where they are lowest."""
     height, width = pixels.shape[:2]
@@ -161,7 +167,7 @@ def highlight(pixels: Pixels, values: Array) -> Pixels:
     rows = np.minimum(np.arange(height) * values.shape[0] // height, values.shape[0] - 1)
     columns = np.minimum(np.arange(width) * values.shape[1] // width, values.shape[1] - 1)
     glow = GLOW * shares[rows][:, columns][..., None]
-    return np.rint(pixels * DIMMED * (1 - glow) + glow * np.array(GLOW_COLOR)).astype(np.uint8)
+    return np.rint(pixels * dimming(pixels) * (1 - glow) + glow * np.array(GLOW_COLOR)).astype(np.uint8)
 
 
 def stretch_colors(values: NDArray[Any]) -> Array:

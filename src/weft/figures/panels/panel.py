@@ -28,11 +28,15 @@ LONGEST_TOKEN = 18
 
 @dataclass(frozen=True)
 class Axis:
-    """A choice, such as the layer: its name, its options, and the one shown first."""
+    """A choice, such as the layer: its name, its options, and the one shown first.
+
+    `missing` says what is not among the options, and why.
+    """
 
     name: str
     options: tuple[str, ...]
     chosen: int = 0
+    missing: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.chosen < len(self.options):
@@ -44,7 +48,7 @@ class Axis:
         return f"{self.name} {option}" if option.isdigit() else option
 
     def tree(self) -> Tree:
-        return {"name": self.name, "options": list(self.options), "chosen": self.chosen}
+        return {"name": self.name, "options": list(self.options), "chosen": self.chosen, "missing": self.missing}
 
 
 @dataclass(frozen=True)

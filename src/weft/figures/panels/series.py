@@ -166,7 +166,7 @@ def draw_channels(axes: Axes, values: Array, names: tuple[str, ...]) -> None:
             axes.plot(
                 values[:, number], color=COLORS[number % len(COLORS)], linewidth=1.1, label=drawable_text(name, 20)
             )
-        axes.legend(fontsize=7.5, loc="upper right", ncols=min(4, len(names)))
+        axes.legend(fontsize=7.5, loc="lower right", bbox_to_anchor=(1, 1), ncols=min(4, len(names)))
         axes.set_xlim(-0.5, len(values) - 0.5)
     else:
         axes.imshow(standardize(values).T, cmap=color_map("signed"), vmin=-3, vmax=3, aspect="auto")

@@ -52,10 +52,13 @@ def parts_left_out(seen: Seen, kind: Kind | None = None, call: int = -1) -> list
     """The parts that mix tokens but are no attention, so that no map of theirs is in the product."""
     stem = any(isinstance(part, ConvolutionStem) for part in seen.module.modules())
     found = ["the convolutions of the stem"] if stem else []
-    for layer, mixer in seen.recorder.names.others.get(seen.call(call).choose(kind), []):
-        words = re.sub("(?<!^)(?=[A-Z])", " ", type(mixer).__name__).lower()
-        found.append(f"layer {layer} ({words})")
-    return found
+    return found + [f"layer {layer} ({words})" for layer, words in other_mixers(seen, kind, call)]
+
+
+def other_mixers(seen: Seen, kind: Kind | None = None, call: int = -1) -> list[tuple[int, str]]:
+    """The layers that mix tokens by something else than attention, and by what, in words."""
+    others = seen.recorder.names.others.get(seen.call(call).choose(kind), [])
+    return [(layer, re.sub("(?<!^)(?=[A-Z])", " ", type(mixer).__name__).lower()) for layer, mixer in others]
 
 
 def roll_out(layers: list[Tensor], residual: float = RESIDUAL) -> Tensor:

@@ -18,6 +18,7 @@ from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
+from weft.inspection.analysis.rollout import other_mixers
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
 from weft.inspection.recording.attention_records import Kind
@@ -57,7 +58,16 @@ def layer_axis(observation: Observation, kind: Kind, options: LookOptions) -> tu
             known = ", ".join(map(str, layers))
             raise WeftError(f"layer {options.layer} has no {kind} attention: choose --layer among {known}")
         chosen = layers.index(wanted)
-    return layers, Axis("layer", tuple(map(str, layers)), chosen)
+    return layers, Axis("layer", tuple(map(str, layers)), chosen, _without_attention(observation, kind))
+
+
+def _without_attention(observation: Observation, kind: Kind) -> str:
+    """The layers that have no heads to choose, and what they are instead."""
+    found: dict[str, list[str]] = {}
+    for layer, words in other_mixers(observation.seen, kind, observation.call):
+        found.setdefault(words, []).append(str(layer))
+    each = [f"layer{'s' * (len(own) > 1)} {', '.join(own)}: {words}" for words, own in found.items()]
+    return f"Without attention: {'; '.join(each)}." if each else ""
 
 
 def head_axis(observation: Observation, kind: Kind, options: LookOptions, mean: bool = True) -> Axis:

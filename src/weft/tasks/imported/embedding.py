@@ -7,7 +7,7 @@ on pairs of texts with a score of how alike they are: the rank correlation of co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -51,6 +51,10 @@ class SimilaritySplit(Split):
     def tokens(self) -> int:
         """Tokens of both texts."""
         return sum(len(first) + len(second) for first, second in self.rows)
+
+    def pick(self, numbers: Sequence[int]) -> SimilaritySplit:
+        """The same with these pairs alone."""
+        return replace(self, rows=tuple(self.rows[n] for n in numbers), scores=self.scores[list(numbers)])
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Pairs in their own order, about `size` tokens per batch."""

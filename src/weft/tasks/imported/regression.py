@@ -8,7 +8,7 @@ Measured by the rank correlation of scores with those in a table (Spearman).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -53,6 +53,10 @@ class ScoredSplit(Split):
     def tokens(self) -> int:
         """Tokens of all texts."""
         return sum(len(ids) for ids, _ in self.rows)
+
+    def pick(self, numbers: Sequence[int]) -> ScoredSplit:
+        """The same with these rows alone."""
+        return replace(self, rows=tuple(self.rows[n] for n in numbers), scores=self.scores[list(numbers)])
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Examples in their own order, about `size` tokens per batch."""

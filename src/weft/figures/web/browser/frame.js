@@ -12,6 +12,9 @@ function chooser(name, options, chosen, change) {
 
 function panelNode(panel, number) {
   const body = make("div", { class: "body" }), bar = make("div", { class: "choices" });
+  const title = make("h2", { id: `panel-${number}` }, panel.title);
+  const section = make("section", { "aria-labelledby": `panel-${number}` }, title);
+  if (panel.note) section.append(make("p", { class: "dull" }, panel.note));
   const chosen = panel.axes.map((axis) => axis.chosen);
   const state = { panel, chosen, bar, draw: () => {}, choose: (axis, place) => {
     chosen[axis] = place;
@@ -19,14 +22,12 @@ function panelNode(panel, number) {
     state.draw();
   } };
   const choosers = panel.axes.map((axis, place) => {
+    if (axis.missing) section.append(make("p", { class: "dull" }, axis.missing));
     if (axis.options.length < 2) return null;
     const made = chooser(axis.name, axis.options, axis.chosen, (option) => state.choose(place, option));
     bar.append(made.node);
     return made;
   });
-  const title = make("h2", { id: `panel-${number}` }, panel.title);
-  const section = make("section", { "aria-labelledby": `panel-${number}` }, title);
-  if (panel.note) section.append(make("p", { class: "dull" }, panel.note));
   section.append(bar, body);
   state.draw = KINDS[panel.kind](panel, body, state);
   if (!bar.children.length) bar.remove();

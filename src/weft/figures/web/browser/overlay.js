@@ -1,8 +1,8 @@
 // Where in an image is looked, as light; and small pictures in a grid.
 
-const DIM = 0.6, GLOW = 0.62, LIT = [255, 158, 27];
+const GLOW = 0.62, LIT = [255, 158, 27];
 
-function pictureOf(pixels, map, height, width, rows, columns) {
+function pictureOf(pixels, map, height, width, rows, columns, dimmed) {
   const canvas = document.createElement("canvas");
   canvas.width = width;
   canvas.height = height;
@@ -13,7 +13,7 @@ function pictureOf(pixels, map, height, width, rows, columns) {
       const place = y * width + x;
       const glow = map ? GLOW * (map[Math.floor((y * rows) / height) * columns + Math.floor((x * columns) / width)] - low) / span : 0;
       for (let channel = 0; channel < 3; channel++) {
-        const plain = pixels[3 * place + channel] * (map ? DIM : 1);
+        const plain = pixels[3 * place + channel] * (map ? dimmed : 1);
         image.data[4 * place + channel] = plain * (1 - glow) + glow * LIT[channel];
       }
       image.data[4 * place + 3] = 255;
@@ -79,7 +79,7 @@ KINDS.overlay = (panel, body, frame) => {
     for (let number = 0; number < count; number++) {
       const x = (number % across()) * (small + 10) + 3, y = Math.floor(number / across()) * (small + 26) + 3;
       const choice = choiceOf(number), chosen = choice.every((place, axis) => place === frame.chosen[axis]);
-      to.drawImage(pictureOf(pixels.array, at(maps, ...choice), height, width, rows, columns), x, y, small, small);
+      to.drawImage(pictureOf(pixels.array, at(maps, ...choice), height, width, rows, columns, panel.dimmed), x, y, small, small);
       to.strokeStyle = chosen ? ink("strong") : ink("line");
       to.lineWidth = chosen ? 3 : 1;
       to.strokeRect(x, y, small, small);
@@ -92,7 +92,7 @@ KINDS.overlay = (panel, body, frame) => {
   return () => {
     const to = pen(canvas, 3 * (wide + 14), big + 24), map = at(maps, ...frame.chosen);
     const drawn = [["the image", pictureOf(pixels.array, null, height, width)],
-      ["glow: looked at most", pictureOf(pixels.array, map, height, width, rows, columns)],
+      ["glow: looked at most", pictureOf(pixels.array, map, height, width, rows, columns, panel.dimmed)],
       ["the map, patch by patch", heatOf(map, rows, columns, largest(map) || 1, "share")]];
     to.imageSmoothingEnabled = false;
     drawn.forEach(([title, picture], place) => {

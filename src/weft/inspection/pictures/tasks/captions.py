@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from weft.foundation.errors import WeftError
 from weft.inspection.pictures.inputs import LookInput, SampleExample
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import ImageObservation, Observation, watched
-from weft.inspection.pictures.panels import Panels, head_axis, layer_axis, to_array
+from weft.inspection.pictures.panels import Array, Panels, head_axis, layer_axis, to_array
 from weft.inspection.pictures.task_picture import TaskPicture
 from weft.inspection.pictures.tasks.images import saved_image
 from weft.inspection.recording.attention_records import Kind
@@ -63,12 +64,25 @@ def caption_picture(observation: Observation, options: LookOptions) -> Panels:
         maps.append(np.concatenate(both) if len(heads.options) > 1 else both[0])
     values = np.stack(maps).transpose(2, 0, 1, 3)
     values = values.reshape(*values.shape[:3], *observation.grid)
-    shown = next((place for place, word in enumerate(words) if len(word.strip()) > 2), 0)
+    # The last token only ends the text.
+    named = [any(map(str.isalnum, word)) and place < len(observation.written) - 1 for place, word in enumerate(words)]
+    shown = most_structured(values[:, layer.chosen, heads.chosen].reshape(len(words), -1), named)
     title = f"Where it looks for each word of: {observation.said}"
     note = f"What is right: {observation.truth}" if isinstance(observation.truth, str) else ""
     return Panels(
         [OverlayPanel(title, observation.pixels, values, (Axis("word", words, shown), layer, heads), note)], []
     )
+
+
+def most_structured(maps: Array, named: Sequence[bool]) -> int:
+    """The word, among those named, whose map [cells] is most concentrated and most its own.
+
+    sum_c p_c log(p_c / u_c) + p_c log(p_c / m_c), p the word's map as shares of what it looks at in the image, u even
+    shares, m the mean of all words' maps: where all look at the same patch, a word that does not tells more.
+    """
+    shares = (maps + 1e-12) / (maps + 1e-12).sum(1, keepdims=True)
+    told = (shares * (np.log(shares * shares.shape[1]) + np.log(shares / shares.mean(0)))).sum(1)
+    return int(np.argmax(np.where(named, told, -1.0))) if any(named) else 0
 
 
 def caption_example(run: Any, chosen: SampleExample) -> LookInput:

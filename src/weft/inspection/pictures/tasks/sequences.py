@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.data.readers.sequences import read_sequences
+from weft.data.readers.sequences import read_channel_names, read_sequences
 from weft.data.readers.sounds import log_mel
 from weft.data.samples import BONES, JOINTS, SAMPLE_RATE
 from weft.figures.panels.motion import MotionPanel, Up, guess_bones
@@ -22,11 +22,13 @@ from weft.inspection.pictures.task_picture import TaskPicture
 
 @dataclass(frozen=True)
 class SequenceObservation(Observation):
-    """Vectors in time [T, C]; where they are joints x, y, z in turn, `bones` and which coordinate points up."""
+    """Vectors in time [T, C] with the names of their channels; where they are joints x, y, z in turn, `bones` and which
+    coordinate points up."""
 
     values: Array = field(default_factory=lambda: np.zeros((1, 1), np.float32))
     bones: tuple[tuple[int, int], ...] = ()
     joints: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
     up: Up | None = None
 
 
@@ -46,6 +48,7 @@ def observe_sequence(run: Any, given: LookInput, how: dict[str, Any]) -> Observa
         shares=answer.more["probabilities"],
         truth=given.truth,
         values=values,
+        channels=_channels(given.value, values.shape[1]),
     )
     if preparation.vertical is None:
         return observation
@@ -53,6 +56,12 @@ def observe_sequence(run: Any, given: LookInput, how: dict[str, Any]) -> Observa
     known = points.shape[1] == len(JOINTS)
     bones = BONES if known else guess_bones(points)
     return replace(observation, bones=tuple(bones), joints=JOINTS if known else (), up=preparation.vertical)
+
+
+def _channels(path: str, count: int) -> tuple[str, ...]:
+    """Names of channels: those of the file, where it names them all, else numbers."""
+    names = read_channel_names(path)
+    return names if len(names) == count else tuple(f"channel {number}" for number in range(count))
 
 
 def sequence_picture(observation: Observation, options: LookOptions) -> Panels:
@@ -70,8 +79,7 @@ def sequence_picture(observation: Observation, options: LookOptions) -> Panels:
             title, joints, observation.bones, attention, choices, observation.up, observation.joints
         )
     else:
-        names = tuple(f"channel {number}" for number in range(observation.values.shape[1]))
-        drawn = ChannelsPanel(title, observation.values, names, attention, choices)
+        drawn = ChannelsPanel(title, observation.values, observation.channels, attention, choices)
     return Panels([drawn, shares_panel(observation)], [])
 
 
