@@ -136,7 +136,7 @@ def measured(spec, rows, length):
 def test_saved_activations_are_as_measured(name):
     spec, rows, length = weft.preset(name), 3, 113
     found = rows * training_profile(spec, length).activation_bytes(4, recompute=False)
-    assert found == pytest.approx(measured(spec, rows, length), rel=0.1)
+    assert found == pytest.approx(measured(spec, rows, length), rel=0.02)
 
 
 # Communication and time
@@ -276,6 +276,14 @@ def test_what_is_too_large_says_how_many_devices_would_do():
         plan_cluster(weft.preset("gpt3-175b"), cluster("64xA100-40"))
     with pytest.raises(WeftError, match="no number of them would do: shorten --length"):
         plan_cluster(weft.preset("llama-2-7b"), cluster("8xRTX4090"), length=10**6, batch=10**8)
+
+
+def test_a_faster_layout_that_is_less_simple_is_named():
+    plan = plan_cluster(weft.preset("mixtral-8x7b"), cluster("64xH100"), length=4096)
+    fastest = min(plan.runners_up, key=lambda way: way.time.total)
+    assert plan.best.layout.axes == ("fsdp",)
+    assert plan.best.time.total / 1.02 <= fastest.time.total < plan.best.time.total
+    assert plan.reasons[-1].startswith(f"{fastest.layout.words} is ") and plan.reasons[-1].endswith("but less simple.")
 
 
 def test_batches_of_gpt3():

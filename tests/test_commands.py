@@ -99,8 +99,8 @@ def test_the_result_in_words_names_the_best_possible_and_what_next(run, tmp_path
 def test_a_score_better_than_possible_is_called_a_leak(run, tmp_path, monkeypatch):
     from weft.tasks.text import TextTask
 
-    real = TextTask.measure
-    monkeypatch.setattr(TextTask, "measure", lambda *given: real(*given) | {"loss": 0.01})
+    real = TextTask._metrics
+    monkeypatch.setattr(TextTask, "_metrics", lambda *given: real(*given) | {"loss": 0.01})
     code, words, _ = run("train", "text", "sample:markov", "--out", tmp_path / "run", "--steps", 2, *settings())
     assert code == 0 and "LEAK: loss 0.01 is better than the best possible" in words
 

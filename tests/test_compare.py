@@ -139,7 +139,7 @@ def test_eval_takes_some_examples_and_says_how_sure_it_is(home, call):
     low, high = found["intervals"]["loss"]
     assert low < found["loss"] < high
     code, out, _ = call("eval", home / "a", home / "reviews.tsv")
-    assert code == 0 and "95 %:" in out and "always bad, accuracy" in out
+    assert code == 0 and "95 %:" in out and "always bad (accuracy)" in out
     assert "On the validation data of training" in out and "bag of bigrams" in out
     code, _, err = call("eval", home / "b", home / "reviews.tsv", "--limit", -1)
     assert code == 2 and "a limit of -1 leaves no example" in err

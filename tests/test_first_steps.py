@@ -110,8 +110,8 @@ def test_judging_on_what_was_learned_is_noted(run, home):
     other.write_text(TEXT[:500])
     words = f"note: the run was trained on {home / 'book.txt'}: other data would tell more\n"
     code, out, err = run("eval", home / "a run", home / "book.txt", "--json")
-    assert code == 0 and json.loads(out)["loss"] > 0 and err == words
-    assert run("eval", home / "a run", other)[2] == ""
+    assert code == 0 and json.loads(out)["loss"] > 0 and err.startswith(words)
+    assert "note:" not in run("eval", home / "a run", other)[2]
 
 
 # --- models ---

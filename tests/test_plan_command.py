@@ -8,6 +8,7 @@ import pytest
 
 from weft.cli.main import app
 from weft.cli.plan import in_count, in_time, read_count
+from weft.models.cluster.candidates import EFFICIENCY
 from weft.models.cluster.device_table import Device, device_table
 
 
@@ -53,7 +54,7 @@ def test_help_says_what_it_is_and_names_all_devices(run):
     flat = " ".join(out.split())
     assert "nothing is run, and `weft train` of this version trains on one device" in flat
     assert "pipeline parallelism is not offered" in flat
-    assert "0.45" in flat
+    assert f"[default: {EFFICIENCY}]" in flat
     assert all(name in flat for name in device_table())
 
 
@@ -138,6 +139,7 @@ BROKEN = {
     "unknown.toml": ('[Mine]\nlike = "H100"\nmemry_gb = 3', "did you mean memory_gb?"),
     "missing.toml": ("[Mine]\nmemory_gb = 3", "device Mine: Device needs the field"),
     "negative.toml": ('[Mine]\nlike = "H100"\nmemory_gb = -3', "memory_gb"),
+    "infinite.toml": ('[Mine]\nlike = "H100"\nmemory_gb = inf', "memory_gb"),
     "absent-like.toml": ('[Mine]\nlike = "H10"', "did you mean H100"),
     "circle.toml": ('[Mine]\nlike = "Other"\n[Other]\nlike = "Mine"', "leads back to itself"),
     "list-like.toml": ("[Mine]\nlike = [3]", "like = [3]"),

@@ -58,12 +58,12 @@ class ParityTask(Task):
 
     @classmethod
     def prepare(cls, paths, options, seed, cache, known=None):
-        rows = read_labeled(paths)
+        rows = read_labeled(paths).rows
         held = max(1, round(options.held_out * len(rows)))
         return PreparedData(cls(options), Bits(rows[held:]), Bits(rows[:held]))
 
     def read(self, paths, cache):
-        return Bits(read_labeled(paths, learn=False))
+        return Bits(read_labeled(paths, learn=False).rows)
 
     def default_model(self, size):
         output = PooledSpec(pool="mean", classes=len(CLASSES))

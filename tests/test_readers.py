@@ -7,6 +7,7 @@ import io
 import json
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -197,9 +198,25 @@ def test_tar_of_images(tmp_path):
     found = read_images([pack("a.tar.xz", *members)])
     assert found.pixels.shape == (4, 3, 5, 3) and found.classes == ("a", "b")
     refuses("t/a/0.png is 5x3 and t/a/1.png 9x9: pass size=", read_images, [pack("b.tar.xz", *members, size=(9, 9))])
+    scaled = read_images([tmp_path / "b.tar.xz"], size="auto")
+    assert scaled.scaled and scaled.pixels.shape[1] == scaled.pixels.shape[2] and len(scaled.pixels) == 4
     refuses("c.tar.xz holds no image", read_images, [pack("c.tar.xz", "a.txt")])
     torn = write(tmp_path / "d.tar.xz", (tmp_path / "a.tar.xz").read_bytes()[:100])
     refuses("d.tar.xz is not a complete archive", read_images, [torn])
+
+
+def test_zip_of_images(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number, name in enumerate(
+            ("b/0.png", "a/0.png", "a/1.png", "b/1.png", "__MACOSX/a/._1.png", "a/notes.txt")
+        ):
+            body = io.BytesIO()
+            Image.new("L", (7, 7), 40 * number).save(body, "PNG")
+            archive.writestr(name, body.getvalue())
+    found = read_images([tmp_path / "a.zip"])
+    assert found.pixels[:, 0, 0, 0].tolist() == [0, 40, 80, 120] and found.labels.tolist() == [1, 0, 0, 1]
+    torn = write(tmp_path / "b.zip", (tmp_path / "a.zip").read_bytes()[:100])
+    refuses("b.zip is not a complete archive", read_images, [torn])
 
 
 # --- captions ---
@@ -334,8 +351,8 @@ def test_real_data_have_the_counts_their_sources_state():
     assert len(motions.values) == 40 and motions.values[0].shape == (100, 6) and len(motions.classes) == 4
     skeletons = read_sequences([SHARED / "msr_action3d" / "msr_action3d_skeleton.tar.xz"])
     assert len(skeletons.values) == 567 and skeletons.channels == 60 and len(skeletons.classes) == 20
-    assert len(read_labeled([SHARED / "sst2" / "train.tsv"])) == 6920
+    assert len(read_labeled([SHARED / "sst2" / "train.tsv"]).rows) == 6920
     tagged = read_tagged([SHARED / "ud_ewt" / "en_ewt-ud-dev.conllu.gz"])
     assert len(tagged) == 2001 and sum(len(words) for words, _ in tagged) == 25_147
-    pairs = read_pairs([SHARED / "multi30k" / f"train.{language}.gz" for language in ("en", "de")])
+    pairs = read_pairs([SHARED / "multi30k" / f"train.{language}.gz" for language in ("en", "de")]).rows
     assert len(pairs) == 29_000 and pairs[0][0].startswith("Two young, White males")

@@ -108,6 +108,9 @@ def test_the_rule_of_older_runs_is_kept():
     ):
         assert old_relative_scale(same) == same
     assert old_relative_scale({"model": dots})["model"]["positions"]["scale"] == "width"
+    # A preset of today, read as one of version 2: what a resumed run is compared with.
+    today = DecoderSpec(mixer=AttentionSpec(score="dot"), positions=RelativeVectorsSpec()).to_tree()
+    assert read_spec(today | {"version": 2}).positions.scale == "width"
     for version, scale in ((1, "width"), (2, "width"), (3, "score"), (None, "score")):  # None: written by hand
         tree = {"family": "decoder", **dots, "version": version}
         read = read_spec({name: value for name, value in tree.items() if value is not None})

@@ -108,11 +108,21 @@ def test_table_of_sequences(tmp_path):
     turned = ["label,x,id", "a,1,u", "b,3,v", "a,2,u", "a,1,w", "b,1,z"]
     found = read_sequences([write(tmp_path / "c.csv", "\n".join(turned))])
     assert found.values[0].tolist() == [[1], [2]] and found.names[0] == "'u' of c.csv"
-    refuses("d.csv has 3 columns: sequence id, time, values", read_sequences, [write(tmp_path / "d.csv", "1,2,3\n")])
+    refuses(
+        "d.csv has 3 columns, but four or more are needed: a row is one step",
+        read_sequences,
+        [write(tmp_path / "d.csv", "1,2,3\n")],
+    )
     two = write(tmp_path / "e.csv", "1,1,5,a\n1,2,5,b\n")
     refuses("e.csv, line 2: sequence '1' is labeled 'b', but 'a' before", read_sequences, [two])
     word = write(tmp_path / "f.csv", "1,1,5,a\n1,2,x,a\n")
     refuses("f.csv, line 2: could not convert string to float: 'x'; the values must", read_sequences, [word])
+    wide = write(tmp_path / "j.csv", "id,time,x,label\n1,0,5,a\n2,0,6,b\n3,0,7,a\n")
+    refuses(
+        "j.csv: no two of its 3 rows belong to one sequence: a row is one step, with the id", read_sequences, [wide]
+    )
+    twice = write(tmp_path / "k.csv", "id,time,x,label\n1,0,5,a\n1,1,6,a\n1,0,7,a\n")
+    refuses("k.csv: sequence '1' has time 0 twice: give each", read_sequences, [twice])
     more = write(tmp_path / "g.csv", "1,1,5,6,7,a\n")
     refuses("has 3 channels, but '1' of a.csv has 2: all need", read_sequences, [tmp_path / "a.csv", more])
     refuses("h.txt is not a .ts, .npz or .csv file", read_sequences, [write(tmp_path / "h.txt", "1")])

@@ -137,6 +137,21 @@ ILLEGAL = [
 ]
 
 
+def test_tables_inside_of_tables_that_were_left_out_can_be_set():
+    spec = EncoderDecoderSpec()
+    mask = {"encoder.mixer.mask.width": 3, "encoder.mixer.mask.kind": "window"}
+    changed = spec.replace(**mask, **{"encoder.mixer.kind": "attention"})
+    assert changed.encoder.mixer[0].mask.width == 3
+    assert spec.replace(**{"cross.query_key_norm.kind": "rms"}).cross.query_key_norm.kind == "rms"
+    for changes, said in (
+        ({"encoder.mixer.mask.kind": "window"}, "needs the field 'mixer.0.kind': say which kind it is"),
+        ({"cross.norms.kind": "rms"}, "AttentionSpec has no field 'norms'"),
+        ({"kind": "rms"}, "EncoderDecoderSpec has no field 'kind'"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            spec.replace(**changes)
+
+
 @pytest.mark.parametrize(("make", "word"), ILLEGAL, ids=[word for _, word in ILLEGAL])
 def test_illegal_specs_fail_in_one_sentence(make, word):
     with pytest.raises(weft.WeftError, match=word) as caught:

@@ -104,7 +104,7 @@ def test_every_format(form, photos, tmp_path, cache):
     found = prepared([file], cache, validation=str(file), **options)
     assert len(found.train) == len(found.validation) == len(rows)
     assert found.train.gallery.pixels.shape == (IMAGES, 16, 16, 3)
-    assert found.train.gallery.texts_of(1) == ["All is green .", "a green wall"]
+    assert found.train.gallery.answers_to((1, "")) == ["All is green .", "a green wall"]
 
 
 def test_each_image_is_decoded_once(photos, lines, monkeypatch):

@@ -224,7 +224,7 @@ def test_a_node_sees_its_neighbors_alone():
     ("name", "text", "message"),
     [
         ("a.tsv", "", "is empty"),
-        ("a.tsv", "one\ttwo\tthree\n", "3 columns, but text and label are two"),
+        ("a.tsv", "one\ttwo\tthree\n", r"3 columns \(1, 2, 3\), but text and label are two"),
         ("a.tsv", "good film\tx\nbad film\tx\n", "there is only one label"),
         ("a.tsv", "good\tx\nbad\tx\nodd\ty\n", "label 'y' has one example"),
         ("a.tsv", "good\t \n", "the label is empty"),

@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.data.readers.files import DataError, find_files, name_suffix, open_bytes, read_lines, read_table, read_text
+from weft.data.readers.files import (
+    DataError,
+    find_files,
+    name_suffix,
+    open_bytes,
+    read_fields,
+    read_lines,
+    read_table,
+    read_text,
+)
+from weft.data.readers.tables import TableOptions, open_table
 from weft.data.readers.texts import Chat, expect_classes, read_documents, read_labeled, read_pairs, read_tagged
 
 
@@ -71,13 +81,15 @@ def test_unreadable_files_are_named_with_the_line(put, tmp_path):
 
 def test_tables_by_name_number_or_whole(put):
     path = put("a.csv", 'text,id,label\n"a, ""b""\nc",1,x\n\nd,2,y\n')
-    assert list(read_table(path, ["label", "text"])) == [(2, ["x", 'a, "b"\nc']), (5, ["y", "d"])]
-    assert next(cells for _, cells in read_table(path, ["3", "1"])) == ["label", "text"]
+    table = open_table(path)
+    assert table.names == ("text", "id", "label") and len(table.notes) == 1
+    for columns in (["label", "text"], ["3", "1"]):
+        assert list(table.read(table.places(columns))) == [(2, ["x", 'a, "b"\nc']), (5, ["y", "d"])]
     assert len(list(read_table(path))) == 3
     assert list(read_table(put("a.tsv", 'say "hi\t1\r\nb\rc\t2\n'))) == [(1, ['say "hi', "1"]), (2, ["b\rc", "2"])]
-    refuses("a.csv has no column 'tag': it has text, id, label", read_table, path, ["tag"])
-    refuses("a.csv has no column '4'", read_table, path, ["4"])
-    refuses("a.csv has no column '²'", read_table, path, ["²"])
+    refuses("a.csv has no column 'tag': it has text, id, label", open_table, path, TableOptions(("tag",)))
+    refuses("a.csv has no column '4'", lambda: table.places(["4"]))
+    refuses("a.csv has no column '²'", lambda: table.places(["²"]))
 
 
 def test_ragged_and_ill_quoted_rows_are_named(put):
@@ -94,7 +106,8 @@ def test_long_cells_are_read(put):
 def test_jsonl_fields_keep_their_column(put):
     path = put("a.jsonl", '{"en": "a", "de": "b"}\n\n{"de": "d", "en": "c"}\n')
     assert list(read_table(path)) == [(1, ["a", "b"]), (3, ["c", "d"])]
-    refuses("line 1: there is no field 'fr'; it has en, de", read_table, path, ["fr"])
+    refuses("line 1: there is no field 'fr'; it has en, de", read_fields, path, ["fr"])
+    refuses("a.jsonl has no column 'fr': it has en, de", lambda: open_table(path).places(["fr"]))
     refuses("b.jsonl, line 2: not JSON", read_table, put("b.jsonl", "{}\n{a}\n"))
     refuses("c.jsonl, line 1: a JSON object is expected, not a list", read_table, put("c.jsonl", "[1]\n"))
     refuses("line 1: field 'a' is null, but a text is needed", read_table, put("d.jsonl", '{"a": null}\n'))
@@ -159,18 +172,20 @@ def test_parquet(put, monkeypatch):
 
 # --- pairs ---
 
+SOURCE_TARGET, FROM_TO = TableOptions(("source", "target")), TableOptions(("from", "to"))
+
 
 def test_pairs_from_tables_and_parallel_files(put, tmp_path):
     expected = [("a b", "c"), ("d", "e, f")]
-    assert read_pairs([put("a.tsv", "a b\tc\nd\te, f\n\t\n")]) == expected
-    assert read_pairs([put("a.csv", 'a b,c\nd,"e, f"\n')]) == expected
-    assert read_pairs([put("b.csv", 'n,to,from\n1,c,a b\n2,"e, f",d\n')], ["from", "to"]) == expected
+    assert read_pairs([put("a.tsv", "a b\tc\nd\te, f\n\t\n")]).rows == expected
+    assert read_pairs([put("a.csv", 'a b,c\nd,"e, f"\n')]).rows == expected
+    assert read_pairs([put("b.csv", 'n,to,from\n1,c,a b\n2,"e, f",d\n')], FROM_TO).rows == expected
     rows = "".join(json.dumps({"id": 1, "from": a, "to": b}) + "\n" for a, b in expected)
-    assert read_pairs([put("a.jsonl.gz", rows)], ["from", "to"]) == expected
+    assert read_pairs([put("a.jsonl.gz", rows)], FROM_TO).rows == expected
     source, target = put("x.en.gz", "a b\n\nd\n"), put("x.de", "c\n\ne, f\n")
-    assert read_pairs([source, target]) == expected
+    assert read_pairs([source, target]).rows == expected
     put("folder/1.tsv", "a b\tc\n"), put("folder/2.tsv", "d\te, f\n")
-    assert read_pairs([tmp_path / "folder"]) == expected
+    assert read_pairs([tmp_path / "folder"]).rows == expected
 
 
 def test_pairs_that_are_none(put):
@@ -178,12 +193,12 @@ def test_pairs_that_are_none(put):
     refuses("x.en has 2 lines and x.de 1: parallel files need a line in one for each", read_pairs, [one, two])
     refuses("1 text files: parallel texts are two files", read_pairs, [one])
     refuses(
-        "line 1: 3 columns, but a pair is two: choose them with --set data.columns",
+        "a.tsv has 3 columns (1, 2, 3), but source and target are two: choose, such as --set data.columns=1,2",
         read_pairs,
         [put("a.tsv", "a\tb\tc")],
     )
-    refuses("a.tsv has no column 'source'", read_pairs, [put("a.tsv", "a\tb\n")], ["source", "target"])
-    refuses("b.tsv hold no pair of texts", read_pairs, [put("b.tsv", "source\ttarget\n")], ["source", "target"])
+    refuses("a.tsv has no column 'source'", read_pairs, [put("a.tsv", "a\tb\n")], SOURCE_TARGET)
+    refuses("b.tsv hold no pair of texts", read_pairs, [put("b.tsv", "source\ttarget\n")], SOURCE_TARGET)
     refuses("y.en and y.de hold no pair of texts", read_pairs, [put("y.en", "\n"), put("y.de", "\n")])
 
 
@@ -191,7 +206,7 @@ def test_pairs_that_are_none(put):
 def test_pairs_come_back_from_jsonl(tmp_path_factory, pairs):
     path = tmp_path_factory.mktemp("pairs") / "a.jsonl"
     path.write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in pairs))
-    assert read_pairs([path]) == pairs
+    assert read_pairs([path]).rows == pairs
 
 
 # --- labels ---
@@ -200,23 +215,23 @@ def test_pairs_come_back_from_jsonl(tmp_path_factory, pairs):
 def test_labels_with_and_without_names(put):
     rows = [("good", "1"), ("bad", "0"), ("fine", "1"), ("poor", "0")]
     lines = [f"{text}\t{label}\n" for text, label in rows]
-    assert read_labeled([put("a.tsv", "".join(lines))]) == rows
-    assert read_labeled([put("b.tsv", "review\tSentiment\n" + "".join(lines))]) == rows
+    assert read_labeled([put("a.tsv", "".join(lines))]).rows == rows
+    assert read_labeled([put("b.tsv", "review\tSentiment\n" + "".join(lines))]).rows == rows
     turned = "".join(f"{label},{text}\n" for text, label in rows)
-    assert read_labeled([put("c.csv", "label,text\n" + turned)]) == rows
-    assert read_labeled([put("d.csv", turned)], ["2", "1"]) == rows
+    assert read_labeled([put("c.csv", "label,text\n" + turned)]).rows == rows
+    assert read_labeled([put("d.csv", turned)], TableOptions(("2", "1"))).rows == rows
     fields = "".join(json.dumps({"label": int(label), "id": 3, "sentence": text}) + "\n" for text, label in rows)
-    assert read_labeled([put("e.jsonl", fields)]) == rows
+    assert read_labeled([put("e.jsonl", fields)]).rows == rows
 
 
 def test_labels_that_cannot_be_learned(put):
     three = put("a.csv", "a,b,c\n")
-    refuses("line 1: 3 columns, but text and label are two: choose them", read_labeled, [three])
+    refuses("a.csv has 3 columns (1, 2, 3), but text and label are two: choose, such as --set", read_labeled, [three])
     refuses("there is only one label ('x')", read_labeled, [put("b.csv", "a,x\nb,x\n")])
     refuses("label 'y' has one example: give it more, or leave it out", read_labeled, [put("c.csv", "a,x\nb,x\nc,y\n")])
     refuses("d.csv, line 2: the label is empty", read_labeled, [put("d.csv", "a,x\nb, \n")])
     refuses("there is no labeled example", read_labeled, [put("e.csv", "text,label\n")])
-    refuses("a.csv has no column 'text'", read_labeled, [three], ["text", "label"])
+    refuses("a.csv has no column 'text'", read_labeled, [three], TableOptions(("text", "label")))
     refuses("there is no labeled example", lambda: expect_classes([]))
 
 

@@ -14,6 +14,7 @@ from weft.checkpoints.formats.huggingface_folder import open_huggingface
 from weft.checkpoints.formats.safetensors_writer import stream_safetensors
 from weft.checkpoints.parity_certificate import ParityCertificate, certify_parity
 from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.data.hub import local_model
 from weft.data.readers.files import DataError
 from weft.foundation.atomic_files import atomic_folder, write_text
 from weft.foundation.spec import Tree
@@ -42,8 +43,8 @@ class ImportReport:
 
 
 def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
-    """Inspect a Hugging Face folder or a GGUF file; nothing large is read."""
-    path = Path(source)
+    """Inspect a Hugging Face folder, a name on its hub, or a GGUF file; nothing large is read of what is here."""
+    path = local_model(source)
     if path.is_file() and path.suffix.lower() == ".gguf":
         from weft.checkpoints.formats.gguf_checkpoint import open_gguf
 

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @app.command("import")
 def import_(
-    source: Annotated[Path, typer.Argument(help="Hugging Face folder, or .gguf file.", metavar="DIR")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="Hugging Face folder, .gguf file, or org/name on the hub (a folder of that name wins).", metavar="DIR"
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder of the new run.", metavar="RUN")],
     certificate: Annotated[
         bool,
@@ -39,12 +44,13 @@ def import_(
     Examples:
       weft import SmolLM2-135M-Instruct --out runs/smollm
       weft predict runs/smollm "What is the capital of France?" --chat
+      weft import HuggingFaceTB/SmolLM2-135M-Instruct --out runs/smollm       fetched by huggingface_hub
       weft import model.Q4_K_M.gguf --out runs/model --json
     """
     run_import(source, out, certificate, as_json)
 
 
-def run_import(source: Path, out: Path, certified: bool, as_json: bool) -> None:
+def run_import(source: str, out: Path, certified: bool, as_json: bool) -> None:
     """Import a checkpoint, and print where the run is and how it compares."""
     from weft.checkpoints.convert_checkpoint import convert_checkpoint
     from weft.cli.terminal import console, print_json, progress

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weft.cli.app import AsJson, Device, Module, app
 from weft.cli.factory import find_factory
+from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from weft.figures.picture import Picture
     from weft.inspection.pictures.look_options import LookOptions
     from weft.inspection.pictures.observation import Observation
+    from weft.runs.run import Run
 
 
 @app.command()
@@ -25,7 +27,8 @@ def look(
     given: Annotated[
         str | None,
         typer.Argument(
-            help="Text, path of an image, table or sequence, or sample:NAME/N for a validation example.",
+            help="Text, path of an image, table or sequence, FILE#N for row or example N of a file, or sample:NAME/N "
+            "for a validation example; N counts from 0.",
             metavar="INPUT",
         ),
     ] = None,
@@ -38,6 +41,9 @@ def look(
     row: Annotated[str | None, typer.Option(help="Token whose attention is shown: its text or its number.")] = None,
     pair: Annotated[str | None, typer.Option(help="Two words whose query and key are compared.", metavar="A,B")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain one attention output number by number.")] = False,
+    question: Annotated[
+        str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps of each curve of --kind scale; 0 for none.")] = 200,
     module: Module = None,
     device: Device = None,
@@ -55,11 +61,11 @@ def look(
       weft look runs/ende "A dog runs." --out alignment.png
       weft look runs/opinions "the film was not terrible" --pair not,terrible
       weft look runs/digits seven.png --kind rollout --out rollout.svg
+      weft look runs/digits data.npz#3         the fourth image; rows of a table in the same way: table.csv#17
       weft look runs/book "Once upon" --explain --layer 2 --head 1 --row upon
       weft look gpt2 --kind scale --out scale.png
     """
     from weft.checkpoints.sample_runs import locate_run
-    from weft.foundation.errors import WeftError
     from weft.inspection.pictures.kinds.registry import SPEC_PICTURE_KINDS
     from weft.inspection.pictures.look_options import LookOptions, parse_pair
     from weft.models.presets import presets
@@ -72,7 +78,8 @@ def look(
     if given is None or (str(run) in presets() and not run.exists()):
         run_look_at_spec(str(run), out, options, as_json)
     else:
-        run_look(run, given, out, options, device, as_json, module)
+        how = {} if question is None else {"question": question}
+        run_look(run, given, out, options, device, as_json, module, how)
 
 
 def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool) -> None:
@@ -98,21 +105,42 @@ def run_look(
     device: str | None,
     as_json: bool,
     module: str | None = None,
+    how: dict[str, Any] | None = None,
 ) -> None:
-    """Draw, and say where the picture is."""
+    """Draw, and say where the picture is; `how` goes to the run's `answer`."""
     from weft.cli.terminal import print_json
     from weft.foundation.atomic_files import expect_other_file
+    from weft.inspection.pictures.inputs import file_and_number
     from weft.inspection.pictures.look import observe, picture_of
     from weft.runs.run import load
 
-    expect_other_file(out, [given])
-    observation = observe(load(run, device, module=find_factory(module)), given)
+    numbered = file_and_number(given)
+    expect_other_file(out, [given if numbered is None else numbered[0]])
+    opened = load(run, device, module=find_factory(module))
+    observation = observe(opened, given if numbered is not None else _one_input(opened, given), **(how or {}))
     picture = picture_of(observation, options)
     written = picture.write(out)
     if as_json:
         print_json(_tree(observation, picture, written))
     else:
         _print(observation, picture, written)
+
+
+def _one_input(run: Run, given: str) -> str:
+    """The input itself; of a text file the text in it. A table has many."""
+    import sys
+
+    from weft.data.readers.tables import TableOptions
+    from weft.tasks.support.input_rows import open_inputs, takes_texts
+
+    if not takes_texts(run.task):
+        return given
+    found, notes = open_inputs(run.task, [given], TableOptions())
+    if len(found) != 1:
+        raise WeftError(f"{given} has {len(found):,} rows: look at one of them, such as {given}#0")
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
+    return found[0]
 
 
 def _tree(observation: Observation, picture: Picture, written: Path) -> dict[str, object]:

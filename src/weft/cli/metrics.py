@@ -30,7 +30,7 @@ def print_metrics(
     hidden = {f"{name}_{judged_by}" for name in references}
     hidden |= {name for name in metrics if name.startswith(NOMINAL) or name.endswith(HELD_OUT)}
     shown = {name: value for name, value in metrics.items() if name not in hidden}
-    titles = {name: name if judged_by in name else f"{name}, {judged_by.replace('_', ' ')}" for name in references}
+    titles = {name: name if judged_by in name else f"{name} ({judged_by.replace('_', ' ')})" for name in references}
     wide = max(map(len, (*shown, *titles.values(), "best possible")))
     for name, value in sorted(shown.items(), key=lambda item: item[0] != main):
         title = name.replace("_", " ").ljust(wide)

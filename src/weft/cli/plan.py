@@ -145,7 +145,7 @@ def _print_head(out: Console, name: str, found: ClusterPlan) -> None:
     out.print(f"[yellow]{ESTIMATE}[/yellow]", soft_wrap=True)
     for note in found.notes:
         out.print(f"[yellow]Note: {note}[/yellow]", soft_wrap=True)
-    out.print(f"\n[bold]Recommended layout: {found.best.layout.words}[/bold] ({_way(found.best)})")
+    out.print(f"\n[bold]Recommended layout: {found.best.layout.words}[/bold] ({_way(found.best)})", soft_wrap=True)
     for reason in (*found.reasons, PIPELINE):
         out.print(f"  {reason}", soft_wrap=True)
     out.print()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from weft.cli.generation_options import (
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
+    from weft.data.readers.tables import TableOptions
     from weft.runs.run import Run
     from weft.tasks.task import Answer
 
@@ -58,6 +60,9 @@ def predict(
     steps: Annotated[
         bool, typer.Option("--steps", help="Show for each new token the distribution that it was chosen from.")
     ] = False,
+    question: Annotated[
+        str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
+    ] = None,
     labels: Annotated[
         str | None,
         typer.Option(help="Labels to choose between for each image, for runs of images and texts.", metavar="A,B,..."),
@@ -66,12 +71,28 @@ def predict(
     overflow: Annotated[
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
     ] = "slide",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the answers as a table (.csv, .tsv, .jsonl); the same command continues after a kill.",
+            metavar="FILE",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set", help="How a table is read: data.columns=review, data.header=yes or no.", metavar="DATA.B=C"
+        ),
+    ] = [],  # noqa: B006
     quantize: Quantize = None,
     module: Module = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict: text -> continuation, sentence -> translation, image -> label, table -> forecast.
+
+    A table (.csv, .tsv, .jsonl) of texts stands for its rows: the column that the run was trained on is read, or
+    --set data.columns=NAME. A .txt file is one text; with --out, each of its lines is one.
 
     \b
     Examples:
@@ -81,6 +102,8 @@ def predict(
       weft predict runs/book "Once upon a time" --quantize int8 --stop "The end"
       weft predict runs/book "Once upon a" --top 10 --max-tokens 1
       weft predict runs/ende "a small house" --steps --top 3
+      weft predict runs/reviews new.csv --out answers.csv
+      weft predict runs/vqa photo.png --question "what color is the circle?"
       weft predict runs/clip photo.png --labels "a cat,a dog"
     """
     if top is not None and top < 1:
@@ -88,32 +111,67 @@ def predict(
     how = given_options(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, beam=beam, max_tokens=max_tokens, seed=seed,
         samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
-        overflow=overflow, labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
+        overflow=overflow, question=question,
+        labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
-    run_predict(run, inputs or [], how, device, quantize, as_json, module)
+    from weft.data.readers.tables import TableOptions
+
+    table = TableOptions(**_table_settings(settings))
+    run_predict(run, inputs or [], how, table, out, Opening(device, quantize, module), as_json)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How the run is opened: device, quantization of its weights, and a factory of the user's own module."""
+
+    device: str | None
+    quantize: str | None
+    module: str | None
+
+
+def _table_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """`--set data.columns=a` and `data.header=yes` as fields of TableOptions."""
+    from weft.cli.settings import read_settings
+    from weft.tasks.support.table_data import TableDataSpec
+
+    changes = read_settings(settings)
+    other = next((name for name in changes if name not in ("data.columns", "data.header")), None)
+    if other is not None:
+        raise WeftError(
+            f"--set {other}: predict sets how a table is read alone: data.columns=NAME or data.header=yes|no"
+        )
+    spec = TableDataSpec(**{name.removeprefix("data."): value for name, value in changes.items()})
+    return {"columns": spec.columns, "header": spec.header}
 
 
 def run_predict(
     run: Path,
     inputs: Sequence[str],
     how: dict[str, Any],
-    device: str | None,
-    quantize: str | None,
+    table: TableOptions,
+    out: Path | None,
+    opening: Opening,
     as_json: bool,
-    module: str | None = None,
 ) -> None:
     """Answers to all inputs; without any, each line of stdin is one."""
     from weft.cli.terminal import console, print_json
     from weft.runs.run import load
+    from weft.tasks.support.input_rows import open_inputs
 
     given = list(inputs) or _lines()
     if not given:
         raise WeftError(
             f"nothing to answer: give an input, or lines on stdin: echo hello | weft predict {quote(str(run))}"
         )
-    opened = load(run, device, quantize, find_factory(module))  # type: ignore[arg-type]
+    opened = load(run, opening.device, opening.quantize, find_factory(opening.module))  # type: ignore[arg-type]
     if opened.task.generates and not opened.module.declares().cached:  # type: ignore[operator]
         sys.stderr.write("note: this model keeps no cache, so each new token reads the whole text again\n")
+    if out is not None:
+        _write_answers(opened, given, how, table, out, as_json)
+        return
+    given, notes = open_inputs(opened.task, given, table) if inputs else (given, [])
+    for note in notes:
+        sys.stderr.write(f"note: {note}\n")
     task, asked = opened.task, "top" in how or "labels" in how or how.get("steps", False)
     if task.continues_input and not asked and _waits_for_one(given, how) and not as_json:
         _stream(opened, given[0], how)
@@ -124,13 +182,47 @@ def run_predict(
     if as_json:
         print_json([answer.to_tree() for answer in answers])
         return
-    out = console()
+    terminal = console()
     for answer in answers:
-        _print(out, answer, task.continues_input and not how.get("chat"), len(answers) > 1)
+        _print(terminal, answer, task.continues_input and not how.get("chat"), len(answers) > 1)
         if asked or (len(answers) == 1 and sys.stdout.isatty()):
-            _print_probabilities(out, answer, task.generates)
+            _print_probabilities(terminal, answer, task.generates)
     if any(answer.more.get("slid") for answer in answers):
         _note(opened)
+
+
+def _write_answers(
+    run: Run, given: Sequence[str], how: dict[str, Any], table: TableOptions, out: Path, as_json: bool
+) -> None:
+    """Answer a table, or other inputs, into a file, with progress on stderr."""
+    from weft.cli.terminal import print_json, progress
+    from weft.data.readers.files import existing_path, name_suffix
+    from weft.runs.answer_table import answer_format
+    from weft.runs.batch_prediction import predict_to_file
+    from weft.tasks.support.input_rows import ROW_SUFFIXES, RowInputs
+
+    answer_format(out)
+    tables = [path for path in map(existing_path, given) if path is not None and name_suffix(path) in ROW_SUFFIXES]
+    inputs: Any = list(given)
+    if tables and isinstance(run.task, RowInputs):
+        if len(given) > 1:
+            raise WeftError(f"{len(given)} inputs with a table among them: give one table at a time with --out")
+        inputs = run.task.open_rows(tables[0], table)
+        for note in inputs.notes:
+            sys.stderr.write(f"note: {note}\n")
+    if run.task.generates and "top" not in how:
+        how = {**how, "top": 0}
+    try:
+        with progress("predicting") as report:
+            written = predict_to_file(run, inputs, out, how, report)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; the same command continues\n")
+        raise
+    if as_json:
+        print_json({"path": str(out), "inputs": written.inputs, "resumed": written.resumed})
+        return
+    before = f" ({written.resumed:,} of them before it was stopped)" if written.resumed else ""
+    print(f"answers: {out}, to {written.inputs:,} inputs{before}")
 
 
 def _note(run: Run) -> None:

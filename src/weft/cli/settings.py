@@ -75,7 +75,7 @@ def list_defaults(task: str) -> str:
     from weft.training.training_spec import TrainingSpec
 
     kind = task_named(task)
-    lines = []
+    lines = ["DATA may be:", *(f"  {line}".rstrip() for line in kind.formats.splitlines()), ""] if kind.formats else []
     for title, prefix, spec in (
         (f"Data of task {task}", "data", kind.Options),
         ("Training, unless the task's recipe says otherwise", "training", TrainingSpec),

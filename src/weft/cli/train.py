@@ -52,7 +52,9 @@ def train(
         str,
         typer.Argument(help="A task; `weft train --help` lists those that are installed.", metavar="TASK"),
     ],
-    data: Annotated[list[str], typer.Argument(help="Files or folders, or sample: for built-in data.", metavar="DATA")],
+    data: Annotated[
+        list[str], typer.Argument(help="Files or folders, sample: for built-in data, or hf:org/name.", metavar="DATA")
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.", metavar="RUN")] = None,
     preset: Annotated[
         str | None,

@@ -130,18 +130,27 @@ def expect_table(tree: Any) -> Tree:
     return tree
 
 
+class _NewTable(dict[str, Any]):
+    """A table that was left out, or is of another kind now: its own tables are begun as they are named."""
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
 def set_path(tree: Tree, path: str, value: Any) -> None:
     """Set `a.b.c` in nested dicts and lists; an unknown field is named in the error."""
     *parents, last = path.split(".")
     place: Any = tree
+    holder: Any = None  # of the table at `place`, by the name or number `at`
+    at: Any = None
     for depth, step in enumerate(parents):
         if isinstance(place, list) and len(place) == 1 and not step.isdigit():
             place = place[0]
         try:
             key = int(step) if isinstance(place, list) else step
             if place[key] is None:
-                place[key] = {}  # a table that was left out
-            place = place[key]
+                place[key] = _NewTable()
+            holder, at, place = place, key, place[key]
         except (KeyError, IndexError, ValueError, TypeError):
             hint = f": {_name_fields(step, place)}" if isinstance(place, dict) else ""
             if isinstance(place, list):
@@ -149,13 +158,14 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
                 hint = f": {above} holds {len(place)} tables, so name one by its number, such as {above}.0.{step}"
             raise SpecError(f"there is no field {'.'.join(parents[: depth + 1])!r} to set {path!r} in{hint}") from None
     if isinstance(place, list) and len(place) == 1 and not last.isdigit():
-        place = place[0]
+        holder, at, place = place, 0, place[0]
     if isinstance(place, list) and last.isdigit() and int(last) < len(place):
         place[int(last)] = value
     elif isinstance(place, dict):
-        if last == "kind" and place.get("kind") != value:
-            place.clear()  # fields of another kind
-        place[last] = value
+        if last == "kind" and holder is not None and place.get("kind") != value:
+            holder[at] = _NewTable(kind=value)  # without the fields of another kind
+        else:
+            place[last] = value
     else:
         raise SpecError(f"{path!r} cannot be set: {'.'.join(parents) or path!r} is not a table of fields")
 
@@ -191,6 +201,8 @@ def describe_validation_error(error: ValidationError, kind: type[BaseModel]) -> 
     message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if first["type"] == "extra_forbidden":
         return f"{name} has no field {field!r}: {_name_fields(field, kind.model_fields)}"
+    if first["type"] == "union_tag_not_found":
+        return f"{name} needs the field '{field}.kind': say which kind it is"
     if first["type"] == "missing":
         return f"{name} needs the field {field!r}: give it a value"
     given = "" if first["type"] == "value_error" and not first["loc"] else f" (got {first['input']!r:.80})"

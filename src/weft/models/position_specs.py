@@ -315,7 +315,7 @@ def old_relative_scale(tree: Any) -> Any:
     tree = {name: old_relative_scale(value) for name, value in tree.items()}
     positions = tree.get("positions")
     if isinstance(positions, dict) and positions.get("kind") == "relative" and not _scaled_dots(tree.get("mixer")):
-        tree["positions"] = {"scale": "width", **positions}
+        tree["positions"] = {**positions, "scale": "width"}
     return tree
 
 

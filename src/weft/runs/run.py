@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.checkpoints.sample_runs import locate_run
+from weft.data.hub import local_sources
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
 from weft.foreign.wrap_module import GivenModule, rewrap_module
@@ -91,6 +92,8 @@ class Run:
             raise WeftError(
                 f"a run of task {self.task.name} generates no tokens: leave top and steps out, its answers come whole"
             )
+        if generation.question is not None and not self.task.takes_questions:
+            raise WeftError("this run was trained without questions about images: leave the question out")
         if generation.labels and not self.task.takes_labels:
             raise WeftError(
                 f"a run of task {self.task.name} does not choose between labels that are given: leave labels out, or "
@@ -160,7 +163,7 @@ class Run:
         if options:
             task = copy(task)
             task.options = type(task.options)(**{**task.options.to_tree(), **options})
-        split = task.read([str(path) for path in paths], cache_folder())
+        split = task.read(local_sources([str(path) for path in paths]), cache_folder())
         split = split.fit(cast(AnySpec, self.module.spec))
         # Models from elsewhere read so much at once that windows of that length would take all memory.
         if (getattr(self.module.spec, "length", None) or 0) > EVALUATION_BATCH:

@@ -2,13 +2,14 @@
 
 Either the image's patches are the first tokens, seen by all that follows, and the text after them is causal; or an
 encoder reads the patches, and each word looks at them by cross-attention (`--preset nano-image-seq2seq`).
+
+Where the data have questions, the text is the answer to one: question, start token, answer, and only the answer is
+learned.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +19,10 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from weft.data.batching import shuffled_order
-from weft.data.readers.captions import read_captions
 from weft.data.readers.files import DataError
 from weft.data.readers.images import read_image
 from weft.data.samples import SampleCaptions
-from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.inference.decoding.generated import GeneratedText
@@ -35,9 +34,19 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpe
 from weft.models.position_specs import LearnedSpec
 from weft.models.sources import PatchSourceSpec
 from weft.tasks.support.augmentation import image_changes
-from weft.tasks.support.captioned_images import CaptionsSplit, Gallery, as_images, open_gallery
+from weft.tasks.support.captioned_images import (
+    CaptionsSplit,
+    Gallery,
+    as_images,
+    caption_tokenizer,
+    hold_images_out,
+    read_gallery,
+    suitable_patch,
+    suitable_stem,
+)
 from weft.tasks.support.example_scores import ExampleScores, Report, text_scores
 from weft.tasks.support.generation import generate_texts, name_probabilities
+from weft.tasks.support.image_questions import AskedImage, QuestionInputs, commonest_answers, usual_answers
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, exact_match
 from weft.tasks.support.text_pairs import Ends, evenly
@@ -57,9 +66,6 @@ from weft.tasks.task import (
 )
 
 SIDE = 96  # pixels, where none are asked for
-NARROWEST = 16  # channels of the first convolution; each further one has twice as many
-GRID = 6  # patches per side, about
-RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
 SMALL_VOCABULARY = 256
 MOST_TOKENS = 128
 LENGTH_MARGIN = 1.5
@@ -88,8 +94,8 @@ class CaptionsOptions(DataSpec):
     penalty: NonNegativeFloat = 1.0
 
 
-class CaptionsTask(Task):
-    """An image+text decoder, or an encoder-decoder that reads patches, learns to say what is on an image."""
+class CaptionsTask(QuestionInputs, Task):
+    """An image+text decoder, or an encoder-decoder that reads patches, learns what to say, or answer, of an image."""
 
     name = "captions"
     families = ("image-text", "encoder-decoder")
@@ -98,12 +104,21 @@ class CaptionsTask(Task):
     example = "picture.png"
     Options = CaptionsOptions
     auto = "an image-text decoder with a stem of convolutions before the patches (hybrid)"
+    formats = (
+        '.jsonl with lines such as {"image": "a.png", "text": "a red circle"}, or a table of image and caption;\n'
+        'to answer questions: {"image": "a.png", "question": "what color is it?", "answer": "red"}, or such a table'
+    )
     generates = takes_images = True
 
     tokenizer: Tokenizer
 
-    def __init__(self, options: CaptionsOptions, tokenizer: Tokenizer, side: int, longest: int) -> None:
+    def __init__(
+        self, options: CaptionsOptions, tokenizer: Tokenizer, side: int, longest: int, question: int = 0
+    ) -> None:
+        """`longest` caption and `question` in tokens; without questions, the latter is 0."""
         self.options, self.tokenizer, self.side, self.longest = options, tokenizer, side, longest
+        self.question, self.takes_questions = question, question > 0
+        self.metric = "exact_match" if question else "bleu"
         self.ends = Ends.of(tokenizer)
         self.changes = image_changes(options.augment)
 
@@ -117,36 +132,49 @@ class CaptionsTask(Task):
             train, held = _of_sample(found.train), _of_sample(found.validation)
         else:
             side = (options.size or SIDE) if known is None else known.side
-            train = open_gallery(read_captions(paths, options.images), side)
+            train = read_gallery(paths, options.images, side)
             if options.validation:
-                held = open_gallery(read_captions(options.validation, options.images), side)
+                held = read_gallery(options.validation, options.images, side)
             else:
                 train, held = hold_images_out(train, options.held_out, seed)
         side = int(train.pixels.shape[1])
+        asked = bool(train.questions)
         if known is None:
-            task = cls(options, _tokenizer(options, [_spelled(text, options) for _, text in train.captions]), side, 1)
+            texts = [_spelled(text, options) for text in (*(text for _, text in train.captions), *train.questions)]
+            tokenizer = caption_tokenizer(options.tokenizer, texts, options.vocabulary, options.least)
+            task = cls(options, tokenizer, side, 1, int(asked))
         elif side != known.side:
             raise DataError(f"images of {side} pixels per side, but the base run learned from {known.side}")
         else:
-            task = cls(options, known.tokenizer, side, known.longest)
+            task = cls(options, known.tokenizer, side, known.longest, known.question)
         split = task._split(train)
         task.longest = max(task.longest, max(map(len, split.texts)) + 1)
+        task.question = max(task.question, *map(len, split.questions), 0)
         return PreparedData(task, split, task._split(held), None if found is None else found.best)
 
     def _split(self, gallery: Gallery) -> CaptionsSplit:
+        self.expect_kind(gallery)
         texts = self.tokenizer.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
+        questions = [self._ask(question) for question in gallery.questions]
         patches = 0 if self.options.blind else self.default_model(Size()).prefix
-        return CaptionsSplit(gallery, texts, self.ends, self.changes, patches)
+        return CaptionsSplit(gallery, texts, self.ends, self.changes, patches, questions=questions)
+
+    def _ask(self, question: str) -> list[int]:
+        return self.tokenizer.encode(_spelled(question, self.options))
+
+    def question_pieces(self, question: str) -> list[str]:
+        """The tokens of a question as texts."""
+        return self.tokenizer.pieces(self._ask(question))
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> CaptionsTask:
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
-        return cls(options, tokenizer, int(facts["side"]), int(facts["longest"]))
+        return cls(options, tokenizer, int(facts["side"]), int(facts["longest"]), int(facts.get("question", 0)))
 
     def facts(self) -> Tree:
-        """The images' side in pixels and the longest caption in tokens."""
-        return {"side": self.side, "longest": self.longest}
+        """The images' side in pixels, the longest caption in tokens, and the longest question if there are any."""
+        return {"side": self.side, "longest": self.longest, **({"question": self.question} if self.question else {})}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
         found = find_sample(self.name, paths, 0)
@@ -158,16 +186,16 @@ class CaptionsTask(Task):
                     f"the sample's images have {size} pixels per side, but the run learned from {self.side}"
                 )
             return self._split(gallery)
-        return self._split(open_gallery(read_captions(paths, self.options.images), self.side))
+        return self._split(read_gallery(paths, self.options.images, self.side))
 
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Describing takes long: as many images of the split as fit into the time."""
         assert isinstance(split, CaptionsSplit)
-        trial = evenly(len(split.gallery.pixels), IMAGES_TIMED)
+        trial = evenly(len(split.gallery.asked), IMAGES_TIMED)
         began = time.perf_counter()
         self._describe(module, split, trial)
         fitting = int(seconds * len(trial) / (time.perf_counter() - began))
-        return split if fitting >= len(split.gallery.pixels) else replace(split, described=max(len(trial), fitting))
+        return split if fitting >= len(split.gallery.asked) else replace(split, described=max(len(trial), fitting))
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -196,7 +224,7 @@ class CaptionsTask(Task):
         """The vocabulary, the images' side and the length of this data; patches that divide the image."""
         fitted = {
             "vocabulary": self.tokenizer.vocabulary,
-            "length": min(MOST_TOKENS, max(16, round(LENGTH_MARGIN * self.longest))),
+            "length": min(MOST_TOKENS, max(16, round(LENGTH_MARGIN * (self.question + self.longest)))),
         }
         if isinstance(spec, ImageTextSpec):
             return spec.replace(**fitted, **self._fit_patches(spec))
@@ -250,55 +278,82 @@ class CaptionsTask(Task):
     # --- evaluation and answers ---------------------------------------------------------------------------------------
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-        """Loss over all captions; BLEU of one caption per image against all that it has."""
+        """Loss over all captions; BLEU of one caption per image against all that it has.
+
+        Of questions the share of answers that are, word for word, one of those given.
+        """
         return self.score_examples(module, split, size).metrics
 
     def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
-        """Examples are images that were described."""
+        """Examples are images that were described, or questions that were answered."""
         assert isinstance(split, CaptionsSplit)
-        chosen = evenly(len(split.gallery.pixels), split.described)
-        texts = self._describe(module, split, chosen, report)
-        references = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in chosen]
-        metrics = {
-            "loss": mean_loss(self, module, split, size),
-            "bleu": bleu(texts, references),
-            "exact_match": exact_match(texts, references),
-            "images": len(chosen),
-        }
-        return text_scores(metrics, texts, references, lambda place: f"#{chosen[place]}")
+        chosen = evenly(len(split.gallery.asked), split.described)
+        texts, references = self._describe(module, split, chosen, report), self._references(split, chosen)
+        matched, loss = exact_match(texts, references), mean_loss(self, module, split, size)
+        if self.takes_questions:
+            metrics = {"exact_match": matched, "loss": loss, "questions": len(chosen)}
+        else:
+            metrics = {"loss": loss, "bleu": bleu(texts, references), "exact_match": matched, "images": len(chosen)}
+        asked = [split.gallery.asked[number] for number in chosen]
+        return text_scores(metrics, texts, references, lambda place: f"#{asked[place][0]} {asked[place][1]}".strip())
+
+    def _references(self, split: CaptionsSplit, chosen: Sequence[int]) -> list[list[str]]:
+        gallery = split.gallery
+        answers = [gallery.answers_to(gallery.asked[number]) for number in chosen]
+        return [[_spelled(text, self.options) for text in texts] for texts in answers]
 
     def _describe(
         self, module: nn.Module, split: CaptionsSplit, chosen: Sequence[int], report: Report | None = None
     ) -> list[str]:
-        """A caption for each image by beam search."""
+        """A caption for each image, or the answer to each question, by beam search."""
         generation = GenerationOptions(beam=self.options.beam, top=0)
         found: list[str] = []
         for first in range(0, len(chosen), generation.batch):
-            images = as_images(split.gallery.pixels[np.array(chosen[first : first + generation.batch])])
-            found += [self.tokenizer.decode(row[0].tokens) for row in self._write(module, images, generation)]
+            asked = [split.gallery.asked[number] for number in chosen[first : first + generation.batch]]
+            images = as_images(split.gallery.pixels[np.array([image for image, _ in asked])])
+            questions = [self._ask(question) for _, question in asked]
+            written = self._write(module, images, questions, generation)
+            found += [self.tokenizer.decode(row[0].tokens) for row in written]
             if report is not None:
                 report(len(found) / len(chosen))
         return found
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
+        """A caption of each image; of a run that answers questions, the answer to the one that comes with it."""
         answers = []
-        for first in range(0, len(inputs), generation.batch):
-            paths = inputs[first : first + generation.batch]
-            images = as_images(np.stack([read_image(path, self.side) for path in paths]))
-            for path, found in zip(paths, self._write(module, images, generation, first), strict=True):
-                for one in found:
-                    more = {"tokens": self.tokenizer.pieces(one.tokens), **name_probabilities(one, self.tokenizer)}
-                    answers.append(Answer(str(path), self.tokenizer.decode(one.tokens), more))
+        asked = [self.asked_image(given, generation.question) for given in inputs]
+        for first in range(0, len(asked), generation.batch):
+            some = asked[first : first + generation.batch]
+            images = as_images(np.stack([read_image(one.image, self.side) for one in some]))
+            questions = [self._ask(one.question) for one in some]
+            for one, found in zip(some, self._write(module, images, questions, generation, first), strict=True):
+                answers += [self._answer(one, text) for text in found]
         return answers
 
+    def _answer(self, asked: AskedImage, text: GeneratedText) -> Answer:
+        question = {"question": asked.question} if asked.question else {}
+        more = {"tokens": self.tokenizer.pieces(text.tokens), **name_probabilities(text, self.tokenizer)}
+        return Answer(asked.image, self.tokenizer.decode(text.tokens), {**question, **more})
+
     def _write(
-        self, module: nn.Module, images: Tensor, generation: GenerationOptions, first: int = 0
+        self,
+        module: nn.Module,
+        images: Tensor,
+        questions: Sequence[Sequence[int]],
+        generation: GenerationOptions,
+        first: int = 0,
     ) -> list[list[GeneratedText]]:
+        """Texts that follow each image, its question if there is one, and the start token."""
         spec: Any = module.spec
+        room = spec.length - max(map(len, questions))
+        if room < 1:
+            raise WeftError(
+                f"a question of {spec.length - room} tokens, but the model reads {spec.length}: ask shorter"
+            )
         request = GenerationRequest(
-            [[self.ends.start]] * len(images),
+            [[*question, self.ends.start] for question in questions],
             generation.sampling(0.0),
-            max_tokens=generation.max_tokens or min(spec.length, self.longest + 1),
+            max_tokens=generation.max_tokens or min(room, self.longest + 1),
             stop=(self.ends.stop,),
             seeds=[generation.seed + first + place for place in range(len(images))],
             samples=generation.samples,
@@ -307,23 +362,27 @@ class CaptionsTask(Task):
         return generate_texts(module, request, generation, penalty=self.options.penalty)
 
     def preview(self, module: nn.Module, split: Split) -> str:
-        """The caption of one held-out image."""
+        """The caption of one held-out image, or the answer to a question about it."""
         assert isinstance(split, CaptionsSplit)
-        found = self._write(module, as_images(split.gallery.pixels[np.array([0])]), GenerationOptions(top=0))[0][0]
-        return f"{self.tokenizer.decode(found.tokens)!r} ({split.gallery.texts_of(0)[0]!r})"
+        image, question = split.gallery.asked[0]
+        pixels = as_images(split.gallery.pixels[np.array([image])])
+        found = self._write(module, pixels, [self._ask(question)], GenerationOptions(top=0))[0][0]
+        before = f"{question} " if question else ""
+        return f"{before}{self.tokenizer.decode(found.tokens)!r} ({split.gallery.answers_to((image, question))[0]!r})"
 
     def baseline_facts(self, train: Split) -> Tree:
         assert isinstance(train, CaptionsSplit)
-        return {"commonest": Counter(text for _, text in train.gallery.captions).most_common(1)[0][0]}
+        return commonest_answers(train.gallery)
 
     def quick_references(self, facts: Tree, split: Split) -> dict[str, float]:
-        """BLEU of training's commonest caption, said of every image."""
+        """BLEU of training's commonest caption, said of every image; of questions, what each is answered with most."""
         assert isinstance(split, CaptionsSplit)
         if "commonest" not in facts:
             return {}
-        images = range(len(split.gallery.pixels))
-        texts = [[_spelled(text, self.options) for text in split.gallery.texts_of(image)] for image in images]
-        said = [_spelled(facts["commonest"], self.options)] * len(images)
+        texts = self._references(split, range(len(split.gallery.asked)))
+        said = [_spelled(text, self.options) for text in usual_answers(facts, split.gallery)]
+        if self.takes_questions:
+            return {"exact match of the commonest answer to each question": exact_match(said, texts)}
         return {"bleu of the commonest caption": bleu(said, texts)}
 
 
@@ -332,52 +391,9 @@ def _crosses(module: nn.Module) -> bool:
     return isinstance(module.spec, EncoderDecoderSpec)
 
 
-def suitable_stem(side: int) -> tuple[int, ...]:
-    """Channels of convolutions that halve an image until patches of 2 x 2 cut it into about 6 x 6."""
-    halvings = max(1, round(math.log2(side / (2 * GRID))))
-    return tuple(NARROWEST * 2**step for step in range(halvings))
-
-
-def suitable_patch(side: int, halvings: int) -> int:
-    """The patch that cuts an image of this side, after its stem, into about 6 x 6."""
-    after = side
-    for _ in range(halvings):
-        after = (after + 1) // 2
-    patch = min((p for p in range(1, after + 1) if after % p == 0), key=lambda p: abs(after // p - GRID))
-    if not GRID // 2 <= after // patch <= 2 * GRID:
-        raise DataError(
-            f"images of {side} pixels per side do not divide into patches: --set data.size={-(-side // 8) * 8}"
-        )
-    return patch
-
-
-def hold_images_out(gallery: Gallery, share: float, seed: int) -> tuple[Gallery, Gallery]:
-    """(to learn from, held out): a share of the images, each with all its captions."""
-    count = len(gallery.pixels)
-    if count < 2:
-        raise DataError(f"{count} image: training and validation take two or more; give more images")
-    if not 0 < share < 1:
-        raise DataError(f"a held-out share of {share:g}: give one between 0 and 1, or --set data.validation=FILE")
-    held = min(count - 1, max(1, round(share * count)))
-    order = shuffled_order(count, seed, 0)
-    return gallery.only(sorted(order[held:])), gallery.only(sorted(order[:held]))
-
-
 def _of_sample(split: SampleCaptions) -> Gallery:
-    return Gallery(split.pixels, tuple(enumerate(split.texts)))
+    return Gallery(split.pixels, tuple(enumerate(split.texts)), split.questions)
 
 
 def _spelled(text: str, options: CaptionsOptions) -> str:
     return text.lower() if options.lower else text
-
-
-def _tokenizer(options: CaptionsOptions, texts: Sequence[str]) -> Tokenizer:
-    """The one asked for; of many different words the rare ones are unknown."""
-    kind = "words" if options.tokenizer == "auto" else options.tokenizer
-    if kind not in TOKENIZER_KINDS:
-        return load_tokenizer(kind)
-    least = options.least
-    if least is None:
-        different = len({word for text in texts for word in text.split()}) if kind == "words" else 0
-        least = RARE if different > SMALL else 1
-    return train_tokenizer(kind, texts, options.vocabulary, min_frequency=least)

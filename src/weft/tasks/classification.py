@@ -7,6 +7,7 @@ Loss: - log p(label), in nats. Texts are read as words with their characters, or
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from torch import nn
 from weft.data.readers.classes import number_labels
 from weft.data.readers.files import DataError
 from weft.data.readers.graphs import LabeledGraph, are_graphs, read_graphs
+from weft.data.readers.tables import TableOptions
 from weft.data.readers.texts import read_labeled
 from weft.data.tokenizers.lexicon import Lexicon
 from weft.data.tokenizers.tokenizer import Tokenizer
@@ -39,18 +41,18 @@ from weft.tasks.support.input_encoders import (
     learn_encoder,
     pooled_answer,
 )
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import accuracy
 from weft.tasks.support.node_encoder import NodeEncoder, Nodes
 from weft.tasks.support.prompt_format import Frame
 from weft.tasks.support.sentences import Hiding, Sentences, ask
+from weft.tasks.support.table_data import TableDataSpec
 from weft.tasks.task import (
     Answer,
     Batch,
-    DataSpec,
     GenerationOptions,
     Loss,
-    Names,
     PreparedData,
     Recipe,
     Size,
@@ -62,8 +64,10 @@ from weft.tasks.task import (
 Example = tuple[Any, tuple[str, ...]]  # a text with its label, or a graph with a label per node
 
 
-class ClassificationOptions(DataSpec):
-    """`columns`: text and label, by name or number; without it they are recognized.
+class ClassificationOptions(TableDataSpec):
+    """`columns`: text and label, by name or number from 1, such as review,stars; without it they are recognized.
+
+    `header`: whether the first line of a table names its columns: yes, no, or auto (by how it differs from the rest).
 
     `tokenizer`: auto (words with their characters; characters where texts have no spaces), sets (words whose order says
     nothing), characters, words, bpe, or a file to load; `vocabulary` bounds words and bpe. In training a token seen n
@@ -71,14 +75,13 @@ class ClassificationOptions(DataSpec):
     single word.
     """
 
-    columns: Names = ()
     tokenizer: str = "auto"
     vocabulary: PositiveInt = 20_000
     hidden: Share = 0.2
     rarity: NonNegativeFloat = 2.0
 
 
-class ClassificationTask(Task):
+class ClassificationTask(TextInputs, Task):
     """An encoder learns the labels of texts, or of the nodes of graphs."""
 
     name = "classification"
@@ -91,13 +94,23 @@ class ClassificationTask(Task):
         "an encoder that reads words by their characters, with convolution and attention in turn (hybrid); "
         "for graphs, attention alone"
     )
+    formats = (
+        "a table of text and label (.csv, .tsv, .jsonl), a text file per class, a text per line (pos.txt neg.txt),\n"
+        "a folder of text files per class with one text each, or graphs whose nodes have labels (.json, .jsonl)"
+    )
     compatible_tasks = ("embedding", "fill-mask", "regression")
     fine_tuning_options: ClassVar[Tree] = {"hidden": 0.0, "rarity": 0.0}
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}
     takes_module = True
 
-    def __init__(self, options: ClassificationOptions, encoder: InputEncoder, classes: tuple[str, ...]) -> None:
-        self.options, self.encoder, self.classes = options, encoder, classes
+    def __init__(
+        self,
+        options: ClassificationOptions,
+        encoder: InputEncoder,
+        classes: tuple[str, ...],
+        columns: tuple[str, ...] = (),
+    ) -> None:
+        self.options, self.encoder, self.classes, self.columns = options, encoder, classes, columns
         self.tokenizer = encoder.tokenizer if isinstance(encoder, TokenEncoder) else None
 
     @classmethod
@@ -112,12 +125,13 @@ class ClassificationTask(Task):
         """Read labeled texts or graphs, learn words and classes from what is not held out."""
         found = find_sample(cls.name, paths, seed)
         if found is not None:
-            train, held = _examples(found.train), _examples(found.validation)
+            data, held = ReadExamples(_examples(found.train)), _examples(found.validation)
         else:
-            train, held = _files(paths, options, learn=True), []
+            data, held = _files(paths, options.table_options(), learn=True), []
+        train = data.examples
         _, classes = number_labels([label for _, labels in train for label in labels], learn=found is None)
         if options.validation:
-            held = _files(options.validation, options, learn=False)
+            held = _files(options.validation, options.table_options(data.columns), learn=False).examples
         elif found is None:
             # Texts are split by class; graphs have many labels each.
             strata, _ = number_labels([labels[0] if len(labels) == 1 else "" for _, labels in train], learn=False)
@@ -126,9 +140,10 @@ class ClassificationTask(Task):
         if found is not None and not found.ordered and options.tokenizer == "auto":
             options = options.replace(tokenizer="sets")
         task = cls._learn([given for given, _ in train], classes, options, known)
+        task.columns = data.columns
         best = None if found is None else found.best
         hiding = Hiding(options.hidden, options.rarity, blind=True)
-        return PreparedData(task, task._split(train, hiding), task._split(held), best)
+        return PreparedData(task, task._split(train, hiding), task._split(held), best, data.notes)
 
     @classmethod
     def _learn(
@@ -152,6 +167,10 @@ class ClassificationTask(Task):
         return cls(options, encoder, classes_after(classes, known.answers or ()))
 
     @property
+    def takes_texts(self) -> bool:
+        return not isinstance(self.encoder, NodeEncoder)
+
+    @property
     def answers(self) -> tuple[str, ...]:
         return self.classes
 
@@ -170,16 +189,19 @@ class ClassificationTask(Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ClassificationTask:
-        return cls(options, _restored(facts, tokenizer), tuple(facts["classes"]))
+        return cls(options, _restored(facts, tokenizer), tuple(facts["classes"]), tuple(facts.get("columns", ())))
 
     def facts(self) -> Tree:
-        """Names of classes, and what the encoder learned."""
-        return {"classes": list(self.classes), "reading": self.encoder.kind, **self.encoder.facts()}
+        """Names of classes and of the columns learned from, and what the encoder learned."""
+        columns = {"columns": list(self.columns)} if self.columns else {}
+        return {"classes": list(self.classes), **columns, "reading": self.encoder.kind, **self.encoder.facts()}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Labeled texts or graphs to evaluate on; a label that training never saw is an error."""
         found = find_sample(self.name, paths, 0)
-        return self._split(_examples(found.validation) if found else _files(paths, self.options, learn=False))
+        if found is not None:
+            return self._split(_examples(found.validation))
+        return self._split(_files(paths, self.options.table_options(self.columns), learn=False).examples)
 
     def default_model(self, size: Size) -> EncoderSpec:
         return self.fit(self.encoder.model(size))
@@ -244,11 +266,20 @@ def _examples(sample: Sequence[Any]) -> list[Example]:
     return [(row, row.labels) if isinstance(row, LabeledGraph) else (row[0], (row[1],)) for row in sample]
 
 
-def _files(paths: Sequence[str], options: ClassificationOptions, learn: bool) -> list[Example]:
+@dataclass(frozen=True)
+class ReadExamples:
+    """Examples, the names of the columns of text and label where there are any, and notes on how files were taken."""
+
+    examples: list[Example]
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _files(paths: Sequence[str], options: TableOptions, learn: bool) -> ReadExamples:
     if are_graphs(paths):
-        graphs = read_graphs(paths)
-        return [(graph, graph.labels) for graph in graphs]
-    return [(text, (label,)) for text, label in read_labeled(paths, options.columns or None, learn)]
+        return ReadExamples([(graph, graph.labels) for graph in read_graphs(paths)])
+    found = read_labeled(paths, options, learn)
+    return ReadExamples([(text, (label,)) for text, label in found.rows], found.columns, found.notes)
 
 
 def _restored(facts: Tree, tokenizer: Tokenizer | None) -> InputEncoder:

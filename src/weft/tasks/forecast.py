@@ -90,6 +90,7 @@ class ForecastTask(Task):
     picture = "forecast"
     example = "series.csv"
     Options = ForecastOptions
+    formats = "a table (.csv, .tsv, plain or .gz) of numeric columns, one row per time, with or without a time column"
     auto = "a series decoder with one convolution layer before attention, and no norms (hybrid)"
     evaluates_on_tail = True
 

@@ -17,14 +17,7 @@ from pydantic import PositiveInt
 from torch import nn
 
 from weft.data.readers.files import DataError, find_files
-from weft.data.readers.images import (
-    IMAGE_SUFFIXES,
-    LabeledImages,
-    PixelFiles,
-    ResizeCrop,
-    read_image,
-    read_images,
-)
+from weft.data.readers.images import IMAGE_SUFFIXES, LabeledImages, PixelFiles, ResizeCrop, read_image, read_images
 from weft.foreign.user_module import ModuleInterface
 from weft.foundation.arrays import Pixels
 from weft.foundation.errors import WeftError
@@ -50,6 +43,7 @@ from weft.tasks.support.class_labels import (
 )
 from weft.tasks.support.class_scores import always_commonest, commonest
 from weft.tasks.support.example_scores import ExampleScores, Report
+from weft.tasks.support.image_inputs import ImageInputs
 from weft.tasks.support.images_split import THUMB, ImagesSplit, Scale
 from weft.tasks.support.losses import class_loss
 from weft.tasks.task import (
@@ -84,11 +78,15 @@ class ImagesOptions(DataSpec):
     augmentation: Names = ("auto",)
 
 
-class ImagesTask(Task):
+class ImagesTask(ImageInputs, Task):
     """A vision transformer learns to tell classes of pictures."""
 
     name = "images"
     families = ("vision",)
+    formats = (
+        "a folder per class of images, or an archive of such folders (.tar, .tar.gz, .tar.xz, .zip);\n"
+        ".npz with images [N, H, W] or [N, H, W, 3] and labels [N]; or IDX files of images and labels (plain or .gz)"
+    )
     metric = "accuracy"
     picture = "images"
     example = "picture.png"

@@ -45,6 +45,7 @@ from weft.tasks.support.class_labels import (
 )
 from weft.tasks.support.class_scores import always_commonest, commonest
 from weft.tasks.support.example_scores import ExampleScores, Report
+from weft.tasks.support.input_rows import FileExample, FileExamples
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
 from weft.tasks.task import (
@@ -69,6 +70,19 @@ LEAST_BATCH = 512
 COMPARED_TIMES = 8  # places in time that the nearest neighbor compares
 
 
+FORMATS = """\
+.npz with x [N, T, C] and y [N], and lengths [N] if the sequences are padded; .ts as the UEA archive has it;
+a folder of .wav files per class; a folder or archive of skeletons; or a table (.csv, .tsv), where a row is one step:
+
+  id,time,x,y,label
+  walk-1,0,0.12,-0.50,walking
+  walk-1,1,0.18,-0.41,walking
+  jump-1,0,0.02,-0.93,jumping
+
+Rows with one id are one sequence, in the order of time; all columns but id, time and label are its values. With a
+header, columns may be in any order, and time may be left out; without one, they are in the order above."""
+
+
 class SequencesOptions(DataSpec):
     """`length`: longer sequences are strided (means over so many steps) to have about so many at most.
 
@@ -87,7 +101,7 @@ class SequencesOptions(DataSpec):
     augmentation: Names = ("auto",)
 
 
-class SequencesTask(Task):
+class SequencesTask(FileExamples, Task):
     """An encoder learns to tell classes of sequences of vectors."""
 
     name = "sequences"
@@ -98,6 +112,7 @@ class SequencesTask(Task):
     takes_module = True
     Options = SequencesOptions
     auto = "an encoder with convolution and attention in turn, rotary positions and mean pool (hybrid)"
+    formats = FORMATS
 
     def __init__(
         self, options: SequencesOptions, classes: Sequence[str], raw: int, length: int, preparation: Preparation
@@ -245,6 +260,16 @@ class SequencesTask(Task):
             given = {name: x.to(device) for name, x in padded([rows[number] for number in some]).items()}
             found[some] = class_probabilities(module, given).float().cpu()
         return class_answers(data.names, found, self.classes)
+
+    def open_example(self, path: Path, number: int, folder: Path) -> FileExample:
+        """A sequence and its class, written as a file of its own; labels may be missing."""
+        data = read_sequences([path], labeled=False)
+        if number >= len(data.values):
+            most = len(data.values)
+            raise DataError(f"{path.name} has {most:,} sequences, from 0 to {most - 1:,}, but no sequence {number:,}")
+        values, file = data.values[number], folder / f"{number}.npz"
+        np.savez(file, x=values[None], lengths=np.array([len(values)]))
+        return FileExample(str(file), f"{path.name} {number}", data.classes[data.labels[number]] or None)
 
     def _unlabeled(self, values: Sequence[Values]) -> VectorSequencesSplit:
         if values[0].shape[1] != self.raw:

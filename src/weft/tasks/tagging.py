@@ -32,6 +32,7 @@ from weft.tasks.support.class_labels import classes_after, in_terms_of
 from weft.tasks.support.class_scores import ClassEvaluation, always_commonest, commonest, evaluate_classes
 from weft.tasks.support.example_scores import ExampleScores, Report, f1
 from weft.tasks.support.imported_text import ImportedTextTask
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import class_loss
 from weft.tasks.support.metrics import entity_f1, entity_spans, has_spans, token_accuracy
 from weft.tasks.support.prompt_format import Frame
@@ -73,7 +74,7 @@ class TaggingOptions(DataSpec):
     rarity: NonNegativeFloat = 1.0
 
 
-class TaggingTask(Task):
+class TaggingTask(TextInputs, Task):
     """An encoder learns the tags of words."""
 
     name = "tagging"
@@ -82,6 +83,7 @@ class TaggingTask(Task):
     picture = "tagging"
     example = '"a sentence"'
     Options = TaggingOptions
+    formats = "CoNLL-U, or lines of word and tag with blank lines between sentences (.conll, .txt, .tsv, .bio)"
     auto = "an encoder that reads words by their characters, with convolution and attention in turn (hybrid)"
     compatible_tasks = ("embedding", "fill-mask", "regression")
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}

@@ -121,7 +121,7 @@ class GenerationOptions:
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
     probabilities, 8 or all there are if not given; `steps`: those of every further step too. `labels`: texts, of which
-    the one that fits an image best is its answer.
+    the one that fits an image best is its answer. `question`: what is asked about an image.
     """
 
     temperature: float | None = None
@@ -141,6 +141,7 @@ class GenerationOptions:
     top: int | None = None
     steps: bool = False
     labels: Sequence[str] = ()
+    question: str | None = None
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -199,7 +200,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     families: ClassVar[tuple[str, ...]]
-    metric: ClassVar[str] = "loss"
+    metric: str = "loss"
     reference_metric: ClassVar[str | None] = None  # the one that `references` are scores of, if not `metric`
     picture: ClassVar[str | None] = None
     example: ClassVar[str] = "INPUT"  # what may follow `weft predict RUN`
@@ -208,6 +209,7 @@ class Task(ABC):
     fine_tuning_options: ClassVar[Tree] = {}  # options of data that suit a model which was trained elsewhere
     plain_options: ClassVar[Tree] = {}  # options of data that suit a plain preset
     auto: ClassVar[str] = ""  # what `default_model` is, in words for --help
+    formats: ClassVar[str] = ""  # what DATA may be, in lines for --help, with an example where a format is our own
 
     # Capabilities
     trainable: ClassVar[bool] = True  # else its runs are imported
@@ -215,6 +217,7 @@ class Task(ABC):
     continues_input: ClassVar[bool] = False  # and that text goes on from the input: a language model
     ranks_tokens: ClassVar[bool] = False  # the answer is not generated, but tells the `top` likeliest tokens
     takes_images: ClassVar[bool] = False
+    takes_questions: bool = False  # each input, an image, comes with a question about it
     takes_labels: ClassVar[bool] = False  # it chooses between labels that are given with the input
     takes_module: ClassVar[bool] = False  # of the user's own, called by `module_interface`
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out

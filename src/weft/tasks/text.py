@@ -94,6 +94,7 @@ class TextTask(FewShot, Task):
     picture = "text"
     example = '"Once upon a time" --max-tokens 80'
     Options = TextOptions
+    formats = "texts (.txt, .md), .jsonl with a field text or messages, .parquet with a column text, folders of them"
     auto = "a decoder of attention alone, with rotary positions and squared ReLU"
     generates = continues_input = takes_module = True
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
-from weft.data.readers.texts import read_pairs
+from weft.data.readers.texts import TextRows, read_pairs
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.spec import Tree
@@ -34,24 +34,13 @@ from weft.parts.outputs import MutedHead
 from weft.tasks.support.cross_alignment import EXAMPLES, AlignmentLayer, choose_layer, read_alignments
 from weft.tasks.support.example_scores import ExampleScores, Report, bleu_statistic, text_scores
 from weft.tasks.support.generation import generate_texts, name_probabilities
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.losses import language_loss, mean_loss
 from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
 from weft.tasks.support.resampling import interval
+from weft.tasks.support.table_data import TableDataSpec
 from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
-from weft.tasks.task import (
-    Answer,
-    Batch,
-    DataSpec,
-    GenerationOptions,
-    Loss,
-    Names,
-    PreparedData,
-    Recipe,
-    Size,
-    Split,
-    Task,
-    find_sample,
-)
+from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, PreparedData, Recipe, Size, Split, Task, find_sample
 
 PAIRS_WITHOUT_DROPOUT = 300_000  # pairs, from which on they need no dropout
 LENGTH_MARGIN, SHORTEST, LONGEST = 1.5, 32, 1024  # a model's length: what was seen in training and half as much again
@@ -65,21 +54,20 @@ SIZES = (Size(64, 2), Size(96, 3), Size(128, 4), Size(192, 4), Size(256, 4), Siz
 WIDTH_LIMITS = ((100_000, 128), (3_000_000, 192), (10_000_000, 256))  # (tokens, width): wider ones only learn by heart
 
 
-class TranslationOptions(DataSpec):
-    """`columns`: the source's and the target's, by name or number. `tokenizer`: auto, characters, words, bpe or a file.
+class TranslationOptions(TableDataSpec):
+    """`columns`: the source's and the target's, by name or number from 1; `header`: whether tables have one (yes, no).
 
-    One tokenizer serves both sides; `vocabulary` bounds it (by default it follows the amount of text). `beam` and
-    `penalty` are those of the beam search that the model is evaluated with.
+    `tokenizer`: auto, characters, words, bpe or a file. One serves both sides; `vocabulary` bounds it (by default it
+    follows the amount of text). `beam` and `penalty` are those of the beam search that the model is evaluated with.
     """
 
-    columns: Names = ()
     tokenizer: str = "auto"
     vocabulary: PositiveInt | None = None
     beam: PositiveInt = 5
     penalty: NonNegativeFloat = 1.0
 
 
-class TranslationTask(Task):
+class TranslationTask(TextInputs, Task):
     """An encoder-decoder, or a recurrent one with or without attention, learns to say a text as another."""
 
     name = "translation"
@@ -89,6 +77,7 @@ class TranslationTask(Task):
     example = '"a sentence"'
     Options = TranslationOptions
     auto = "an encoder-decoder of attention alone, with rotary positions and squared ReLU"
+    formats = "a table of source and target (.csv, .tsv, .jsonl), or two text files, line by line (plain or .gz)"
     generates = True
 
     tokenizer: Tokenizer
@@ -101,10 +90,11 @@ class TranslationTask(Task):
         pairs: int,
         ends: Ends | None = None,
         alignment_layer: AlignmentLayer | None = None,
+        columns: tuple[str, ...] = (),
     ) -> None:
         self.options, self.tokenizer, self.longest, self.pairs = options, tokenizer, longest, pairs
         self.own_ends, self.ends = ends is None, ends or Ends.of(tokenizer)
-        self.alignment_layer = alignment_layer
+        self.alignment_layer, self.columns = alignment_layer, columns
         self._writer: tuple[nn.Module, nn.Module] | None = None
 
     @classmethod
@@ -118,15 +108,15 @@ class TranslationTask(Task):
     ) -> PreparedData:
         """Read pairs, hold a share of the sources out, learn one tokenizer for both sides."""
         found = find_sample(cls.name, paths, seed)
-        columns = options.columns or None
         train: Pairs
         held: Pairs
+        data = TextRows([]) if found is not None else read_pairs(paths, options.table_options())
         if found is not None:
             train, held = ([(pair.source, pair.target) for pair in split] for split in (found.train, found.validation))
         elif options.validation:
-            train, held = read_pairs(paths, columns), read_pairs(options.validation, columns)
+            train, held = data.rows, read_pairs(options.validation, options.table_options(data.columns)).rows
         else:
-            train, held = hold_out(read_pairs(paths, columns), options.held_out, seed)
+            train, held = hold_out(data.rows, options.held_out, seed)
         if known is None:
             texts = [text for pair in train for text in pair]
             task = cls(options, learn_tokenizer(options.tokenizer, texts, options.vocabulary), (1, 1), len(train))
@@ -136,7 +126,8 @@ class TranslationTask(Task):
         split = task._split(train)
         seen = (max(map(len, split.sources)) + 1, max(map(len, split.targets)) + 1)
         task.longest = (max(task.longest[0], seen[0]), max(task.longest[1], seen[1]))
-        return PreparedData(task, split, task._split(held), None if found is None else found.best)
+        task.columns = data.columns
+        return PreparedData(task, split, task._split(held), None if found is None else found.best, data.notes)
 
     def _split(self, pairs: Pairs) -> PairsSplit:
         sources = [[*self.ends.before, *ids] for ids in self.tokenizer.encode_many([source for source, _ in pairs])]
@@ -149,16 +140,18 @@ class TranslationTask(Task):
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
         source, target = facts["longest"]
         layer = AlignmentLayer.from_tree(facts.get("alignment"))
-        return cls(options, tokenizer, (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts), layer)
+        known = (int(source), int(target)), int(facts["pairs"]), Ends.from_tree(facts)
+        return cls(options, tokenizer, *known, layer, tuple(facts.get("columns", ())))
 
     def facts(self) -> Tree:
-        """The longest source and target in tokens, and the number of pairs; an imported model's own ends.
+        """The longest source and target in tokens, the number of pairs, their columns; of imported models their ends.
 
         Of a trained transformer also the layer whose attention is its alignment.
         """
         layer = {} if self.alignment_layer is None else {"alignment": self.alignment_layer.to_tree()}
         ends = {} if self.own_ends else self.ends.to_tree()
-        return {"longest": list(self.longest), "pairs": self.pairs, **ends, **layer}
+        columns = {"columns": list(self.columns)} if self.columns else {}
+        return {"longest": list(self.longest), "pairs": self.pairs, **columns, **ends, **layer}
 
     def examine(self, module: nn.Module, validation: Split) -> bool:
         """Choose the layer that aligns, on held-out pairs."""
@@ -175,7 +168,7 @@ class TranslationTask(Task):
         found = find_sample(self.name, paths, 0)
         if found is not None:
             return self._split([(pair.source, pair.target) for pair in found.validation])
-        return self._split(read_pairs(paths, self.options.columns or None))
+        return self._split(read_pairs(paths, self.options.table_options(self.columns)).rows)
 
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """Translating takes long: as many sources as fit into the time; up to three times as many where the 95 %

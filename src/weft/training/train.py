@@ -15,6 +15,7 @@ from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
 from weft.data.fingerprints import expect_unchanged, take_fingerprints
+from weft.data.hub import local_sources
 from weft.foreign.wrap_module import GivenModule
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
@@ -27,7 +28,7 @@ from weft.parts.lora import adapt
 from weft.runs.run import Run, task_of
 from weft.tasks.registry import task_named
 from weft.tasks.support.model_choice import describe_choice
-from weft.tasks.task import PreparedData, Size, Task
+from weft.tasks.task import DataSpec, PreparedData, Size, Task
 from weft.training.averaging import recompute_blocks
 from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
 from weft.training.guards import expect_lawful
@@ -146,7 +147,8 @@ def _begin(
     options = kind.Options(**{**suited, **request.data_changes}) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if base is None else base.task
-    prepared = kind.prepare(list(request.data), options, seed, cache_folder(), known)
+    sources, local = _fetched(request, options)
+    prepared = kind.prepare(sources, local, seed, cache_folder(), known)
     for note in prepared.notes:
         reporter.on_note(note)
     device = pick_device(request.device)
@@ -162,7 +164,7 @@ def _begin(
     if tokenizer is not None:
         folder.write_tokenizer(tokenizer)
     folder.write_plan(plan.to_tree())
-    if fingerprints := take_fingerprints((*request.data, *options.validation)):
+    if fingerprints := take_fingerprints((*sources, *local.validation)):
         folder.write_fingerprints(fingerprints)
     folder.write_spec(
         RunSpec(
@@ -184,6 +186,13 @@ def _begin(
     return _train(request, prepared, module, training, plan, folder, seed, None, reporter)
 
 
+def _fetched(request: TrainRequest, options: DataSpec) -> tuple[list[str], DataSpec]:
+    """The data and the options with files in place of names on the hub."""
+    held = local_sources(options.validation)
+    same = tuple(held) == options.validation
+    return local_sources(request.data), options if same else options.replace(validation=tuple(held))
+
+
 def _resume(
     request: TrainRequest, kind: type[Task], folder: RunFolder, reporter: Reporter, given: GivenModule | None
 ) -> TrainingResult:
@@ -196,12 +205,12 @@ def _resume(
     if request.base is not None and request.base != spec.base:
         raise WeftError(f"{folder.path} started from {spec.base or 'no other run'}: resume it without another --from")
     expect_same_options(request, kind, folder)
-    options = kind.Options(**spec.data)
+    sources, local = _fetched(request, kind.Options(**spec.data))
     if fingerprints := folder.read_fingerprints():
-        expect_unchanged(fingerprints, (*request.data, *options.validation), folder.path)
+        expect_unchanged(fingerprints, (*sources, *local.validation), folder.path)
     reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if spec.base is None else task_of(folder, spec)
-    prepared = kind.prepare(list(request.data), options, spec.seed, cache_folder(), known)
+    prepared = kind.prepare(sources, local, spec.seed, cache_folder(), known)
     expect_same_task(prepared.task, folder, spec)
     plan = TrainingPlan.from_tree(folder.read_plan())
     models = model_source(given, prepared.task, spec.seed)

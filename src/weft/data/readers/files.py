@@ -41,6 +41,15 @@ def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Pat
     return found
 
 
+def existing_path(given: object) -> Path | None:
+    """The path that an input names, if there is one; None for a text, however long or odd."""
+    try:
+        path = Path(str(given))
+        return path if str(given).strip() and path.exists() else None
+    except (OSError, ValueError):  # longer than a file name may be, or with a null byte
+        return None
+
+
 def name_suffix(path: Path) -> str:
     """The suffix that names the format: .tsv for `a.tsv` and `a.tsv.gz`."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
@@ -134,22 +143,17 @@ def read_blocks(path: Path, size: int = BLOCK_SIZE) -> Iterator[str]:
         yield "\n"
 
 
-def read_table(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of a .csv, .tsv or .jsonl file; `columns` by name (a header is then needed) or by number from 1."""
+def read_table(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of a .csv or .tsv file, a header included, and of a .jsonl file, whose fields are its columns."""
     if name_suffix(path) == ".jsonl":
-        yield from _read_jsonl(path, columns)
+        yield from read_fields(path)
         return
-    pick: list[int] | None = None
     width = 0
     for number, row in _read_tsv(path) if name_suffix(path) == ".tsv" else _read_csv(path):
-        if pick is None:
-            pick, is_header = _columns(path, row, columns)
-            width = len(row)
-            if is_header:
-                continue
+        width = width or len(row)
         if len(row) != width:
             raise DataError(f"{path.name}, line {number}: {len(row)} cells, but the first line has {width}")
-        yield number, [row[index] for index in pick]
+        yield number, row
 
 
 def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -181,19 +185,8 @@ def csv_delimiter(path: Path) -> str:
     return ";" if by_comma == 1 and by_semicolon > 1 else ","
 
 
-def _columns(path: Path, first: list[str], columns: Sequence[str] | None) -> tuple[list[int], bool]:
-    """The columns to read, and whether the first line is a header."""
-    if columns is None:
-        return list(range(len(first))), False
-    if all(name in first for name in columns):
-        return [first.index(name) for name in columns], True
-    if all(name.isdecimal() and 1 <= int(name) <= len(first) for name in columns):
-        return [int(name) - 1 for name in columns], False
-    missing = next(name for name in columns if name not in first)
-    raise DataError(f"{path.name} has no column {missing!r}: it has {', '.join(first)[:200]}")
-
-
-def _read_jsonl(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[int, list[str]]]:
+def read_fields(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[int, list[str]]]:
+    """(line, texts of these fields) of a .jsonl file; without `columns` of all that its first line has."""
     for number, row in read_jsonl(path):
         # The first line decides: later lines may have other fields, in another order.
         columns = list(row) if columns is None else columns

@@ -1,4 +1,4 @@
-"""Readers of images with labels: a folder (or tar) of files per class, .npz, and IDX pairs (plain or .gz).
+"""Readers of images with labels: a folder (or archive) of files per class, .npz, and IDX pairs (plain or .gz).
 
 Axes here: N images, H height, W width, C channels (1 gray, 3 color); pixels are bytes.
 """
@@ -9,7 +9,7 @@ import io
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -95,7 +95,7 @@ class LabeledImages:
 
 
 def read_images(paths: Sequence[str | Path], size: SquareSide = None, learn: bool = True) -> LabeledImages:
-    """Images of a folder per class, an .npz, a tar of a folder per class, or an IDX pair in either order.
+    """Images of a folder per class, an .npz, a tar or zip of a folder per class, or an IDX pair in either order.
 
     `size` is the side of the squares that images are resized and center-cropped to, or another way to do so; "auto"
     chooses a side unless all are squares of one size, and sets `scaled`. `learn=False`, for evaluation, allows classes
@@ -109,7 +109,7 @@ def read_images(paths: Sequence[str | Path], size: SquareSide = None, learn: boo
     if all(path.suffix.lower() == ".npz" for path in given):
         read = [_from_npz(path) for path in given]
     elif all(is_archive(path) for path in given):
-        members = [_from_tar(path, size) for path in given]
+        members = [_from_archive(path, size) for path in given]
         read, fitted = [(pixels, names) for pixels, names, _ in members], any(scaled for *_, scaled in members)
     else:
         read = _from_idx(given)
@@ -201,7 +201,7 @@ def _from_folders(folders: Sequence[Path], size: SquareSide, learn: bool) -> Lab
     if learn and len({path.parent for path in files}) == 1:
         raise DataError(f"all images lie in {files[0].parent}: a folder per class, two or more, is expected")
     labels, classes = number_labels([path.parent.name for path in files], learn)
-    sizes_and_colors = [_peek(path) for path in files]
+    sizes_and_colors = [_peek(path, str(path)) for path in files]
     channels = 3 if any(color for _, color in sizes_and_colors) else 1
     resize_crop = size if isinstance(size, ResizeCrop) else None
     chosen = choose_side([size for size, _ in sizes_and_colors]) if size == "auto" else size
@@ -217,15 +217,15 @@ def _wanted(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
-def _peek(path: Path) -> tuple[tuple[int, int], bool]:
+def _peek(file: Path | BinaryIO, name: str) -> tuple[tuple[int, int], bool]:
     """((height, width), whether colored) from the header of a file, without decoding it."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(file) as picture:
             width, height = picture.size
             turned = picture.getexif().get(ORIENTATION, 1) >= 5
             return (width, height) if turned else (height, width), not _is_gray(picture)
     except Exception:
-        raise DataError(f"{path} is not a readable image: repair or remove it") from None
+        raise DataError(f"{name} is not a readable image: repair or remove it") from None
 
 
 def _is_gray(picture: Image.Image) -> bool:
@@ -235,26 +235,35 @@ def _is_gray(picture: Image.Image) -> bool:
     return picture.mode in ("1", "L", "LA", "I", "F") or picture.mode.startswith("I;16")
 
 
-def _from_tar(path: Path, size: SquareSide) -> tuple[Pixels, list[str], bool]:
-    """(pixels, classes, whether a side was chosen); a member's parent folder names its class."""
-    asked = None if size == "auto" else size
+def _from_archive(path: Path, size: SquareSide) -> tuple[Pixels, list[str], bool]:
+    """(pixels, classes, whether a side was chosen); a member's parent folder names its class.
+
+    It is read twice to choose a side: photos of full size, all at once, would not fit into memory.
+    """
+    side: int | None = None
+    if size == "auto":
+        side = choose_side([_peek(io.BytesIO(content), f"{path.name}: {name}")[0] for name, content in _pictures(path)])
+    asked = side if size == "auto" else size
     names: list[str] = []
     pictures: list[Pixels] = []
-    for name, content in read_members(path):
-        if _wanted(Path(name).name):
-            names.append(name)
-            pictures.append(_decode(io.BytesIO(content), f"{path.name}: {name}", asked, None))
-    if not pictures:
-        raise DataError(f"{path.name} holds no image: a tar with a folder of images per class is expected")
-    sizes = [(picture.shape[0], picture.shape[1]) for picture in pictures]
-    side = choose_side(sizes) if size == "auto" else None
-    if side is None:
-        _expect_one_size(sizes, names)
-    else:
-        pictures = [_resized(picture, side) for picture in pictures]
+    for name, content in _pictures(path):
+        names.append(name)
+        pictures.append(_decode(io.BytesIO(content), f"{path.name}: {name}", asked, None))
+    _expect_one_size([(picture.shape[0], picture.shape[1]) for picture in pictures], names)
     channels = max(picture.shape[2] for picture in pictures)
     pixels = np.stack([np.broadcast_to(picture, (*picture.shape[:2], channels)) for picture in pictures])
     return pixels, [Path(name).parent.name for name in names], side is not None
+
+
+def _pictures(path: Path) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the images in an archive."""
+    found = False
+    for name, content in read_members(path):
+        if _wanted(Path(name).name):
+            found = True
+            yield name, content
+    if not found:
+        raise DataError(f"{path.name} holds no image: an archive with a folder of images per class is expected")
 
 
 def _from_npz(path: Path) -> tuple[Pixels, list[str]]:

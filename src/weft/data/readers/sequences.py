@@ -5,7 +5,6 @@ Axes here: N sequences, T steps (each sequence has its own number), C channels.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from weft.data.readers.archives import is_archive
 from weft.data.readers.classes import label_names, number_labels, read_arrays
 from weft.data.readers.files import DataError, find_files, name_suffix, read_lines, read_table
+from weft.data.readers.headers import is_number
 from weft.data.readers.skeletons import SKELETON_FILE, read_skeletons
 from weft.data.readers.sounds import log_mel, read_sound
 
@@ -25,6 +25,7 @@ FILE_SUFFIXES = (".ts", ".npz", ".csv", ".tsv")
 ID_NAMES = ("id", "sequence", "sequence_id", "series", "case")
 TIME_NAMES = ("time", "t", "step", "frame", "timestamp", "date")
 LABEL_NAMES = ("label", "class", "target", "y")
+LAYOUT = "a row is one step, with the id of its sequence, its time, its values and the label, as id,time,x,y,label"
 
 
 @dataclass(frozen=True)
@@ -242,9 +243,15 @@ def _from_table(path: Path, labeled: bool) -> Iterator[NamedSequence]:
         try:
             values = [float(cells[place]) for place in places]
         except ValueError as error:
-            raise DataError(f"{path.name}, line {number}: {error}; the values must be numbers") from None
+            raise DataError(f"{path.name}, line {number}: {error}; the values must be numbers: {LAYOUT}") from None
         steps.setdefault(name, []).append(("" if place_time is None else cells[place_time].strip(), values))
+    if len(steps) > 1 and len(steps) == len(rows) - has_header:
+        raise DataError(f"{path.name}: no two of its {len(steps)} rows belong to one sequence: {LAYOUT}")
     for name, found in steps.items():
+        times = [time for time, _ in found]
+        if place_time is not None and len(set(times)) < len(times):
+            twice = next(time for time in times if times.count(time) > 1)
+            raise DataError(f"{path.name}: sequence {name!r} has time {twice} twice: give each sequence its own id")
         ordered = found if place_time is None else sorted(found, key=lambda step: _moment(step[0]))
         yield f"{name!r} of {path.name}", labels[name], np.array([values for _, values in ordered], dtype=np.float32)
 
@@ -260,8 +267,8 @@ def _table_places(
     if not labeled and named[0] is not None and named[2] is None and len(names) > 2 - (named[1] is None):
         return named[0], named[1], None, True
     if len(names) < 4:
-        raise DataError(f"{path.name} has {len(names)} columns: sequence id, time, values and label are needed")
-    worded = not any(re.fullmatch(r"[-+.\d][-+.\deE]*", name) for name in names[2:-1])
+        raise DataError(f"{path.name} has {len(names)} columns, but four or more are needed: {LAYOUT}")
+    worded = not any(is_number(name) for name in names[2:-1])
     return 0, 1, len(names) - 1, worded
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_lines, read_table, read_text
+from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_lines, read_text
+from weft.data.readers.tables import TABLE_SUFFIXES, Table, TableOptions, open_table
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl")
 TEXT_FIELDS = ("text", "content", "document")
 SENTENCE_FIELDS = (*TEXT_FIELDS, "sentence")
 LABEL_FIELDS = ("label", "class", "sentiment")
+PAIR, LABELED = "source and target are two", "text and label are two"
 CHAT_ROLES = ("system", "user", "assistant")
 CHAT_TOKENS = ("<System:>", "<User:>", "<Assistant:>")  # special tokens that open a turn, in the order of ROLES
 
@@ -78,11 +79,24 @@ def _parquet_documents(path: Path) -> Iterator[str]:
         yield from (str(value) for value in batch.column(0).to_pylist() if value is not None)
 
 
-def read_pairs(paths: Sequence[str | Path], columns: Sequence[str] | None = None) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class TextRows:
+    """Rows of two texts each, the names of the columns they were read from (none without a header), and notes on that.
+
+    `notes`: what users should know of how their files were taken.
+    """
+
+    rows: list[tuple[str, str]]
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_pairs(paths: Sequence[str | Path], options: TableOptions = TableOptions()) -> TextRows:
     """Pairs of texts: from tables (two columns), or from two parallel text files, line by line."""
     files = find_files(paths, TABLE_SUFFIXES)
     if all(name_suffix(path) in TABLE_SUFFIXES for path in files):
-        return _expect_pairs(files, [pair for path in files for pair in _table_pairs(path, columns)])
+        found = _read_tables(files, options, PAIR, _pair_columns)
+        return replace(found, rows=_expect_pairs(files, found.rows))
     if len(files) != 2:
         raise DataError(
             f"{len(files)} text files: parallel texts are two files, line by line, or a table of two columns"
@@ -91,7 +105,7 @@ def read_pairs(paths: Sequence[str | Path], columns: Sequence[str] | None = None
     if len(source) != len(target):
         sizes = f"{files[0].name} has {len(source)} lines and {files[1].name} {len(target)}"
         raise DataError(f"{sizes}: parallel files need a line in one for each line in the other")
-    return _expect_pairs(files, list(zip(source, target, strict=True)))
+    return TextRows(_expect_pairs(files, list(zip(source, target, strict=True))))
 
 
 def _expect_pairs(files: Sequence[Path], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -102,51 +116,113 @@ def _expect_pairs(files: Sequence[Path], pairs: Sequence[tuple[str, str]]) -> li
     return kept
 
 
-def _table_pairs(path: Path, columns: Sequence[str] | None) -> Iterator[tuple[str, str]]:
-    for number, cells in read_table(path, columns):
-        if len(cells) != 2:
-            raise DataError(
-                f"{path.name}, line {number}: {len(cells)} columns, but a pair is two: "
-                "choose them with --set data.columns=source,target"
-            )
-        yield cells[0], cells[1]
+def _pair_columns(table: Table) -> list[int]:
+    """The two there are; of more, users choose: the two with the longest texts are suggested."""
+    if table.width == 2:
+        return [0, 1]
+    longest = sorted(range(table.width), key=lambda place: -table.mean_length(place))[:2]
+    raise table.ask_for_columns(PAIR, sorted(longest))
 
 
-def read_labeled(
-    paths: Sequence[str | Path], columns: Sequence[str] | None = None, learn: bool = True
-) -> list[tuple[str, str]]:
-    """(text, label) from tables of two columns; a header or fields such as text and label are recognized.
+def read_labeled(paths: Sequence[str | Path], options: TableOptions = TableOptions(), learn: bool = True) -> TextRows:
+    """(text, label) from tables, from text files of one class each, or from a folder of text files per class.
 
     With `learn`, at least two labels with at least two examples each are required.
     """
-    rows: list[tuple[str, str]] = []
-    for path in find_files(paths, TABLE_SUFFIXES):
-        for number, cells in read_table(path, columns or _label_columns(path)):
-            if len(cells) != 2:
-                raise DataError(
-                    f"{path.name}, line {number}: {len(cells)} columns, but text and label are two: "
-                    "choose them with --set data.columns=text,label"
-                )
-            if not cells[1].strip():
-                raise DataError(f"{path.name}, line {number}: the label is empty: give one, or remove the line")
-            rows.append((cells[0], cells[1].strip()))
-    if learn or not rows:
-        expect_classes([label for _, label in rows])
-    return rows
-
-
-def _label_columns(path: Path) -> list[str] | None:
-    """The names of the text and label columns, in any order of the header or the .jsonl fields."""
-    if name_suffix(path) == ".jsonl":
-        names = list(next(iter(read_jsonl(path)), (0, {}))[1])
+    files = [file for path in map(Path, paths) for file in find_files([path], _labeled_suffixes(path))]
+    if any(name_suffix(path) in TABLE_SUFFIXES for path in files):
+        found = _read_tables(files, options, LABELED, _label_columns)
+        found = replace(found, rows=[(text, label.strip()) for text, label in found.rows])
     else:
-        names = next(iter(read_table(path)), (0, []))[1]
-    labels = [name for name in names if name.strip().lower() in LABEL_FIELDS]
-    if len(labels) != 1:
-        return None
-    others = [name for name in names if name not in labels]
-    texts = others if len(others) == 1 else [name for name in others if name.strip().lower() in SENTENCE_FIELDS]
-    return [texts[0], labels[0]] if len(texts) == 1 else None
+        found = _class_files(paths, files)
+    if learn or not found.rows:
+        expect_classes([label for _, label in found.rows])
+    return found
+
+
+def _labeled_suffixes(path: Path) -> tuple[str, ...]:
+    """Text files beside tables in a folder describe it; without tables they are the data."""
+    tables = path.is_dir() and any(name_suffix(file) in TABLE_SUFFIXES for file in path.rglob("*"))
+    return TABLE_SUFFIXES if tables else (*TABLE_SUFFIXES, ".txt")
+
+
+def _read_tables(
+    files: Sequence[Path], options: TableOptions, wanted: str, choose: Callable[[Table], list[int]]
+) -> TextRows:
+    rows: list[tuple[str, str]] = []
+    notes: list[str] = []
+    columns: tuple[str, ...] = ()
+    for path in files:
+        if name_suffix(path) not in TABLE_SUFFIXES:
+            raise DataError(f"{path.name} is no table, but other files are: give {' or '.join(TABLE_SUFFIXES)} files")
+        table = open_table(path, options)
+        places = choose_columns(table, options, choose)
+        if len(places) != 2:
+            raise DataError(f"{len(places)} columns are chosen, but {wanted}: --set data.columns=FIRST,SECOND")
+        for number, (first, second) in table.read(places):
+            if wanted == LABELED and not second.strip():
+                raise DataError(f"{path.name}, line {number}: the label is empty: give one, or remove the line")
+            rows.append((first, second))
+        columns = columns or (tuple(table.names[place] for place in places) if table.names else ())
+        notes += table.notes
+        if places != sorted(places) and not options.columns:
+            first, second = (table.column_names[place] for place in places)
+            notes.append(f"{path.name}: column {first} is the text and column {second} the label")
+    return TextRows(rows, columns, tuple(notes))
+
+
+def choose_columns(table: Table, options: TableOptions, choose: Callable[[Table], list[int]]) -> list[int]:
+    """Columns that were asked for, those that the run was trained on, or what is chosen by the looks of them."""
+    if options.columns:
+        return table.places(options.columns)
+    if options.trained and all(name in table.names for name in options.trained):
+        return table.places(options.trained)
+    return choose(table)
+
+
+def _label_columns(table: Table) -> list[int]:
+    """The text and the label, in any order: by usual names, else the label is the column whose values repeat."""
+    names = [name.lower() for name in table.names]
+    labels = [place for place, name in enumerate(names) if name in LABEL_FIELDS]
+    if len(labels) == 1 and table.width > 1:
+        others = [place for place in range(table.width) if place != labels[0]]
+        texts = others if len(others) == 1 else [place for place in others if names[place] in SENTENCE_FIELDS]
+        if len(texts) == 1:
+            return [texts[0], labels[0]]
+    if table.width == 2:
+        # Texts may repeat too: the order is turned only where the first column is clearly the label.
+        first, second = table.different(0), table.different(1)
+        return [1, 0] if 2 * first < min(second, len(table.first_rows)) else [0, 1]
+    text = max(range(table.width), key=table.mean_length)
+    others = [place for place in range(table.width) if place != text]
+    label = min(others, key=lambda place: (table.different(place) < 2, table.different(place)), default=text)
+    raise table.ask_for_columns(LABELED, [text, label])
+
+
+def _class_files(paths: Sequence[str | Path], files: Sequence[Path]) -> TextRows:
+    """Text files by class: a folder of them per class, one text each; else a class per file, one text per line."""
+    folders = {path.parent for path in files}
+    if all(Path(path).is_dir() for path in paths) and len(folders) > 1:
+        rows = [(read_text(path).strip(), path.parent.name) for path in files]
+        return TextRows(rows, notes=(f"{len(files)} text files: each is one text, its folder the class",))
+    if len(files) < 2:
+        raise DataError(
+            f"{files[0].name} is one text file, so one class: give a file per class, such as pos.txt neg.txt, or a "
+            "table of text and label"
+        )
+    names = [path.name.removesuffix(".gz") for path in files]
+    classes = [Path(name).stem for name in names]
+    if len(set(classes)) < len(classes):  # rt-polarity.pos and rt-polarity.neg
+        classes = [Path(name).suffix.removeprefix(".") if Path(name).suffix != ".txt" else "" for name in names]
+    if len(set(classes)) < len(classes):
+        raise DataError(f"two files are named {names[0]}: the name of a text file is its class, so give each its own")
+    rows = [
+        (line.strip(), label)
+        for path, label in zip(files, classes, strict=True)
+        for _, line in read_lines(path)
+        if line.strip()
+    ]
+    return TextRows(rows, notes=(f"a class per file ({', '.join(classes)[:200]}), one text per line",))
 
 
 def expect_classes(labels: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_table
 from weft.data.readers.sequences import read_sequences
 from weft.data.readers.sounds import log_mel, read_sound
+from weft.data.readers.tables import TableOptions, open_table
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
 FILE_FIELDS = ("file", "path", "audio", "sound", "wav", "file_name")
@@ -112,7 +113,8 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     if columns and len(columns) != 2:
         raise DataError(f"{len(columns)} columns, but two are needed: those of file and text")
     if columns:
-        for number, (file, text) in read_table(path, list(columns)):
+        table = open_table(path, TableOptions(tuple(columns)))
+        for number, (file, text) in table.read(table.places(columns)):
             yield number, file.strip(), text
     elif name_suffix(path) == ".jsonl":
         for number, row in read_jsonl(path):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.data.readers.files import DataError
-from weft.data.samples.captions import SampleCaptions, scenes
+from weft.data.samples.captions import SampleCaptions, questions, scenes
 from weft.data.samples.classification import nodes, sentiment
 from weft.data.samples.films import FilmCatalog, film_catalog, films
 from weft.data.samples.forecast import SampleSeries, brownian, brownian3d, brownian_best, seasonal
@@ -60,7 +60,7 @@ SAMPLES: dict[str, dict[str, tuple[SampleMaker, int]]] = {
     },
     "tagging": {"grammar": (grammar, 4_000), "pronouns": (pronouns, 6_000)},
     "images": {"digits": (digits, 5_000), "shapes": (shapes, 4_000)},
-    "captions": {"scenes": (scenes, 4_000)},
+    "captions": {"scenes": (scenes, 4_000), "questions": (questions, 4_000)},
     "forecast": {"seasonal": (seasonal, 4_000), "brownian": (brownian, 8_000), "brownian3d": (brownian3d, 8_000)},
     "transcription": {"spoken": (spoken, 1_500)},
     "sequences": {"skeletons": (skeletons, 800), "tones": (tones, 600), "films": (films, 4_000)},

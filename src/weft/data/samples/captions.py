@@ -1,4 +1,4 @@
-"""Captions: scenes of one or two colored shapes, and the sentence that describes each."""
+"""Captions: scenes of one or two colored shapes, and the sentence that describes each, or questions with answers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ FORMS = ("circle", "square", "triangle", "cross")
 # Where the first shape is relative to the second, in words, and the direction from the first to the second in x and y.
 RELATIONS = {"left of": (1, 0), "right of": (-1, 0), "above": (0, 1), "below": (0, -1)}
 SINGLE_SHAPE_SHARE = 0.2
+# Scenes of one shape teach colors and forms; those of two, whose color is whose.
+SINGLE_ASKED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class SampleCaptions:
-    """Pictures [N, 48, 48, 3] from 0 to 255, and one sentence per picture."""
+    """Pictures [N, 48, 48, 3] from 0 to 255, and one sentence per picture; with `questions`, its answer."""
 
     pixels: Pixels
     texts: tuple[str, ...]
+    questions: tuple[str, ...] = ()
 
 
 def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
@@ -40,6 +43,38 @@ def scenes(seed: int, size: int) -> Sample[SampleCaptions]:
     shortcut = ReferenceScore("exact_match", share / kinds, why)
     train, validation = SampleCaptions(pixels[:size], texts[:size]), SampleCaptions(pixels[size:], texts[size:])
     return Sample("scenes", "captions", train, validation, best, shortcut)
+
+
+def questions(seed: int, size: int) -> Sample[SampleCaptions]:
+    """Scenes of one or two shapes, each with a question: "what color is the circle?" or "which shape is red?"."""
+    random = numpy_generator(seed, "questions")
+    drawn = [_question(random) for _ in range(size + validation_size(size))]
+    pixels = np.stack([picture for picture, _, _ in drawn])
+    asked, said = tuple(question for _, question, _ in drawn), tuple(answer for _, _, answer in drawn)
+    best = ReferenceScore(
+        "exact_match", 1.0, "by construction: one shape of each scene has the form or color asked for"
+    )
+    share = (1 / len(PALETTE) + 1 / len(FORMS)) / 2
+    why = f"without the picture: one of {len(PALETTE)} colors, or one of {len(FORMS)} shapes, all as likely"
+    train = SampleCaptions(pixels[:size], said[:size], asked[:size])
+    validation = SampleCaptions(pixels[size:], said[size:], asked[size:])
+    return Sample("questions", "captions", train, validation, best, ReferenceScore("exact_match", share, why))
+
+
+def _question(random: np.random.Generator) -> tuple[Pixels, str, str]:
+    """(picture, question, answer): one shape, or two that differ in form and color, beside or above each other."""
+    count = 1 if random.random() < SINGLE_ASKED_SHARE else 2
+    colors, forms = ([str(name) for name in random.permutation(list(names))[:count]] for names in (PALETTE, FORMS))
+    canvas, middle = background(SIZE, random), (SIZE - 1) / 2
+    step = 11 * np.array([(1, 0), (0, 1), (-1, 0), (0, -1)][random.integers(4)])
+    for sign, color, form in zip((-1, 1), colors, forms, strict=False):
+        x, y = middle + sign * step + random.uniform(-3, 3, 2)
+        canvas = _paint(canvas, (color, form), x, y, random.uniform(6, 9))
+    asked = int(random.integers(count))
+    color, form = colors[asked], forms[asked]
+    if random.random() < 0.5:
+        return _finish(canvas), f"what color is the {form}?", color
+    return _finish(canvas), f"which shape is {color}?", form
 
 
 def _scene(random: np.random.Generator) -> tuple[Pixels, str]:

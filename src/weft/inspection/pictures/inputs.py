@@ -1,4 +1,6 @@
-"""What a run is shown: a text or a path as users give it, or `sample:NAME/N`, the N-th held-out example of a sample."""
+"""What a run is shown: a text or a path as users give it, `sample:NAME/N`, the N-th held-out example of a sample, or
+`FILE#N`, example N of a data file; both count from 0.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.data.readers.files import existing_path
 from weft.data.samples import Sample, sample, samples
 from weft.foundation.errors import WeftError
+from weft.tasks.support.input_rows import FileExamples
 from weft.tasks.task import SAMPLE, Task
 
 
@@ -53,13 +57,33 @@ ExampleInput = Callable[[Any, SampleExample], LookInput]
 
 @contextmanager
 def open_input(run: Any, given: Any, example: ExampleInput | None) -> Iterator[LookInput]:
-    """The input as the run takes it; files of a sample's example last as long as the context."""
-    if not (isinstance(given, str) and given.startswith(SAMPLE)) or example is None:
+    """The input as the run takes it; files that are made for an example last as long as the context."""
+    numbered = file_and_number(given)
+    if numbered is None and (example is None or not (isinstance(given, str) and given.startswith(SAMPLE))):
         yield LookInput(given, str(given))
         return
-    found, number = _find(run.task, given)
     with tempfile.TemporaryDirectory() as folder:
-        yield example(run, SampleExample(given, found, number, Path(folder)))
+        if numbered is not None:
+            yield _example_of_file(run.task, *numbered, Path(folder))
+        elif example is not None:
+            found, number = _find(run.task, given)
+            yield example(run, SampleExample(given, found, number, Path(folder)))
+
+
+def file_and_number(given: Any) -> tuple[Path, int] | None:
+    """The file and the number of `FILE#N`, if there is such a file and none of the whole name."""
+    name, mark, number = str(given).rpartition("#")
+    if not mark or not number.isdecimal() or existing_path(given) is not None:
+        return None
+    path = existing_path(name)
+    return (path, int(number)) if path is not None and path.is_file() else None
+
+
+def _example_of_file(task: Task, path: Path, number: int, folder: Path) -> LookInput:
+    if not isinstance(task, FileExamples):
+        raise WeftError(f"a run of task {task.name} has no numbered examples in a file: leave #{number} out")
+    found = task.open_example(path, number, folder)
+    return LookInput(found.value, found.name, found.truth)
 
 
 def _find(task: Task, given: str) -> tuple[Sample[Any], int]:

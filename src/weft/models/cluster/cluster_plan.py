@@ -153,6 +153,9 @@ def plan_cluster(
     best = min(fast, key=lambda candidate: candidate.layout.complexity)
     runners_up, too_large = _others(best, fitting, costed)
     reasons = _reasons(best, costed, cluster)
+    if best is not fitting[0]:
+        gain = 1 - fitting[0].time.total / best.time.total
+        reasons += (f"{fitting[0].layout.words} is {gain:.1%} faster, but less simple.",)
     return ClusterPlan(profile, request, sequences, best, runners_up, too_large, reasons, lost)
 
 

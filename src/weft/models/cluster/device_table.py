@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Spec
 
 PrecisionName = Literal["bf16", "fp16", "tf32", "fp32"]
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 GB = 10**9
 MOST_DEVICES = 1_000_000
@@ -26,14 +27,14 @@ WRITTEN = re.compile(r"(?:(?P<count>[+-]?\d[\d_,]*)\s*[x×*])?\s*(?P<name>\S+)",
 class Device(Spec):
     """One kind of device, in the units that its field names say; `devices.toml` says what each field means."""
 
-    tflops: dict[PrecisionName, PositiveFloat] = Field(min_length=1)
-    memory_gb: PositiveFloat
-    memory_gb_per_second: PositiveFloat
-    link_within_gb_per_second: PositiveFloat
-    link_between_gb_per_second: PositiveFloat
+    tflops: dict[PrecisionName, Amount] = Field(min_length=1)
+    memory_gb: Amount
+    memory_gb_per_second: Amount
+    link_within_gb_per_second: Amount
+    link_between_gb_per_second: Amount
     devices_per_node: PositiveInt
-    storage_gb_per_second: PositiveFloat
-    mtbf_hours: PositiveFloat
+    storage_gb_per_second: Amount
+    mtbf_hours: Amount
     sources: tuple[str, ...] = ()
 
     def flops(self, precision: PrecisionName) -> float:

@@ -7,7 +7,7 @@ on pairs of texts with a score of how alike they are: the rank correlation of co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from weft.data.batching import pad_rows
-from weft.data.readers.files import DataError, find_files, read_table
-from weft.data.readers.texts import TABLE_SUFFIXES
+from weft.data.readers.files import DataError, find_files
+from weft.data.readers.tables import TABLE_SUFFIXES, open_table
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec
@@ -28,13 +28,12 @@ from weft.parts.token_positions import TokenPositions
 from weft.tasks.support.imported_text import ImportedTextTask, expect_tokenizer
 from weft.tasks.support.metrics import pearson, spearman
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.task import Answer, Batch, DataSpec, GenerationOptions, Loss, Names, Split
+from weft.tasks.support.table_data import TableDataSpec
+from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, Split
 
 
-class EmbeddingOptions(DataSpec):
-    """`columns`: the two texts and the score, by name or number."""
-
-    columns: Names = ()
+class EmbeddingOptions(TableDataSpec):
+    """`columns`: the two texts and the score, by name or number from 1; `header`: yes, no or auto."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,10 @@ class SimilaritySplit(Split):
     def tokens(self) -> int:
         """Tokens of both texts."""
         return sum(len(first) + len(second) for first, second in self.rows)
+
+    def pick(self, numbers: Sequence[int]) -> SimilaritySplit:
+        """The same with these pairs alone."""
+        return replace(self, rows=tuple(self.rows[n] for n in numbers), scores=self.scores[list(numbers)])
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Pairs in their own order, about `size` tokens per batch."""
@@ -99,13 +102,13 @@ class EmbeddingTask(ImportedTextTask):
         pairs: list[tuple[str, str]] = []
         scores: list[float] = []
         for path in find_files(paths, TABLE_SUFFIXES):
-            for number, cells in read_table(path, self.options.columns or None):
+            table = open_table(path, self.options.table_options())
+            columns = self.options.columns or table.column_names
+            for number, cells in table.read(table.places(columns)):
                 try:
                     first, second, score = cells
                     scores.append(float(score))
                 except ValueError:
-                    if number == 1:
-                        continue  # a header
                     raise DataError(
                         f"{path.name}, line {number}: two texts and a number are needed, such as a<tab>b<tab>0.8: "
                         "choose columns with --set data.columns=a,b,score"

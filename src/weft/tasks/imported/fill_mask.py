@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ class MaskedSplit(Split):
     def tokens(self) -> int:
         """Tokens of all windows, each as often as one of it is masked."""
         return sum(len(self.windows[window]) for window, _ in self.places)
+
+    def pick(self, numbers: Sequence[int]) -> MaskedSplit:
+        """The same with these masks alone."""
+        return replace(self, places=tuple(self.places[number] for number in numbers))
 
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
         """Rows with one mask each; labels are the tokens that were there."""

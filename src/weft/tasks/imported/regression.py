@@ -8,7 +8,7 @@ Measured by the rank correlation of scores with those in a table (Spearman).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.data.readers.files import DataError, find_files, read_table
-from weft.data.readers.texts import TABLE_SUFFIXES
+from weft.data.readers.files import DataError, find_files
+from weft.data.readers.tables import TABLE_SUFFIXES, open_table
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
@@ -26,17 +26,16 @@ from weft.foundation.spec import Tree
 from weft.tasks.support.imported_text import ImportedTextTask, PairFrame, expect_tokenizer, padded_inputs
 from weft.tasks.support.metrics import mse, pearson, spearman
 from weft.tasks.support.prompt_format import Frame
-from weft.tasks.task import Answer, Batch, DataSpec, GenerationOptions, Loss, Names, Split
+from weft.tasks.support.table_data import TableDataSpec
+from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, Split
 
 ScoreActivation = Literal["identity", "sigmoid"]
 Texts = tuple[str, ...]  # one text, or a pair
 BETWEEN = "\t"  # what separates the texts of a pair in one line
 
 
-class RegressionOptions(DataSpec):
-    """`columns`: one or two texts and their score, by name or number."""
-
-    columns: Names = ()
+class RegressionOptions(TableDataSpec):
+    """`columns`: one or two texts and their score, by name or number from 1; `header`: yes, no or auto."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,10 @@ class ScoredSplit(Split):
     def tokens(self) -> int:
         """Tokens of all texts."""
         return sum(len(ids) for ids, _ in self.rows)
+
+    def pick(self, numbers: Sequence[int]) -> ScoredSplit:
+        """The same with these rows alone."""
+        return replace(self, rows=tuple(self.rows[n] for n in numbers), scores=self.scores[list(numbers)])
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
         """Examples in their own order, about `size` tokens per batch."""
@@ -103,12 +106,11 @@ class RegressionTask(ImportedTextTask):
         texts: list[Texts] = []
         scores: list[float] = []
         for path in find_files(paths, TABLE_SUFFIXES):
-            for number, cells in read_table(path, self.options.columns or None):
+            table = open_table(path, self.options.table_options())
+            for number, cells in table.read(table.places(self.options.columns or table.column_names)):
                 try:
                     score = float(cells[-1])
                 except (ValueError, IndexError):
-                    if number == 1:
-                        continue  # a header
                     raise _not_scored(path, number) from None
                 if len(cells) not in (2, 3):
                     raise _not_scored(path, number)

@@ -7,7 +7,7 @@ without a look at any label (Zhou et al. 2024).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.data.readers.files import DataError
+from weft.data.readers.tables import TableOptions
 from weft.data.readers.texts import read_labeled
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
 from weft.parts.masks import Padding
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.metrics import accuracy, macro_f1
 
 Labeled = Sequence[tuple[str, str]]
@@ -47,8 +49,8 @@ class FewShotOptions:
     columns: Sequence[str] = ()
 
 
-class FewShot(ABC):
-    """What a task of language models inherits to label texts after examples in a prompt."""
+class FewShot(TextInputs):
+    """What a task of language models inherits: its inputs are texts, and it labels texts after examples in a prompt."""
 
     tokenizer: Tokenizer
 
@@ -58,9 +60,10 @@ class FewShot(ABC):
 
     def few_shot(self, module: nn.Module, data: Sequence[str | Path], options: FewShotOptions) -> dict[str, Any]:
         """Accuracy and more of the labels that the model gives, see `evaluate_few_shot`."""
-        columns = options.columns.split(",") if isinstance(options.columns, str) else list(options.columns) or None
-        rows = read_labeled(data, columns, learn=False)
-        source = rows if options.examples is None else read_labeled([options.examples], columns, learn=False)
+        columns = options.columns.split(",") if isinstance(options.columns, str) else options.columns
+        table = TableOptions(tuple(columns))
+        rows = read_labeled(data, table, learn=False).rows
+        source = rows if options.examples is None else read_labeled([options.examples], table, learn=False).rows
         drawn = draw_examples(source, options.shots, options.seed)
         words = name_labels([*source, *rows], options.labels)
         question = Question(tuple(source[place] for place in drawn), words, options.prompt or PATTERN)

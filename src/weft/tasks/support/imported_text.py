@@ -19,11 +19,12 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
+from weft.tasks.support.input_rows import TextInputs
 from weft.tasks.support.prompt_format import Frame
 from weft.tasks.task import PreparedData, Size, Task
 
 
-class ImportedTextTask(Task):
+class ImportedTextTask(TextInputs, Task):
     """A task whose runs are imported: `tokenizer` and `frame` make a text at most `length` tokens."""
 
     families = ("encoder",)

@@ -44,15 +44,15 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
 
 def token_losses(module: nn.Module, output: Output, labels: Tensor) -> Tensor:
     """- log p of each label [B, T], 0 where it is IGNORED; some rows at a time, without gradients."""
-    # A module of the user's own has no head: its hidden states are the logits.
-    classes = getattr(getattr(module, "head", None), "vocabulary", output.hidden.shape[-1])
-    flat = labels.flatten()
+    head: Any = getattr(module, "head", None)
+    embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
+    hidden, flat = output.hidden.flatten(0, 1), labels.flatten()
     found = torch.zeros(flat.shape, dtype=torch.float32, device=flat.device)
-    places = (flat != IGNORED).nonzero()[:, 0]
-    hidden = output.hidden.flatten(0, 1)
-    for some in places.split(max(1, LOGITS_AT_ONCE // classes)):
-        logits = widen(output.head(hidden[some]))
-        found[some] = F.cross_entropy(logits, flat[some], reduction="none").to(found.dtype)
+    vocabulary = hidden.shape[-1] if head is None else head.vocabulary
+    for some in (flat != IGNORED).nonzero()[:, 0].split(max(1, LOGITS_AT_ONCE // vocabulary)):
+        # A module of the user's own has no head and gives the logits themselves.
+        logits = hidden[some] if head is None else head(hidden[some], embedding=embedding)
+        found[some] = F.cross_entropy(widen(logits), flat[some], reduction="none").to(found.dtype)
     return found.view_as(labels)
 
 

@@ -21,9 +21,10 @@ from weft.inspection.recording.attention_records import Kind
 
 
 def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observation:
-    """The image's patches, then the words as they are written."""
+    """The image's patches, the question if there is one, then the words as they are written."""
     seen, answer = watched(run, given, how)
     task, spec = run.task, run.module.spec
+    asked = task.asked_image(given.value, how.get("question"))
     crosses = spec.family == "encoder-decoder"
     side = spec.source.side if crosses else round(spec.prefix**0.5)
     words = tuple(answer.more["tokens"])
@@ -32,13 +33,13 @@ def observe_caption(run: Any, given: LookInput, how: dict[str, Any]) -> Observat
     return ImageObservation(
         seen,
         run.task.picture,
-        given.name,
-        (start, *words) if crosses else (*cells, start, *words),
+        f"{given.name}: {asked.question}" if asked.question else given.name,
+        (*(() if crosses else cells), *task.question_pieces(asked.question), start, *words),
         source=cells if crosses else (),
         written=(*words, stop),
         said=str(answer.output),
         truth=given.truth,
-        pixels=read_image(given.value, task.side),
+        pixels=read_image(asked.image, task.side),
         grid=(side, side),
     )
 
@@ -51,8 +52,9 @@ def caption_picture(observation: Observation, options: LookOptions) -> Panels:
     layers, layer = layer_axis(observation, kind, options)
     heads = head_axis(observation, kind, options)
     _, _, T, _ = observation.sizes(-1, kind)
-    first = 0 if kind == "cross" else cells  # the row that writes the first word
-    if first >= T:
+    # The row that writes the first word is that of the start token, after patches and question.
+    first = len(observation.tokens) - len(observation.written)
+    if kind == "self" and cells >= T:
         raise WeftError("this model was trained blind, without images: there is nowhere to look")
     words = observation.written[: T - first]
     maps = []
@@ -66,7 +68,7 @@ def caption_picture(observation: Observation, options: LookOptions) -> Panels:
     named = [any(map(str.isalnum, word)) and place < len(observation.written) - 1 for place, word in enumerate(words)]
     shown = most_structured(values[:, layer.chosen, heads.chosen].reshape(len(words), -1), named)
     title = f"Where it looks for each word of: {observation.said}"
-    note = f"Its caption: {observation.truth}" if isinstance(observation.truth, str) else ""
+    note = f"What is right: {observation.truth}" if isinstance(observation.truth, str) else ""
     return Panels(
         [OverlayPanel(title, observation.pixels, values, (Axis("word", words, shown), layer, heads), note)], []
     )
@@ -84,9 +86,10 @@ def most_structured(maps: Array, named: Sequence[bool]) -> int:
 
 
 def caption_example(run: Any, chosen: SampleExample) -> LookInput:
-    """An image and its caption."""
-    path = saved_image(chosen)
-    return LookInput(path, chosen.title, chosen.sample.validation.texts[chosen.number])
+    """An image and its caption, or a question about it and the answer."""
+    path, held = saved_image(chosen), chosen.sample.validation
+    value = {"image": path, "question": held.questions[chosen.number]} if held.questions else path
+    return LookInput(value, chosen.title, held.texts[chosen.number])
 
 
 PICTURE = TaskPicture("words", observe_caption, caption_picture, caption_example)

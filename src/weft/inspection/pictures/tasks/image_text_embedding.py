@@ -37,7 +37,7 @@ def observe_either(run: Any, given: LookInput, how: dict[str, Any]) -> Observati
         seen,
         run.task.picture,
         given.name,
-        (*class_tokens(spec), *(f"{row},{column}" for row in range(spec.side) for column in range(spec.side))),
+        (*class_tokens(spec.extra), *(f"{row},{column}" for row in range(spec.side) for column in range(spec.side))),
         said=str(answers[0].output) if shares else "",
         shares=shares,
         pixels=read_image(given.value, run.task.fitting),
