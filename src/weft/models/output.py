@@ -72,7 +72,8 @@ class Declaration:
     `prefix`: the number of tokens of an image before the text, seen by all. `text_prefix`: the number of the text's own
     first tokens that all see, so that they see each other in both directions; causal from there on. `masks`: what each
     layer sees, where that is more than causality and a window say. `positions`: none (order counts only through mask
-    and mixer), absolute, relative. `source_length`: the longest source in tokens, where it has a bound of its own.
+    and mixer), absolute, relative. `isolates`: documents packed into one row can be kept apart. `source_length`: the
+    longest source in tokens, where it has a bound of its own.
     """
 
     family: str

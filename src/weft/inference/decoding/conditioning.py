@@ -83,12 +83,15 @@ def _marks(real: Tensor | None) -> Real | None:
 
 
 def declared(model: nn.Module) -> Declaration:
-    """What a model declares, refused if it generates no text: it must keep a state and have a vocabulary."""
+    """What a model declares, refused if it generates no text: it must go on from a state and have a vocabulary.
+
+    The state may be no cache: that of a user's own module is the text so far.
+    """
     declares = getattr(model, "declares", None)
     if declares is None:
         raise WeftError(f"a {type(model).__name__} declares nothing: build a model with weft.build to generate text")
     declaration: Declaration = declares()
-    if not (declaration.causal and declaration.cached) or declaration.vocabulary is None:
+    if not (declaration.causal and hasattr(model, "make_state")) or declaration.vocabulary is None:
         raise WeftError(
             f"a model of family {declaration.family!r} generates no text: use a decoder or an encoder-decoder"
         )
