@@ -80,6 +80,21 @@ def plan(
       memory_gb = 96
       link_between_gb_per_second = 12.5
     """
+    run_plan(preset, devices, devices_file, tokens, batch, length, efficiency, precision, as_json)
+
+
+def run_plan(
+    preset: str,
+    devices: str,
+    devices_file: str | None,
+    tokens: str | None,
+    batch: str | None,
+    length: int | None,
+    efficiency: float,
+    precision: str | None,
+    as_json: bool,
+) -> None:
+    """Read what was asked, plan, and print."""
     from weft.cli.show import find_spec
     from weft.cli.terminal import console, print_json
     from weft.models.cluster.cluster_plan import plan_cluster
