@@ -16,6 +16,7 @@ MaxTokens = Annotated[int | None, typer.Option(help="Largest number of new token
 Seed = Annotated[int, typer.Option(help="Seed of sampling.")]
 Repetition = Annotated[float, typer.Option(help="Repetition penalty: above 1, repeated tokens are less probable.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Text to stop before; repeatable.")]
+Question = Annotated[str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")]
 Speculative = Annotated[
     bool, typer.Option(help="Speculative decoding by prompt lookup: faster where texts repeat themselves.")
 ]

@@ -9,6 +9,7 @@ import typer
 
 from weft.cli.app import AsJson, Device, Module, app
 from weft.cli.factory import find_factory
+from weft.cli.generation_options import Question
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -41,9 +42,7 @@ def look(
     row: Annotated[str | None, typer.Option(help="Token whose attention is shown: its text or its number.")] = None,
     pair: Annotated[str | None, typer.Option(help="Two words whose query and key are compared.", metavar="A,B")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Explain one attention output number by number.")] = False,
-    question: Annotated[
-        str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
-    ] = None,
+    question: Question = None,
     steps: Annotated[int, typer.Option(help="Training steps of each curve of --kind scale; 0 for none.")] = 200,
     module: Module = None,
     device: Device = None,

@@ -16,6 +16,7 @@ from weft.cli.factory import find_factory
 from weft.cli.generation_options import (
     MaxTokens,
     MinP,
+    Question,
     Repetition,
     Seed,
     Speculative,
@@ -33,6 +34,21 @@ if TYPE_CHECKING:
     from weft.tasks.task import Answer
 
 
+Labels = Annotated[
+    str | None,
+    typer.Option(help="Labels to choose between for each image, for runs of images and texts.", metavar="A,B,..."),
+]
+AnswersFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write the answers as a table (.csv, .tsv, .jsonl); the same command continues after a kill.",
+        metavar="FILE",
+    ),
+]
+TableSettings = Annotated[
+    list[str],
+    typer.Option("--set", help="How a table is read: data.columns=review, data.header=yes or no.", metavar="DATA.B=C"),
+]
 CLASSES_SHOWN = 8  # classes whose probabilities are shown
 
 
@@ -60,30 +76,14 @@ def predict(
     steps: Annotated[
         bool, typer.Option("--steps", help="Show for each new token the distribution that it was chosen from.")
     ] = False,
-    question: Annotated[
-        str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(help="Labels to choose between for each image, for runs of images and texts.", metavar="A,B,..."),
-    ] = None,
+    question: Question = None,
+    labels: Labels = None,
     chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
     ] = "slide",
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the answers as a table (.csv, .tsv, .jsonl); the same command continues after a kill.",
-            metavar="FILE",
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str],
-        typer.Option(
-            "--set", help="How a table is read: data.columns=review, data.header=yes or no.", metavar="DATA.B=C"
-        ),
-    ] = [],  # noqa: B006
+    out: AnswersFile = None,
+    settings: TableSettings = [],  # noqa: B006
     quantize: Quantize = None,
     module: Module = None,
     device: Device = None,
