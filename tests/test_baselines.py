@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from weft.foundation.errors import WeftError
-from weft.tasks.support import baselines
-from weft.tasks.support.baselines import BagOfBigrams, FrequentTag, RidgeForecast, naive_forecast
+from weft.tasks.support.evaluation import baselines
+from weft.tasks.support.evaluation.baselines import BagOfBigrams, FrequentTag, RidgeForecast, naive_forecast
 
 
 def noise(*shape: int) -> np.ndarray:

@@ -22,9 +22,9 @@ from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sessions import RewindableSession
 from weft.inference.decoding.speculative import speculate, stream_speculative
-from weft.tasks.support.chat_templates import TEMPLATES
-from weft.tasks.support.conversation import Conversation
-from weft.tasks.support.prompt_format import ChatTemplate, PromptFormat
+from weft.tasks.support.language.chat_templates import TEMPLATES
+from weft.tasks.support.language.conversation import Conversation
+from weft.tasks.support.language.prompt_format import ChatTemplate, PromptFormat
 from weft.tasks.task import GenerationOptions
 from writers import full_logits, writer
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import weft
 from weft.checkpoints.run_folder import RunFolder
-from weft.cli import demo
+from weft.cli.commands import demo
 from weft.cli.main import app
 from weft.cli.metrics import print_metrics
 from weft.cli.settings import list_defaults, override, read_config, read_settings

@@ -14,7 +14,7 @@ from weft.inspection.analysis.alignment import align
 from weft.inspection.recording.watch import watch
 from weft.parts.attention import CrossAttention
 from weft.parts.masks import Real
-from weft.tasks.support.cross_alignment import (
+from weft.tasks.support.language.cross_alignment import (
     AlignmentLayer,
     captured_effect,
     choose_layer,

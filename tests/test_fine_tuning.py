@@ -16,8 +16,8 @@ from weft.checkpoints.run_folder import RunFolder
 from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.tag_encoders import PieceTagEncoder
+from weft.tasks.support.inputs.tag_encoders import PieceTagEncoder
+from weft.tasks.support.language.prompt_format import Frame
 from weft.training.reporting import Reporter
 
 R = 3

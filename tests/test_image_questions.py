@@ -20,8 +20,8 @@ from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
 from weft.tasks.captions import CaptionsOptions, CaptionsTask
-from weft.tasks.support.captioned_images import Gallery, after_questions
-from weft.tasks.support.image_questions import commonest_answers, usual_answers
+from weft.tasks.support.inputs.image_questions import commonest_answers, usual_answers
+from weft.tasks.support.splits.captioned_images import Gallery, after_questions
 from weft.tasks.task import GenerationOptions, Size
 
 COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}

@@ -353,7 +353,7 @@ def test_a_chat_model_keeps_its_template(tmp_path, place, run):
 
 
 def test_hostile_templates_are_shut_in():
-    from weft.tasks.support.prompt_format import ChatTemplate
+    from weft.tasks.support.language.prompt_format import ChatTemplate
 
     for text in ("{{ messages.__class__.__mro__ }}", "{% for x in range(10**9) %}{% endfor %}", "{{ nothing.at.all }}"):
         with pytest.raises(weft.WeftError, match="chat template refuses"):

@@ -18,8 +18,8 @@ from weft.cli.main import app
 from weft.data.tokenizers.tokenizer import load_tokenizer
 from weft.foundation.errors import WeftError
 from weft.tasks.imported.fill_mask import fill
-from weft.tasks.support.imported_text import PairFrame
-from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.language.imported_text import PairFrame
+from weft.tasks.support.language.prompt_format import Frame
 
 MASK = WORDS.index("[MASK]")
 

@@ -31,7 +31,7 @@ from weft.inspection.pictures.observation import fitted
 from weft.inspection.pictures.panels import closest_pair, find_token, most_focused_head, most_focused_layer_and_head
 from weft.inspection.recording.watch import watch
 from weft.models.build import build
-from weft.tasks.support.cross_alignment import AlignmentLayer
+from weft.tasks.support.language.cross_alignment import AlignmentLayer
 
 TINY = {"training.threads": 1, "training.guard": False, "training.batch": 64}
 HEADS = {"mixer.heads": 2}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.foundation.errors import WeftError
-from weft.tasks.support import metrics
+from weft.tasks.support.evaluation import metrics
 
 HYPOTHESES = [
     "the cat sat on the mat .",

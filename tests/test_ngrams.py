@@ -7,7 +7,7 @@ import lzma
 import numpy as np
 import pytest
 
-from weft.tasks.support.ngrams import ByteNgrams
+from weft.tasks.support.evaluation.ngrams import ByteNgrams
 
 TEXT = b"the cat sat on the mat, the rat sat on the cat; \xf0\x9f\x98\x80 that hat"
 

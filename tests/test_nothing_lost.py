@@ -10,7 +10,7 @@ from PIL import Image
 
 import weft
 from weft.checkpoints.run_folder import RunFolder
-from weft.cli import demo
+from weft.cli.commands import demo
 from weft.cli.main import app
 from weft.data.fingerprints import expect_unchanged, take_fingerprints
 from weft.data.readers.files import DataError

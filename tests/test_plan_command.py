@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from weft.cli.commands.plan import in_count, in_time, read_count
 from weft.cli.main import app
-from weft.cli.plan import in_count, in_time, read_count
 from weft.models.cluster.candidates import EFFICIENCY
 from weft.models.cluster.device_table import Device, device_table
 

@@ -17,7 +17,7 @@ from weft.runs import batch_prediction
 from weft.runs.answer_table import answer_rows
 from weft.runs.batch_prediction import predict_to_file
 from weft.runs.run import load
-from weft.tasks.support.input_rows import TableOptions
+from weft.tasks.support.inputs.input_rows import TableOptions
 from weft.tasks.task import Answer
 from weft.training.train import train
 

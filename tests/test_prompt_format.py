@@ -13,7 +13,7 @@ from weft.data.stores.token_store import open_token_store
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.prompt_format import ChatTemplate, PromptFormat
+from weft.tasks.support.language.prompt_format import ChatTemplate, PromptFormat
 from weft.tasks.text import TextOptions, TextTask
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")

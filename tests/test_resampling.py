@@ -7,16 +7,16 @@ import pytest
 import sacrebleu
 
 from weft import WeftError
-from weft.tasks.support.example_scores import (
+from weft.tasks.support.evaluation.example_scores import (
     bleu_statistic,
     error_rate_statistics,
     macro_f1_statistic,
     mean_statistic,
     text_scores,
 )
-from weft.tasks.support.metrics import character_error_rate, macro_f1, word_error_rate
-from weft.tasks.support.references import describe_standing, losing_to
-from weft.tasks.support.resampling import MOST_UNITS, Statistic, interval, paired_test
+from weft.tasks.support.evaluation.metrics import character_error_rate, macro_f1, word_error_rate
+from weft.tasks.support.evaluation.references import describe_standing, losing_to
+from weft.tasks.support.evaluation.resampling import MOST_UNITS, Statistic, interval, paired_test
 
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "house", "old", "red"]
 

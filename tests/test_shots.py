@@ -13,8 +13,8 @@ from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.cli.main import app
 from weft.data.tokenizers.tokenizer import train_tokenizer
 from weft.foundation.errors import WeftError
-from weft.tasks.support import few_shot as room
-from weft.tasks.support.few_shot import Question, draw_examples, evaluate_few_shot, name_labels, score_labels
+from weft.tasks.support.language import few_shot as room
+from weft.tasks.support.language.few_shot import Question, draw_examples, evaluate_few_shot, name_labels, score_labels
 from weft.tasks.text import TextOptions, TextTask
 
 ROWS = [("good fun", "1"), ("so bad", "0"), ("a joy", "1"), ("dull, dull, dull", "0"), ("fine", "1"), ("awful", "0")]

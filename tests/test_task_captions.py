@@ -16,8 +16,8 @@ from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
 from weft.tasks.captions import CaptionsOptions, CaptionsTask, hold_images_out, suitable_patch, suitable_stem
-from weft.tasks.support.captioned_images import Gallery, as_images, open_gallery
 from weft.tasks.support.losses import mean_loss
+from weft.tasks.support.splits.captioned_images import Gallery, as_images, open_gallery
 from weft.tasks.task import GenerationOptions, Size
 
 COLORS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220), "white": (250, 250, 250)}

@@ -19,9 +19,9 @@ from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks import classification
 from weft.tasks.classification import ClassificationOptions, ClassificationTask
-from weft.tasks.support.input_encoders import READ_AT_ONCE, WordEncoder, learn_encoder
-from weft.tasks.support.node_encoder import NodeEncoder
-from weft.tasks.support.sentences import probabilities
+from weft.tasks.support.inputs.input_encoders import READ_AT_ONCE, WordEncoder, learn_encoder
+from weft.tasks.support.inputs.node_encoder import NodeEncoder
+from weft.tasks.support.splits.sentences import probabilities
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest

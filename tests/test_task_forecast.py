@@ -21,10 +21,10 @@ from weft.models.presets import preset
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
 from weft.tasks.forecast import ForecastOptions, ForecastTask
-from weft.tasks.support.baselines import naive_forecast
+from weft.tasks.support.evaluation.baselines import naive_forecast
 from weft.tasks.support.forecast_bands import half_band
 from weft.tasks.support.losses import mean_loss
-from weft.tasks.support.series_windows import LEAST_SPREAD, WindowSplit, simple_errors, window_scale
+from weft.tasks.support.splits.series_windows import LEAST_SPREAD, WindowSplit, simple_errors, window_scale
 from weft.tasks.task import GenerationOptions, Size
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest

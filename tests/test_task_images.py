@@ -20,9 +20,9 @@ from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.models.presets import preset
 from weft.tasks.images import ImagesOptions, ImagesTask, _stem
-from weft.tasks.support.augmentation import change_images
 from weft.tasks.support.class_labels import hold_out, in_terms_of
-from weft.tasks.support.images_split import ImagesSplit, Scale
+from weft.tasks.support.splits.augmentation import change_images
+from weft.tasks.support.splits.images_split import ImagesSplit, Scale
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest

@@ -17,8 +17,8 @@ from weft.data.readers.files import DataError
 from weft.foundation.errors import SpecError, WeftError
 from weft.models.presets import preset
 from weft.tasks.sequences import SequencesOptions, SequencesTask
-from weft.tasks.support.augmentation import own_random, resample, shake, turn_joints, warp_time
-from weft.tasks.support.vector_sequences import (
+from weft.tasks.support.splits.augmentation import own_random, resample, shake, turn_joints, warp_time
+from weft.tasks.support.splits.vector_sequences import (
     Preparation,
     VectorSequencesSplit,
     averaged,

@@ -17,7 +17,7 @@ from weft.models.encoder import WordsSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.word_embedding import WordEmbedding, convolve_characters
-from weft.tasks.support.sentences import probabilities
+from weft.tasks.support.splits.sentences import probabilities
 from weft.tasks.tagging import TaggingOptions, TaggingTask
 from weft.tasks.task import Size
 from weft.training.reporting import Reporter

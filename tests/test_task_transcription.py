@@ -21,8 +21,8 @@ from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.tasks.transcription import spoken_links, words_of_tokens
 from weft.models.presets import preset
 from weft.runs.run import load
-from weft.tasks.support.metrics import character_error_rate, edit_distance, word_error_rate
-from weft.tasks.support.transcripts import erase_stretches, frame_changes, hold_transcripts_out
+from weft.tasks.support.evaluation.metrics import character_error_rate, edit_distance, word_error_rate
+from weft.tasks.support.splits.transcripts import erase_stretches, frame_changes, hold_transcripts_out
 from weft.tasks.task import GenerationOptions, Size
 from weft.tasks.transcription import TranscriptionOptions, TranscriptionTask
 

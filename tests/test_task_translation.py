@@ -14,7 +14,7 @@ from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.runs.run import load
 from weft.tasks.support.losses import mean_loss
-from weft.tasks.support.text_pairs import Ends, PairsSplit, hold_out, learn_tokenizer
+from weft.tasks.support.splits.text_pairs import Ends, PairsSplit, hold_out, learn_tokenizer
 from weft.tasks.task import GenerationOptions, Size
 from weft.tasks.translation import TranslationOptions, TranslationTask
 

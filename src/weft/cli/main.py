@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.cli import (
+from weft.cli.app import app, run
+from weft.cli.commands import (
     chat,
     compare,
     demo,
@@ -18,7 +19,6 @@ from weft.cli import (
     tokens,
     train,
 )
-from weft.cli.app import app, run
 
 __all__ = [
     "app",

@@ -55,7 +55,7 @@ def print_standing(
     intervals: Intervals | None = None,
 ) -> None:
     """In words, which simple methods the model loses to, or is hardly better than."""
-    from weft.tasks.support.references import describe_standing
+    from weft.tasks.support.evaluation.references import describe_standing
 
     if metric in metrics:
         for sentence in describe_standing(metric, metrics[metric], references, (intervals or {}).get(metric)):

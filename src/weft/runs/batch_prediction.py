@@ -24,7 +24,7 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.runs.answer_table import AnswerFormat, answer_format
 from weft.runs.run import Run
-from weft.tasks.support.input_rows import InputRows, takes_texts
+from weft.tasks.support.inputs.input_rows import InputRows, takes_texts
 from weft.tasks.task import Answer, GenerationOptions
 
 BATCH_ROWS = 256  # of a task that answers at once

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.runs.run import EVALUATION_BATCH, Run, load
-from weft.tasks.support.example_scores import ExampleScores
-from weft.tasks.support.references import better
-from weft.tasks.support.resampling import PairedTest, paired_test
+from weft.tasks.support.evaluation.example_scores import ExampleScores
+from weft.tasks.support.evaluation.references import better
+from weft.tasks.support.evaluation.resampling import PairedTest, paired_test
 
 SHOWN = 5
 SIGNIFICANT = 0.05

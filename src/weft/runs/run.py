@@ -25,10 +25,10 @@ from weft.models.build import AnySpec, build, read_spec
 from weft.models.estimates import estimate
 from weft.models.module_spec import ModuleSpec
 from weft.tasks.registry import TASKS, task_named
-from weft.tasks.support.conversation import Conversation
-from weft.tasks.support.example_scores import Report
-from weft.tasks.support.few_shot import FewShotOptions
-from weft.tasks.support.references import losing_to
+from weft.tasks.support.evaluation.example_scores import Report
+from weft.tasks.support.evaluation.references import losing_to
+from weft.tasks.support.language.conversation import Conversation
+from weft.tasks.support.language.few_shot import FewShotOptions
 from weft.tasks.task import Answer, GenerationOptions, Split, Task
 
 EVALUATION_BATCH = 8192  # tokens per batch when a run is evaluated

@@ -33,8 +33,13 @@ from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 from weft.models.sources import PatchSourceSpec
-from weft.tasks.support.augmentation import image_changes
-from weft.tasks.support.captioned_images import (
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, text_scores
+from weft.tasks.support.evaluation.metrics import bleu, exact_match
+from weft.tasks.support.inputs.image_questions import AskedImage, QuestionInputs, commonest_answers, usual_answers
+from weft.tasks.support.language.generation import generate_texts, name_probabilities
+from weft.tasks.support.losses import language_loss, mean_loss
+from weft.tasks.support.splits.augmentation import image_changes
+from weft.tasks.support.splits.captioned_images import (
     CaptionsSplit,
     Gallery,
     as_images,
@@ -44,12 +49,7 @@ from weft.tasks.support.captioned_images import (
     suitable_patch,
     suitable_stem,
 )
-from weft.tasks.support.example_scores import ExampleScores, Report, text_scores
-from weft.tasks.support.generation import generate_texts, name_probabilities
-from weft.tasks.support.image_questions import AskedImage, QuestionInputs, commonest_answers, usual_answers
-from weft.tasks.support.losses import language_loss, mean_loss
-from weft.tasks.support.metrics import bleu, exact_match
-from weft.tasks.support.text_pairs import Ends, evenly
+from weft.tasks.support.splits.text_pairs import Ends, evenly
 from weft.tasks.task import (
     Answer,
     Batch,

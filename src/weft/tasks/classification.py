@@ -28,12 +28,12 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
 from weft.models.part_specs import Share
-from weft.tasks.support.baselines import BagOfBigrams
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
-from weft.tasks.support.class_scores import always_commonest, commonest, evaluate_classes
-from weft.tasks.support.example_scores import ExampleScores, Report
-from weft.tasks.support.imported_text import ImportedTextTask
-from weft.tasks.support.input_encoders import (
+from weft.tasks.support.evaluation.baselines import BagOfBigrams
+from weft.tasks.support.evaluation.class_scores import always_commonest, commonest, evaluate_classes
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
+from weft.tasks.support.evaluation.metrics import accuracy
+from weft.tasks.support.inputs.input_encoders import (
     InputEncoder,
     SetEncoder,
     TokenEncoder,
@@ -41,13 +41,13 @@ from weft.tasks.support.input_encoders import (
     learn_encoder,
     pooled_answer,
 )
-from weft.tasks.support.input_rows import TextInputs
+from weft.tasks.support.inputs.input_rows import TextInputs
+from weft.tasks.support.inputs.node_encoder import NodeEncoder, Nodes
+from weft.tasks.support.inputs.table_data import TableDataSpec
+from weft.tasks.support.language.imported_text import ImportedTextTask
+from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.support.losses import class_loss
-from weft.tasks.support.metrics import accuracy
-from weft.tasks.support.node_encoder import NodeEncoder, Nodes
-from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Hiding, Sentences, ask
-from weft.tasks.support.table_data import TableDataSpec
+from weft.tasks.support.splits.sentences import Hiding, Sentences, ask
 from weft.tasks.task import (
     Answer,
     Batch,

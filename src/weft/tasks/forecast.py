@@ -29,11 +29,11 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, 
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
-from weft.tasks.support.example_scores import ExampleScores, Report
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
+from weft.tasks.support.evaluation.forecast_errors import forecast_errors
 from weft.tasks.support.forecast_bands import BAND, Forecast, half_band, predict_patches
-from weft.tasks.support.forecast_errors import forecast_errors
 from weft.tasks.support.losses import auxiliary_loss, mean_loss
-from weft.tasks.support.series_windows import (
+from weft.tasks.support.splits.series_windows import (
     Channels,
     Doubles,
     SeriesFacts,

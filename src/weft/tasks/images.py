@@ -25,7 +25,6 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, GridConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.models.vision import VisionSpec, patch_side
-from weft.tasks.support.augmentation import ImageAugmentation, image_changes
 from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
@@ -41,11 +40,12 @@ from weft.tasks.support.class_labels import (
     nearest_neighbor,
     score_classes,
 )
-from weft.tasks.support.class_scores import always_commonest, commonest
-from weft.tasks.support.example_scores import ExampleScores, Report
-from weft.tasks.support.image_inputs import ImageInputs
-from weft.tasks.support.images_split import THUMB, ImagesSplit, Scale
+from weft.tasks.support.evaluation.class_scores import always_commonest, commonest
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
+from weft.tasks.support.inputs.image_inputs import ImageInputs
 from weft.tasks.support.losses import class_loss
+from weft.tasks.support.splits.augmentation import ImageAugmentation, image_changes
+from weft.tasks.support.splits.images_split import THUMB, ImagesSplit, Scale
 from weft.tasks.task import (
     Answer,
     Batch,

@@ -26,7 +26,6 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PooledSpec, VectorsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec, LayerNormSpec
-from weft.tasks.support.augmentation import VerticalAxis, resample
 from weft.tasks.support.class_labels import (
     ASKED,
     COMPARED,
@@ -43,11 +42,12 @@ from weft.tasks.support.class_labels import (
     nearest_neighbor,
     score_classes,
 )
-from weft.tasks.support.class_scores import always_commonest, commonest
-from weft.tasks.support.example_scores import ExampleScores, Report
-from weft.tasks.support.input_rows import FileExample, FileExamples
+from weft.tasks.support.evaluation.class_scores import always_commonest, commonest
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
+from weft.tasks.support.inputs.input_rows import FileExample, FileExamples
 from weft.tasks.support.losses import class_loss
-from weft.tasks.support.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
+from weft.tasks.support.splits.augmentation import VerticalAxis, resample
+from weft.tasks.support.splits.vector_sequences import Preparation, VectorSequencesSplit, padded, step_changes
 from weft.tasks.task import (
     Answer,
     Batch,

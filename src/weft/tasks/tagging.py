@@ -27,18 +27,18 @@ from weft.models.encoder import EncoderSpec, PerTokenSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.baselines import FrequentTag
 from weft.tasks.support.class_labels import classes_after, in_terms_of
-from weft.tasks.support.class_scores import ClassEvaluation, always_commonest, commonest, evaluate_classes
-from weft.tasks.support.example_scores import ExampleScores, Report, f1
-from weft.tasks.support.imported_text import ImportedTextTask
-from weft.tasks.support.input_rows import TextInputs
+from weft.tasks.support.evaluation.baselines import FrequentTag
+from weft.tasks.support.evaluation.class_scores import ClassEvaluation, always_commonest, commonest, evaluate_classes
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, f1
+from weft.tasks.support.evaluation.metrics import entity_f1, entity_spans, has_spans, token_accuracy
+from weft.tasks.support.evaluation.resampling import Statistic
+from weft.tasks.support.inputs.input_rows import TextInputs
+from weft.tasks.support.inputs.tag_encoders import PieceTagEncoder, TagEncoder, WordTagEncoder, learn_tag_encoder
+from weft.tasks.support.language.imported_text import ImportedTextTask
+from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.support.losses import class_loss
-from weft.tasks.support.metrics import entity_f1, entity_spans, has_spans, token_accuracy
-from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.resampling import Statistic
-from weft.tasks.support.sentences import Sentences, ask, probabilities
-from weft.tasks.support.tag_encoders import PieceTagEncoder, TagEncoder, WordTagEncoder, learn_tag_encoder
+from weft.tasks.support.splits.sentences import Sentences, ask, probabilities
 from weft.tasks.task import (
     Answer,
     Batch,

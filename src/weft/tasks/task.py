@@ -25,13 +25,13 @@ from weft.inference.decoding.request import Overflow
 from weft.inference.decoding.sampling import Sampling
 from weft.models.build import AnySpec
 from weft.models.plain_presets import plain_preset
-from weft.tasks.support.splits import Batch as Batch
-from weft.tasks.support.splits import Split as Split
+from weft.tasks.support.splits.split import Batch as Batch
+from weft.tasks.support.splits.split import Split as Split
 
 if TYPE_CHECKING:
-    from weft.tasks.support.conversation import Conversation
-    from weft.tasks.support.example_scores import ExampleScores, Report
-    from weft.tasks.support.few_shot import FewShotOptions
+    from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
+    from weft.tasks.support.language.conversation import Conversation
+    from weft.tasks.support.language.few_shot import FewShotOptions
 
 SAMPLE = "sample:"
 
@@ -317,7 +317,7 @@ class Task(ABC):
 
         By default the loss of each example, of at most a thousand that are evenly spread.
         """
-        from weft.tasks.support.example_scores import loss_scores
+        from weft.tasks.support.evaluation.example_scores import loss_scores
 
         return loss_scores(self, module, split, size, report)
 

@@ -37,15 +37,15 @@ from weft.models.part_specs import LayerNormSpec
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Documents
-from weft.tasks.support.conversation import Conversation
-from weft.tasks.support.example_scores import ExampleScores, Report, ratio
-from weft.tasks.support.few_shot import FewShot
-from weft.tasks.support.generation import TEMPERATURE, generate_texts, name_probabilities
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, ratio
+from weft.tasks.support.evaluation.ngrams import ORDER, ByteNgrams
+from weft.tasks.support.evaluation.resampling import Statistic
+from weft.tasks.support.language.conversation import Conversation
+from weft.tasks.support.language.few_shot import FewShot
+from weft.tasks.support.language.generation import TEMPERATURE, generate_texts, name_probabilities
+from weft.tasks.support.language.prompt_format import PromptFormat
 from weft.tasks.support.losses import language_loss, mean_loss, token_losses
-from weft.tasks.support.ngrams import ORDER, ByteNgrams
-from weft.tasks.support.prompt_format import PromptFormat
-from weft.tasks.support.resampling import Statistic
-from weft.tasks.support.text_windows import BLOCK, TextSplit
+from weft.tasks.support.splits.text_windows import BLOCK, TextSplit
 from weft.tasks.task import (
     Answer,
     Batch,

@@ -32,15 +32,15 @@ from weft.models.encoder_decoder import EncoderDecoderSpec, EncoderSideSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 from weft.models.sources import SeriesSourceSpec, VectorSourceSpec
-from weft.tasks.support.augmentation import Floats, resample
 from weft.tasks.support.class_labels import ASKED, COMPARED, nearest_neighbor
-from weft.tasks.support.example_scores import ExampleScores, Report, error_rate_statistics, text_scores
-from weft.tasks.support.generation import generate_texts
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, error_rate_statistics, text_scores
+from weft.tasks.support.evaluation.metrics import character_error_rate, exact_match, word_error_rate
+from weft.tasks.support.language.generation import generate_texts
 from weft.tasks.support.losses import language_loss, mean_loss
-from weft.tasks.support.metrics import character_error_rate, exact_match, word_error_rate
-from weft.tasks.support.text_pairs import Ends, evenly, learn_tokenizer, real_mask
-from weft.tasks.support.transcripts import TranscriptsSplit, frame_changes, hold_transcripts_out
-from weft.tasks.support.vector_sequences import Preparation
+from weft.tasks.support.splits.augmentation import Floats, resample
+from weft.tasks.support.splits.text_pairs import Ends, evenly, learn_tokenizer, real_mask
+from weft.tasks.support.splits.transcripts import TranscriptsSplit, frame_changes, hold_transcripts_out
+from weft.tasks.support.splits.vector_sequences import Preparation
 from weft.tasks.task import (
     Answer,
     Batch,

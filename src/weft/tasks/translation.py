@@ -31,15 +31,15 @@ from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpe
 from weft.models.position_specs import RotarySpec
 from weft.models.recurrent_seq2seq import RecurrentSeq2SeqSpec
 from weft.parts.outputs import MutedHead
-from weft.tasks.support.cross_alignment import EXAMPLES, AlignmentLayer, choose_layer, read_alignments
-from weft.tasks.support.example_scores import ExampleScores, Report, bleu_statistic, text_scores
-from weft.tasks.support.generation import generate_texts, name_probabilities
-from weft.tasks.support.input_rows import TextInputs
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, bleu_statistic, text_scores
+from weft.tasks.support.evaluation.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
+from weft.tasks.support.evaluation.resampling import interval
+from weft.tasks.support.inputs.input_rows import TextInputs
+from weft.tasks.support.inputs.table_data import TableDataSpec
+from weft.tasks.support.language.cross_alignment import EXAMPLES, AlignmentLayer, choose_layer, read_alignments
+from weft.tasks.support.language.generation import generate_texts, name_probabilities
 from weft.tasks.support.losses import language_loss, mean_loss
-from weft.tasks.support.metrics import bleu, bleu_by_length, chrf, exact_match, rouge
-from weft.tasks.support.resampling import interval
-from weft.tasks.support.table_data import TableDataSpec
-from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
+from weft.tasks.support.splits.text_pairs import Ends, Pairs, PairsSplit, evenly, hold_out, learn_tokenizer, real_mask
 from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, PreparedData, Recipe, Size, Split, Task, find_sample
 
 PAIRS_WITHOUT_DROPOUT = 300_000  # pairs, from which on they need no dropout

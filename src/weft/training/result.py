@@ -10,7 +10,7 @@ from weft.data.samples import ReferenceScore
 from weft.foreign.wrap_module import given_module
 from weft.models.build import AnySpec
 from weft.runs.run import Run, load
-from weft.tasks.support.references import losing_to
+from weft.tasks.support.evaluation.references import losing_to
 from weft.tasks.task import PreparedData, Split
 from weft.training.loop import Loop
 from weft.training.plan import TrainingPlan

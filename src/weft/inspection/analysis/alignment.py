@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.foundation.errors import WeftError
 from weft.inspection.recording.attention_records import Kind
 from weft.models.encoder_decoder import EncoderDecoder
-from weft.tasks.support.cross_alignment import AlignmentLayer, choose_layer
+from weft.tasks.support.language.cross_alignment import AlignmentLayer, choose_layer
 
 if TYPE_CHECKING:
     from weft.inspection.recording.watch import Seen

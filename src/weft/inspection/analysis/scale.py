@@ -28,7 +28,7 @@ from weft.models.encoder_decoder import EncoderDecoderSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LinearHeadSpec
 from weft.models.position_specs import SinusoidalSpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.text_pairs import Ends, Pairs, PairsSplit, learn_tokenizer, real_mask
+from weft.tasks.support.splits.text_pairs import Ends, Pairs, PairsSplit, learn_tokenizer, real_mask
 
 WAYS = ("with 1/sqrt(D_K)", "without")
 SCORES = ("scaled-dot", "dot")

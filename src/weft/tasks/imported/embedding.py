@@ -25,10 +25,10 @@ from weft.models.encoder import EncoderSpec
 from weft.parts.masks import Real
 from weft.parts.outputs import Pool, pool_tokens
 from weft.parts.token_positions import TokenPositions
-from weft.tasks.support.imported_text import ImportedTextTask, expect_tokenizer
-from weft.tasks.support.metrics import pearson, spearman
-from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.table_data import TableDataSpec
+from weft.tasks.support.evaluation.metrics import pearson, spearman
+from weft.tasks.support.inputs.table_data import TableDataSpec
+from weft.tasks.support.language.imported_text import ImportedTextTask, expect_tokenizer
+from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, Split
 
 

@@ -25,8 +25,8 @@ from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.spec import Tree
-from weft.tasks.support.imported_text import ImportedTextTask, expect_tokenizer, padded_inputs
-from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.language.imported_text import ImportedTextTask, expect_tokenizer, padded_inputs
+from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.task import Answer, Batch, DataSpec, GenerationOptions, Loss, Split
 
 MASK = "[MASK]"  # a name for the mask that every run understands, whatever its own mask token is

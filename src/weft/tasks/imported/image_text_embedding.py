@@ -27,10 +27,10 @@ from weft.models.build import AnySpec
 from weft.models.two_tower import TwoTowerSpec
 from weft.tasks.images import read_like
 from weft.tasks.support.class_labels import class_answers, class_probabilities, measure_classes
-from weft.tasks.support.images_split import ImagesSplit, Scale
-from weft.tasks.support.imported_text import ImportedTextTask, expect_tokenizer, padded_inputs
+from weft.tasks.support.language.imported_text import ImportedTextTask, expect_tokenizer, padded_inputs
+from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.support.losses import class_loss
-from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.splits.images_split import ImagesSplit, Scale
 from weft.tasks.task import Answer, Batch, DataSpec, GenerationOptions, Loss, Split
 
 PLACE = "{label}"

@@ -23,10 +23,10 @@ from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.spec import Tree
-from weft.tasks.support.imported_text import ImportedTextTask, PairFrame, expect_tokenizer, padded_inputs
-from weft.tasks.support.metrics import mse, pearson, spearman
-from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.table_data import TableDataSpec
+from weft.tasks.support.evaluation.metrics import mse, pearson, spearman
+from weft.tasks.support.inputs.table_data import TableDataSpec
+from weft.tasks.support.language.imported_text import ImportedTextTask, PairFrame, expect_tokenizer, padded_inputs
+from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.task import Answer, Batch, GenerationOptions, Loss, Split
 
 ScoreActivation = Literal["identity", "sigmoid"]

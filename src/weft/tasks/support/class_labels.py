@@ -14,8 +14,8 @@ from weft.data.readers.files import DataError
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
-from weft.tasks.support.class_scores import evaluate_classes
-from weft.tasks.support.example_scores import ExampleScores, Report
+from weft.tasks.support.evaluation.class_scores import evaluate_classes
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
 from weft.tasks.task import Answer, Split
 
 Labels = NDArray[np.int64]

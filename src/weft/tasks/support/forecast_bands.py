@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from weft.parts.outputs import ForecastHead
-from weft.tasks.support.series_windows import window_scale
+from weft.tasks.support.splits.series_windows import window_scale
 
 BAND = 0.8  # the share of values that a band is to hold
 BAND_END = 1.2815515655446004  # the normal quantile of 0.9: 80 % lie between its negative and itself

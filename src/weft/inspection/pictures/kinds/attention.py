@@ -31,7 +31,7 @@ from weft.inspection.pictures.panels import (
     tokens_panel,
 )
 from weft.inspection.recording.attention_records import Kind
-from weft.tasks.support.cross_alignment import AlignmentLayer
+from weft.tasks.support.language.cross_alignment import AlignmentLayer
 
 TOKENS_WITH_ALL_FLOWS = 24  # tokens; flows of more are shown for one row only
 LONGEST_FLOW = 128  # tokens

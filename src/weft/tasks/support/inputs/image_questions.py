@@ -13,9 +13,9 @@ from weft.data.readers.files import DataError
 from weft.data.readers.tables import TableOptions, open_table
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
-from weft.tasks.support.captioned_images import Gallery
-from weft.tasks.support.image_inputs import ImageInputs
-from weft.tasks.support.input_rows import InputRows, expect_table
+from weft.tasks.support.inputs.image_inputs import ImageInputs
+from weft.tasks.support.inputs.input_rows import InputRows, expect_table
+from weft.tasks.support.splits.captioned_images import Gallery
 
 MOST_QUESTIONS = 1000  # whose commonest answers a run keeps
 

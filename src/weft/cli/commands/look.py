@@ -83,7 +83,7 @@ def look(
 
 def run_look_at_spec(source: str, out: Path, options: LookOptions, as_json: bool) -> None:
     """Draw a model before training, and say where the picture is."""
-    from weft.cli.show import find_spec
+    from weft.cli.commands.show import find_spec
     from weft.cli.terminal import console, print_json, progress
     from weft.inspection.pictures.look import look_at_spec
 
@@ -130,7 +130,7 @@ def _one_input(run: Run, given: str) -> str:
     import sys
 
     from weft.data.readers.tables import TableOptions
-    from weft.tasks.support.input_rows import open_inputs, takes_texts
+    from weft.tasks.support.inputs.input_rows import open_inputs, takes_texts
 
     if not takes_texts(run.task):
         return given

@@ -22,9 +22,9 @@ from weft.inference.decoding.generate import stream
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sessions import RewindableSession
 from weft.inference.decoding.speculative import stream_speculative
-from weft.tasks.support.chat_templates import TEMPLATES, read_template
-from weft.tasks.support.generation import TEMPERATURE
-from weft.tasks.support.prompt_format import PromptFormat
+from weft.tasks.support.language.chat_templates import TEMPLATES, read_template
+from weft.tasks.support.language.generation import TEMPERATURE
+from weft.tasks.support.language.prompt_format import PromptFormat
 from weft.tasks.task import GenerationOptions
 
 ANSWER_TOKENS = 1024  # tokens of an answer at most, if no number is asked for

@@ -95,7 +95,7 @@ def run_plan(
     as_json: bool,
 ) -> None:
     """Read what was asked, plan, and print."""
-    from weft.cli.show import find_spec
+    from weft.cli.commands.show import find_spec
     from weft.cli.terminal import console, print_json
     from weft.models.cluster.cluster_plan import plan_cluster
     from weft.models.cluster.device_table import device_table, read_cluster, read_precision
@@ -179,7 +179,7 @@ def _sequences(candidate: Candidate) -> str:
 
 
 def _print_memory(out: Console, found: ClusterPlan) -> None:
-    from weft.cli.show import plain_table
+    from weft.cli.commands.show import plain_table
     from weft.cli.terminal import in_decimal_bytes
     from weft.models.cluster.candidates import usable_memory
     from weft.models.cluster.device_memory import SIZES
@@ -204,7 +204,7 @@ def _print_memory(out: Console, found: ClusterPlan) -> None:
 
 
 def _print_communication(out: Console, found: ClusterPlan) -> None:
-    from weft.cli.show import plain_table
+    from weft.cli.commands.show import plain_table
     from weft.cli.terminal import in_decimal_bytes
 
     if not found.best.collectives:
@@ -218,7 +218,7 @@ def _print_communication(out: Console, found: ClusterPlan) -> None:
 
 
 def _print_time(out: Console, found: ClusterPlan) -> None:
-    from weft.cli.show import plain_table
+    from weft.cli.commands.show import plain_table
 
     time, lost, best = found.best.time, found.failures, found.best
     table = plain_table("what", "time>", "how", title="Time")
@@ -239,7 +239,7 @@ def _print_time(out: Console, found: ClusterPlan) -> None:
 
 
 def _print_layouts(out: Console, found: ClusterPlan) -> None:
-    from weft.cli.show import plain_table
+    from weft.cli.commands.show import plain_table
     from weft.cli.terminal import in_decimal_bytes
 
     table = plain_table("layout", "how", "memory>", "step>", "training>", title="Layouts: the best of each kind")

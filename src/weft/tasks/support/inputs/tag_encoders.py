@@ -19,8 +19,8 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, PerTokenSpec, TokensSpec, WordsSpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, words_split
+from weft.tasks.support.language.prompt_format import Frame
+from weft.tasks.support.splits.sentences import Forms, Hiding, Numbers, Sentences, words_split
 
 Words = Sequence[str]
 

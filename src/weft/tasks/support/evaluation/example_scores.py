@@ -11,9 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from weft.tasks.support.metrics import References, several_references
-from weft.tasks.support.resampling import Doubles, Statistic, interval
-from weft.tasks.support.text_pairs import evenly
+from weft.tasks.support.evaluation.metrics import References, several_references
+from weft.tasks.support.evaluation.resampling import Doubles, Statistic, interval
+from weft.tasks.support.splits.text_pairs import evenly
 from weft.tasks.task import Split, Task
 
 Report = Callable[[float], None]  # is told the share that is done
@@ -110,7 +110,7 @@ def text_scores(
     """Scores of written texts: BLEU, exact match and ROUGE-L over sentences; the quality of each is its chrF."""
     import sacrebleu
 
-    from weft.tasks.support.metrics import exact_match, rouge
+    from weft.tasks.support.evaluation.metrics import exact_match, rouge
 
     pairs = [([text], [several_references(given)]) for text, given in zip(texts, references, strict=True)]
     statistics = {
@@ -124,7 +124,7 @@ def text_scores(
 
 def error_rate_statistics(texts: Sequence[str], references: Sequence[str]) -> dict[str, Statistic]:
     """Character and word error rates: each text adds its edits, and the length of its reference."""
-    from weft.tasks.support.metrics import edit_distance
+    from weft.tasks.support.evaluation.metrics import edit_distance
 
     found = {}
     for name, items in (("cer", lambda text: " ".join(text.split())), ("wer", str.split)):

@@ -24,8 +24,8 @@ from weft.foundation.errors import LengthError, WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
 from weft.parts.masks import Padding
-from weft.tasks.support.input_rows import TextInputs
-from weft.tasks.support.metrics import accuracy, macro_f1
+from weft.tasks.support.evaluation.metrics import accuracy, macro_f1
+from weft.tasks.support.inputs.input_rows import TextInputs
 
 Labeled = Sequence[tuple[str, str]]
 PATTERN = "Text: {text}\nLabel: {label}"

@@ -17,7 +17,7 @@ from weft.data.batching import shuffled_order
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Spec
-from weft.tasks.support.augmentation import Floats, VerticalAxis, own_random, shake, turn_joints, warp_time
+from weft.tasks.support.splits.augmentation import Floats, VerticalAxis, own_random, shake, turn_joints, warp_time
 from weft.tasks.task import Batch, Split
 
 SequenceAugmentation = Literal["warp", "noise", "turn"]

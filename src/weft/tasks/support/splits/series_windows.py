@@ -21,7 +21,7 @@ from weft.data.readers.files import DataError
 from weft.data.readers.series import TimeSeries
 from weft.data.samples import Sample
 from weft.foundation.spec import Spec
-from weft.tasks.support.baselines import RidgeForecast, naive_forecast
+from weft.tasks.support.evaluation.baselines import RidgeForecast, naive_forecast
 from weft.tasks.task import Batch, Split
 
 Doubles = NDArray[np.float64]

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.tasks.support.example_scores import Report, mean_statistic
+from weft.tasks.support.evaluation.example_scores import Report, mean_statistic
+from weft.tasks.support.evaluation.resampling import Statistic
 from weft.tasks.support.forecast_bands import Forecast
-from weft.tasks.support.resampling import Statistic
-from weft.tasks.support.series_windows import WindowSplit
+from weft.tasks.support.splits.series_windows import WindowSplit
 
 Doubles = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from torch import nn
 from weft.data.batching import shuffled_order
 from weft.data.readers.images import PixelFiles
 from weft.foundation.arrays import Pixels
-from weft.tasks.support.augmentation import ImageAugmentation, change_images
 from weft.tasks.support.class_labels import evenly
+from weft.tasks.support.splits.augmentation import ImageAugmentation, change_images
 from weft.tasks.task import Batch, Split
 
 THUMB = 8  # pixels per side of what the nearest neighbor compares

@@ -20,8 +20,8 @@ from weft.models.encoder import EncoderSpec, PerTokenSpec, TokensSpec
 from weft.models.part_specs import AttentionSpec, InitializationSpec
 from weft.models.position_specs import NoPositionsSpec
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.input_encoders import InputEncoder
-from weft.tasks.support.sentences import Hiding, Numbers, probabilities
+from weft.tasks.support.inputs.input_encoders import InputEncoder
+from weft.tasks.support.splits.sentences import Hiding, Numbers, probabilities
 from weft.tasks.task import Answer, Batch, GenerationOptions, Recipe, Size, Split
 
 UNKNOWN_NODE = "<unknown>"

@@ -10,7 +10,7 @@ from weft.data.readers.captions import IMAGE_FIELDS
 from weft.data.readers.files import DataError, name_suffix
 from weft.data.readers.images import IMAGE_SUFFIXES, ResizeCrop, read_images
 from weft.data.readers.tables import TABLE_SUFFIXES, Table, TableOptions, open_table
-from weft.tasks.support.input_rows import FileExample, InputRows, RowInputs, expect_table
+from weft.tasks.support.inputs.input_rows import FileExample, InputRows, RowInputs, expect_table
 
 
 class ImageInputs(RowInputs):

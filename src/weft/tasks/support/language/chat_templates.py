@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
-from weft.tasks.support.prompt_format import ChatTemplate, PromptFormat
+from weft.tasks.support.language.prompt_format import ChatTemplate, PromptFormat
 
 # Each opens the assistant's turn where `add_generation_prompt` is true, as templates of other libraries do.
 TEMPLATES = {

@@ -15,8 +15,8 @@ from torch import nn
 from weft.foundation.numerics import widen
 from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
-from weft.tasks.support.example_scores import ExampleScores, Report, macro_f1_statistic, mean_statistic
-from weft.tasks.support.metrics import accuracy, macro_f1
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, macro_f1_statistic, mean_statistic
+from weft.tasks.support.evaluation.metrics import accuracy, macro_f1
 from weft.tasks.task import Batch, Split
 
 Numbers = NDArray[np.int64]

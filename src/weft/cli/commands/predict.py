@@ -132,7 +132,7 @@ class Opening:
 def _table_settings(settings: Sequence[str]) -> dict[str, Any]:
     """`--set data.columns=a` and `data.header=yes` as fields of TableOptions."""
     from weft.cli.settings import read_settings
-    from weft.tasks.support.table_data import TableDataSpec
+    from weft.tasks.support.inputs.table_data import TableDataSpec
 
     changes = read_settings(settings)
     other = next((name for name in changes if name not in ("data.columns", "data.header")), None)
@@ -156,7 +156,7 @@ def run_predict(
     """Answers to all inputs; without any, each line of stdin is one."""
     from weft.cli.terminal import console, print_json
     from weft.runs.run import load
-    from weft.tasks.support.input_rows import open_inputs
+    from weft.tasks.support.inputs.input_rows import open_inputs
 
     given = list(inputs) or _lines()
     if not given:
@@ -199,7 +199,7 @@ def _write_answers(
     from weft.data.readers.files import existing_path, name_suffix
     from weft.runs.answer_table import answer_format
     from weft.runs.batch_prediction import predict_to_file
-    from weft.tasks.support.input_rows import ROW_SUFFIXES, RowInputs
+    from weft.tasks.support.inputs.input_rows import ROW_SUFFIXES, RowInputs
 
     answer_format(out)
     tables = [path for path in map(existing_path, given) if path is not None and name_suffix(path) in ROW_SUFFIXES]

@@ -18,9 +18,9 @@ from weft.data.readers.files import DataError
 from weft.data.readers.transcripts import SourceSequences, Transcripts
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
-from weft.tasks.support.augmentation import Floats, own_random, resample, shake
-from weft.tasks.support.text_pairs import Ends, like_length
-from weft.tasks.support.vector_sequences import Preparation
+from weft.tasks.support.splits.augmentation import Floats, own_random, resample, shake
+from weft.tasks.support.splits.text_pairs import Ends, like_length
+from weft.tasks.support.splits.vector_sequences import Preparation
 from weft.tasks.task import Batch, Split
 
 FrameAugmentation = Literal["speed", "noise", "erase"]

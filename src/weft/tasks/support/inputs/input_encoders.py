@@ -18,8 +18,8 @@ from weft.foundation.spec import Tree
 from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PooledSpec, TokensSpec, WordsSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
-from weft.tasks.support.prompt_format import Frame
-from weft.tasks.support.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_split
+from weft.tasks.support.language.prompt_format import Frame
+from weft.tasks.support.splits.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_split
 from weft.tasks.task import Answer, GenerationOptions, Recipe, Size, Split
 
 LONGEST_TEXT = 512

@@ -85,8 +85,8 @@ def run_demo(seconds: float, out: Path, as_json: bool) -> None:
 def _train(request: TrainRequest) -> TrainingResult:
     """Train, in place of the run of an earlier demo."""
     from weft.checkpoints.run_folder import RunFolder
+    from weft.cli.commands.train import draw_training
     from weft.cli.reporter import TerminalReporter
-    from weft.cli.train import draw_training
     from weft.training.train import run_training
 
     _make_room(RunFolder(request.out))

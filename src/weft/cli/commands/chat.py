@@ -28,7 +28,7 @@ from weft.cli.generation_options import (
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
-    from weft.tasks.support.conversation import Conversation
+    from weft.tasks.support.language.conversation import Conversation
 
 PROMPT = "> "
 HELP = """\

@@ -19,8 +19,8 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
-from weft.tasks.support.input_rows import TextInputs
-from weft.tasks.support.prompt_format import Frame
+from weft.tasks.support.inputs.input_rows import TextInputs
+from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.task import PreparedData, Size, Task
 
 

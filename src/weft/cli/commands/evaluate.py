@@ -87,7 +87,7 @@ def run_eval(
     """The task's metrics on held-out data; with `shots` among the options the labels that a language model gives."""
     from weft.cli.terminal import print_json, progress
     from weft.runs.run import load
-    from weft.tasks.support.few_shot import METRIC as FEW_SHOT_METRIC
+    from weft.tasks.support.language.few_shot import METRIC as FEW_SHOT_METRIC
 
     other = next((name for name in changes if not name.startswith("data.")), None)
     if other is not None:

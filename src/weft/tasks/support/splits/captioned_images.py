@@ -19,8 +19,8 @@ from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
 from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
-from weft.tasks.support.augmentation import ImageAugmentation, change_images
-from weft.tasks.support.text_pairs import Ends, evenly, like_length
+from weft.tasks.support.splits.augmentation import ImageAugmentation, change_images
+from weft.tasks.support.splits.text_pairs import Ends, evenly, like_length
 from weft.tasks.task import Batch, Split
 
 RARE, SMALL = 4, 2000  # above so many different words, those seen less often are unknown
