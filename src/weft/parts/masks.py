@@ -45,7 +45,7 @@ class Causal(Mask):
         return distances(queries, keys) >= 0
 
     def band(self) -> Band:
-        """Nothing ahead."""
+        """Any number of keys back, none ahead."""
         return None, 0
 
     def covers(self, queries: Span, keys: Span) -> bool:

@@ -159,7 +159,7 @@ class YaRN(Scaling):
         return width * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     def amplitude(self) -> float:
-        """m."""
+        """The factor m on queries and keys, by which scores grow m^2 times."""
         return 0.1 * math.log(max(self.factor, 1.0)) + 1.0 if self.magnitude is None else self.magnitude
 
 

@@ -267,7 +267,7 @@ class Additive(Score):
         return additive(query, key, self.W, self.U, self.v)
 
     def prepare(self, key: Tensor) -> Tensor:
-        """U k."""
+        """U k, computed once per key."""
         return _map_heads(key, self.U.transpose(-2, -1))
 
     def compare(self, query: Tensor, prepared: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class TableAnswers(AnswerFormat):
 
     @abstractmethod
     def line(self, cells: Sequence[str]) -> bytes:
-        """One row."""
+        """One row as a line of the file."""
 
 
 class CsvAnswers(TableAnswers):

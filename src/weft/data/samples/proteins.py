@@ -37,7 +37,7 @@ class ProfileModel:
     letters: Array
 
     def write(self, count: int, random: np.random.Generator) -> list[str]:
-        """So many sequences, one letter of each at a time."""
+        """Draw `count` sequences, one letter of each at a time."""
         onward, letters = np.hstack([self.steps, self.ends[:, None]]).cumsum(1), self.letters.cumsum(1)
         states = _draw(np.broadcast_to(self.start.cumsum(), (count, len(self.start))), random)
         said: list[list[str]] = [[] for _ in range(count)]

@@ -77,7 +77,7 @@ class Lexicon:
         return rows
 
     def to_tree(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """As plain JSON, for the run's spec."""
         return {"words": list(self.words), "characters": "".join(self.characters), "longest": self.longest}
 
     @classmethod

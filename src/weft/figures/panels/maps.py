@@ -39,7 +39,7 @@ class DenseMaps:
         return self.values.shape[2], self.values.shape[3]
 
     def row(self, layer: int, head: int, row: int) -> Array:
-        """[S]."""
+        """The weights of one query over all keys, [S]."""
         return self.values[layer, head, row]
 
     def picture(self, layer: int, head: int) -> Array:

@@ -135,7 +135,7 @@ def expect_shape(name: str, values: NDArray[Any], *sizes: int | None) -> None:
 
 
 def as_array(values: Any) -> Array:
-    """As float32."""
+    """The values as a float32 array."""
     return np.asarray(values, dtype=np.float32)
 
 

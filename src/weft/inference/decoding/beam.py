@@ -39,7 +39,7 @@ class Beam:
             raise WeftError(f"the best {self.best} of a beam of width {self.width}: widen it, or ask for fewer")
 
     def divisor(self, length: int) -> float:
-        """lp(n)."""
+        """lp(n), by which the log-probability of n tokens is divided."""
         return float(((5 + length) / 6) ** self.penalty)
 
 

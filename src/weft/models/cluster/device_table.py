@@ -38,7 +38,7 @@ class Device(Spec):
     sources: tuple[str, ...] = ()
 
     def flops(self, precision: PrecisionName) -> float:
-        """Peak FLOP/s."""
+        """Peak FLOP/s of one device in this precision."""
         return self.tflops[precision] * 1e12
 
     def default_precision(self) -> PrecisionName:

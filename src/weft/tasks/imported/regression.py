@@ -131,7 +131,7 @@ class RegressionTask(ImportedTextTask):
         return row, [0] * len(row)
 
     def scores(self, module: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """[B]."""
+        """One score per text, [B]."""
         logits = widen(module(**inputs).logits)[:, 0]
         return logits.sigmoid() if self.activation == "sigmoid" else logits
 
