@@ -59,7 +59,7 @@ def test_values_in_the_page_are_those_given():
     whole = data_of(Picture("One", (attention(),)).html())["panels"][0]
     np.testing.assert_array_equal(decode_array(whole["maps"]["whole"]), attention().maps.values)
     assert whole["rows"] == list(TOKENS) and whole["focus"] == 5
-    assert whole["axes"][1] == {"name": "head", "options": ["mean", "0", "1", "2"], "chosen": 2}
+    assert whole["axes"][1] == {"name": "head", "options": ["mean", "0", "1", "2"], "chosen": 2, "missing": ""}
 
 
 @pytest.mark.parametrize("text", NASTY)

@@ -146,7 +146,7 @@ def test_heads_divide_any_width_into_even_parts_and_the_ladder_keeps_its_own():
         (lambda: preset("gpt2").replace(layer=1), "no field 'layer': did you mean layers? It has version, width,"),
         (lambda: preset("gpt2").replace(**{"mixer.head": 1}), "AttentionSpec has no field 'head': did you mean heads?"),
         (lambda: preset("gpt2").replace(**{"mixr.heads": 1}), "no field 'mixr' to set 'mixr.heads' in: did you mean"),
-        (lambda: TrainingSpec(lr=1), "TrainingSpec has no field 'lr': It has steps, batch,"),
+        (lambda: TrainingSpec(lr=1), "TrainingSpec has no field 'lr': It has steps, least_steps, batch,"),
     ],
 )
 def test_typing_errors_are_met_with_the_fields_there_are(make, sentence):

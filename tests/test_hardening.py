@@ -239,7 +239,7 @@ def test_inputs_of_other_types():
         (lambda: weft.build(3), "not from a int"),
         (lambda: weft.build("nano-gpt", device="cuda:3"), "no device"),
         (lambda: DecoderSpec(initialization={"std": -1.0}), "greater than or equal to 0"),
-        (lambda: DecoderSpec(version=7), "version 7 is not 2"),
+        (lambda: DecoderSpec(version=7), "version 7 is not 3"),
         (lambda: weft.read_spec("width = ["), "neither JSON nor TOML"),
         (
             lambda: weft.build("nano-gru-plain").decode(TOKENS, weft.build("nano-seq2seq").encode(TOKENS)),

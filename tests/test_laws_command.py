@@ -101,7 +101,7 @@ def test_presets_and_what_cannot_be_tested(laws):
     ("words", "said"),
     [
         ((), "give one model"),
-        (("gpt2", "--module", "mine:broken"), "give one model"),
+        (("gpt2", "--module", "mine:broken"), "so --module names another model: give one of them"),
         (("nonsense",), "there is no preset 'nonsense'"),
         (("mine.py",), "'mine.py' names no factory: write mine.py:factory"),
         (("mine.py:",), "'mine.py:' names no factory"),

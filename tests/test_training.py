@@ -31,7 +31,7 @@ from weft.tasks.registry import task_named
 from weft.tasks.support import losses
 from weft.tasks.support.losses import class_loss, language_loss, spread
 from weft.tasks.task import LADDER, Batch, Loss, Split
-from weft.training import train as room
+from weft.training import model_source
 from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop, defer_sigint
@@ -39,6 +39,7 @@ from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner, StepTiming, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
+from weft.training.train import run_training
 from weft.training.training_spec import TrainingSpec
 
 TEXT = "the quick brown fox jumps over the lazy dog; the dog sleeps on.\n" * 60
@@ -208,7 +209,7 @@ def test_a_model_that_looks_ahead_is_refused_at_the_start(tmp_path, monkeypatch)
         module.stack.masks = [Everything() for _ in module.stack.masks]
         return module
 
-    monkeypatch.setattr(room, "build", leaky)
+    monkeypatch.setattr(model_source, "build", leaky)
     with pytest.raises(TrainingError, match=r"step 0.*causality"):
         train(tmp_path, **{"training.guard": True})
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -414,7 +415,7 @@ def test_compiling_falls_back_with_a_note(tmp_path, monkeypatch):
     request = TrainRequest(
         "text", (str(tmp_path / "book.txt"),), tmp_path / "run", changes=SMALL, steps=2, compile=True
     )
-    room.run_training(request, Reporter())
+    run_training(request, Reporter())
     assert "no compiler here" in said[0] and "without it" in said[0]
 
 
