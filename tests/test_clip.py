@@ -344,7 +344,8 @@ def test_the_commands(made, photos, capsys, monkeypatch, tmp_path):
         said = capsys.readouterr()
         return (stopped.value.code or 0), said.out, said.err
 
-    code, shown, _ = run("predict", folder, photos[0], "--labels", "a cat, a dog")
+    code, shown, errors = run("predict", folder, photos[0], "--labels", "a cat, a dog")
+    assert code == 0, errors
     likeliest, *_, first, second = [line for line in shown.splitlines() if line]
     assert code == 0 and likeliest.startswith(("a cat", "a dog")) and {first[:5], second[:5]} == {"a cat", "a dog"}
     assert likeliest[:5] == first[:5] and "%" in first and "%" in second

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.readers.files import DataError, existing_path, name_suffix, read_text
+from weft.data.readers.images import IMAGE_SUFFIXES
 from weft.data.readers.tables import TABLE_SUFFIXES, Table, TableOptions, open_lines, open_table
 from weft.tasks.task import Task
 
@@ -121,7 +122,7 @@ def open_inputs(task: Task, given: Sequence[str], options: TableOptions) -> tupl
     notes: list[str] = []
     for one in given:
         path = existing_path(one)
-        if path is None or not isinstance(task, RowInputs):
+        if path is None or not isinstance(task, RowInputs) or (task.takes_images and _is_image(path)):
             inputs.append(one)
         elif path.is_file() and name_suffix(path) in TABLE_SUFFIXES:
             rows = task.open_rows(path, options)
@@ -134,6 +135,10 @@ def open_inputs(task: Task, given: Sequence[str], options: TableOptions) -> tupl
         else:
             inputs.append(one)
     return inputs, notes
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def _text_of(path: Path, task: Task) -> tuple[str, str]:
