@@ -103,6 +103,7 @@ def test_presets_and_what_cannot_be_tested(laws):
         ((), "give one model"),
         (("gpt2", "--module", "mine:broken"), "so --module names another model: give one of them"),
         (("nonsense",), "there is no preset 'nonsense'"),
+        (("mine.py:broken", "--html", "mine.py"), "mine.py is the input, and would be overwritten"),
         (("mine.py",), "'mine.py' names no factory: write mine.py:factory"),
         (("mine.py:",), "'mine.py:' names no factory"),
         (("nowhere.py:x",), "there is no file nowhere.py"),

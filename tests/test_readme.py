@@ -15,8 +15,6 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 RUNS = {
     "runs/book": ("text", "book.txt"),
-    "runs/ende": ("translation", "sample:dates"),
-    "runs/dates": ("translation", "sample:dates"),
     "runs/pronouns": ("tagging", "sample:pronouns"),
     "runs/llama": ("text", "book.txt", "--preset", "nano-llama"),
 }
