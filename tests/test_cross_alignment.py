@@ -62,10 +62,12 @@ def test_the_layer_that_looks_at_what_matters_is_chosen(monkeypatch):
     assert captured_effect(right, effects) == pytest.approx(float(effects.amax(-1).sum()))
     for best in range(2):
         told = [(right if layer == best else wrong * 3).expand(1, 3, 7, 5) for layer in range(2)]
-        monkeypatch.setattr("weft.tasks.support.cross_alignment.cross_maps", lambda *_, told=told: told)
+        monkeypatch.setattr("weft.tasks.support.language.cross_alignment.cross_maps", lambda *_, told=told: told)
         assert choose_layer(module, [(SOURCE.tolist(), TARGET.tolist())]) == AlignmentLayer(best)
     # Of equal ones the mean over all.
-    monkeypatch.setattr("weft.tasks.support.cross_alignment.cross_maps", lambda *_: [right.expand(1, 3, 7, 5)] * 2)
+    monkeypatch.setattr(
+        "weft.tasks.support.language.cross_alignment.cross_maps", lambda *_: [right.expand(1, 3, 7, 5)] * 2
+    )
     assert choose_layer(module, [(SOURCE.tolist(), TARGET.tolist())]) == AlignmentLayer()
     assert choose_layer(subjects.build(subjects.shrink(weft.preset("nano-gru-additive"))), []) is None
 

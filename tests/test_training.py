@@ -388,6 +388,15 @@ def test_why_a_loop_ended(tmp_path):
     assert (stopped.step, stopped.stop_reason) == (2, "interrupt")
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a shell's foreground: a background shell makes its programs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_the_first_interrupt_is_deferred_and_the_second_is_not():
     before, heard = signal.getsignal(signal.SIGINT), []
     with defer_sigint(lambda: heard.append("first")):
