@@ -243,3 +243,10 @@ def test_a_trained_model_ships_with_the_package(tmp_path, capsys, monkeypatch):
     ]
     command = (folder / "command.txt").read_text().split()
     assert command[:4] == ["weft", "train", "translation", "sample:dates"]
+
+
+def test_the_path_of_a_missing_file_is_no_text_in_silence(capsys):
+    for given, noted in (("nope.csv", True), ("3 May 1987", False)):
+        with pytest.raises(SystemExit):
+            app(["predict", "sample:dates-run", given], prog_name="weft")
+        assert ("there is no file nope.csv: it was read as the text itself" in capsys.readouterr().err) == noted

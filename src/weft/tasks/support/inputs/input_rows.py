@@ -124,6 +124,8 @@ def open_inputs(task: Task, given: Sequence[str], options: TableOptions) -> tupl
         path = existing_path(one)
         if path is None or not isinstance(task, RowInputs) or (task.takes_images and _is_image(path)):
             inputs.append(one)
+            if path is None and takes_texts(task) and _names_a_file(one):
+                notes.append(f"there is no file {one}: it was read as the text itself")
         elif path.is_file() and name_suffix(path) in TABLE_SUFFIXES:
             rows = task.open_rows(path, options)
             notes += rows.notes
@@ -135,6 +137,11 @@ def open_inputs(task: Task, given: Sequence[str], options: TableOptions) -> tupl
         else:
             inputs.append(one)
     return inputs, notes
+
+
+def _names_a_file(text: str) -> bool:
+    """Whether a text looks like the path of a table or a text file."""
+    return len(text.split()) == 1 and text.lower().endswith((*TABLE_SUFFIXES, *PLAIN_TEXT))
 
 
 def _is_image(path: Path) -> bool:
