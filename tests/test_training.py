@@ -34,7 +34,7 @@ from weft.tasks.task import LADDER, Batch, Loss, Split
 from weft.training import model_source
 from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError
-from weft.training.loop import Loop, defer_sigint
+from weft.training.loop import Loop, defer_stop
 from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner, StepTiming, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
@@ -399,7 +399,7 @@ def interruptible():
 @pytest.mark.usefixtures("interruptible")
 def test_the_first_interrupt_is_deferred_and_the_second_is_not():
     before, heard = signal.getsignal(signal.SIGINT), []
-    with defer_sigint(lambda: heard.append("first")):
+    with defer_stop(lambda: heard.append("first")):
         signal.raise_signal(signal.SIGINT)
         assert heard == ["first"]
         with pytest.raises(KeyboardInterrupt):
@@ -408,7 +408,7 @@ def test_the_first_interrupt_is_deferred_and_the_second_is_not():
     with ThreadPoolExecutor() as pool:
 
         def elsewhere():
-            with defer_sigint(lambda: None):
+            with defer_stop(lambda: None):
                 return signal.getsignal(signal.SIGINT)
 
         assert pool.submit(elsewhere).result() is before

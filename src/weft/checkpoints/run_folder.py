@@ -7,7 +7,8 @@ metrics.jsonl        one line per report
 plan.json            the frozen time plan
 references.json      what simple methods reach on the validation data, and facts to measure them on other data
 data.json            size, time of change and SHA-256 of each data file, by which --resume knows its data
-training/            the newest training state: weights, optimizer, position in the data; one file, so one rename
+training/            the newest training state: weights, optimizer, position in the data; one file, so one rename,
+                     or while several processes train, a folder with a file of each (`sharded_files`)
 
 Every file is written atomically. Never a pickle.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from weft.checkpoints.sharded_files import INDEX, read_whole, write_index
 from weft.data.fingerprints import Fingerprint
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
@@ -178,9 +181,30 @@ class RunFolder:
             raise DiskError(f"cannot write to {folder}: {error.strerror}; the run itself is complete") from None
         note = _note({"step": snapshot.step, **snapshot.facts})
         write_tensors(folder / STATE.format(step=snapshot.step), snapshot.tensors, note)
-        for old in self._states()[:-keep]:
+        self._remove_old_states(keep)
+
+    def sharded_state(self, step: int) -> Path:
+        """The folder of the training state that several processes write after this step."""
+        return (self.path / "training" / STATE.format(step=step)).with_suffix("")
+
+    def complete_sharded_state(self, step: int, facts: Tree, scalars: dict[str, float], keep: int = 1) -> None:
+        """Declare the state after this step complete, then remove older ones."""
+        write_index(self.sharded_state(step), step, facts, scalars)
+        self._remove_old_states(keep)
+
+    def _remove_old_states(self, keep: int) -> None:
+        """Remove all but the newest states; those that were never completed too, unless they are newer."""
+        states = self._states()
+        training = self.path / "training"
+        unfinished = [folder for folder in training.glob("state-*") if folder.is_dir() and folder not in states]
+        unfinished = [folder for folder in unfinished if states and folder.stem < states[-1].stem]
+        for old in (*states[:-keep], *unfinished):
             with contextlib.suppress(OSError):
-                old.unlink()
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+    def newest_state(self) -> Path | None:
+        """The newest training state: a file, or a folder that several processes wrote."""
+        return next(reversed(self._states()), None)
 
     def read_snapshot(self) -> Snapshot | None:
         """The newest complete training state; None if there is none."""
@@ -188,6 +212,8 @@ class RunFolder:
 
         for file in reversed(self._states()):
             try:
+                if file.is_dir():
+                    return Snapshot(*read_whole(file))
                 with safe_open(file, framework="pt") as opened:
                     facts = json.loads((opened.metadata() or {})["weft"])
                 tensors = {_current_name(name): tensor for name, tensor in read_tensors(file).items()}
@@ -197,7 +223,10 @@ class RunFolder:
         return None
 
     def _states(self) -> list[Path]:
-        return sorted((self.path / "training").glob("state-*.safetensors"))
+        """Oldest first; a file and a folder of one step are equally good."""
+        training = self.path / "training"
+        folders = (file.parent for file in training.glob(f"state-*/{INDEX}"))
+        return sorted((*training.glob("state-*.safetensors"), *folders), key=lambda path: path.stem)
 
     def add_metrics(self, row: Tree) -> None:
         """Append one line to metrics.jsonl."""

@@ -18,14 +18,14 @@ PLAIN_EVERY = 10.0  # seconds between plain lines, at least
 
 
 class TerminalReporter(Reporter):
-    """A context manager: the bar is removed at the end, also after an error."""
+    """A context manager: the bar is removed at the end, also after an error. `silent`: another process prints."""
 
-    def __init__(self, title: str) -> None:
-        self.title, self.out = title, console(to_stderr=True)
+    def __init__(self, title: str, silent: bool = False) -> None:
+        self.title, self.out, self.silent = title, console(to_stderr=True), silent
         self.bar: Bar | None = None
         self.subset = ""
         self.last_line = -PLAIN_EVERY
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not silent:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
             self.bar = Bar(*columns, TimeRemainingColumn(), console=self.out, transient=True)
             self.task = self.bar.add_task(title, total=None, status="")
@@ -72,7 +72,8 @@ class TerminalReporter(Reporter):
         self._line(f"note: {text}")
 
     def _line(self, text: str, dim: bool = False) -> None:
-        self.out.print(Text(text, style="dim" if dim else ""), soft_wrap=True)
+        if not self.silent:
+            self.out.print(Text(text, style="dim" if dim else ""), soft_wrap=True)
 
 
 class TensorBoardReporter(Reporter):

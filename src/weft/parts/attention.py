@@ -141,14 +141,14 @@ class SelfAttention(_Attention):
         self.width, self.heads, self.key_heads, self.head_width, self.value_width = _sizes(
             width, heads, key_heads, head_width, value_width
         )
-        self._sections = [heads * self.head_width, self.key_heads * self.head_width, self.key_heads * self.value_width]
-        self.qkv = nn.Linear(width, sum(self._sections), bias=bias)
+        self.sections = [heads * self.head_width, self.key_heads * self.head_width, self.key_heads * self.value_width]
+        self.qkv = nn.Linear(width, sum(self.sections), bias=bias)
         self.output = ResidualLinear(heads * self.value_width, width, bias if output_bias is None else output_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """X W_Q, X W_K, X W_V by one product, split into heads."""
         expect_width(x, self.width, "attention")
-        query, key, value = self.qkv(x).split_with_sizes(self._sections, dim=-1)
+        query, key, value = self.qkv(x).split_with_sizes(self.sections, dim=-1)
         return self.split(query, self.heads), self.split(key, self.key_heads), self.split(value, self.key_heads)
 
     def position(self, query: Tensor, key: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
@@ -205,9 +205,9 @@ class CrossAttention(_Attention):
             width, heads, key_heads, head_width, value_width
         )
         self.memory_width = memory_width or width
-        self._sections = [self.key_heads * self.head_width, self.key_heads * self.value_width]
+        self.sections = [self.key_heads * self.head_width, self.key_heads * self.value_width]
         self.query = nn.Linear(width, heads * self.head_width, bias=bias)
-        self.key_value = nn.Linear(self.memory_width, sum(self._sections), bias=bias)
+        self.key_value = nn.Linear(self.memory_width, sum(self.sections), bias=bias)
         self.output = ResidualLinear(heads * self.value_width, width, bias if output_bias is None else output_bias)
 
     def project(self, x: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class CrossAttention(_Attention):
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """M W_K, M W_V by one product, split into heads: computed once per memory."""
         expect_width(memory, self.memory_width, "cross-attention's memory")
-        key, value = self.key_value(memory).split_with_sizes(self._sections, dim=-1)
+        key, value = self.key_value(memory).split_with_sizes(self.sections, dim=-1)
         key = self.split(key, self.key_heads)
         return key if self.key_norm is None else self.key_norm(key), self.split(value, self.key_heads)
 

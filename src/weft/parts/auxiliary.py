@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -25,3 +27,21 @@ class Auxiliary:
             name: torch.stack(found).mean() if name.endswith("loss") else torch.stack(found)
             for name, found in self.values.items()
         }
+
+
+_summing: list[Callable[[Tensor], Tensor]] = []
+
+
+def batch_sum(x: Tensor) -> Tensor:
+    """`x`, a sum over the tokens here, as the sum over the whole batch: more than `x` inside of `summing_by`."""
+    return _summing[-1](x) if _summing else x
+
+
+@contextlib.contextmanager
+def summing_by(add: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside, `batch_sum` is `add`: where a batch is spread over several processes, the sum over all of them."""
+    _summing.append(add)
+    try:
+        yield
+    finally:
+        _summing.pop()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
 from weft.parts import observer
-from weft.parts.auxiliary import Auxiliary
+from weft.parts.auxiliary import Auxiliary, batch_sum
 from weft.parts.feedforward import activation
 from weft.parts.parameters import normal_parameter
 
@@ -42,15 +42,16 @@ def route(logits: Tensor, active: int, gates: GateName) -> tuple[Tensor, Tensor,
 def balance_loss(probabilities: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
     """E sum_e f_e P_e: share of choices times mean probability; A when balanced. `weight` [N] is 0 for padding."""
     E = probabilities.shape[-1]
-    total = weight.sum().clamp(min=1)
-    share = (F.one_hot(chosen, E).sum(1).to(weight.dtype) * weight[:, None]).sum(0) / total
-    mean = (probabilities * weight[:, None]).sum(0) / total
+    total = batch_sum(weight.sum()).clamp(min=1)
+    share = batch_sum((F.one_hot(chosen, E).sum(1).to(weight.dtype) * weight[:, None]).sum(0)) / total
+    mean = batch_sum((probabilities * weight[:, None]).sum(0)) / total
     return E * (share * mean).sum()
 
 
 def z_loss(logits: Tensor, weight: Tensor) -> Tensor:
     """mean of (log sum_e exp logit_e)^2: keeps router logits small (Zoph et al. 2022)."""
-    return (widen(logits).logsumexp(-1).square() * weight).sum() / weight.sum().clamp(min=1)
+    total = batch_sum(weight.sum()).clamp(min=1)
+    return batch_sum((widen(logits).logsumexp(-1).square() * weight).sum()) / total
 
 
 def grouped_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
@@ -90,6 +91,7 @@ class Experts(nn.Module):
         self.up = normal_parameter(experts, (2 if gated else 1) * hidden, width, std=width**-0.5)
         self.down = normal_parameter(experts, width, hidden, std=hidden**-0.5)
         self.shared = shared
+        self.first = 0  # the first expert whose weights are here: not 0 where processes hold some experts each
 
     def forward(self, x: Tensor, auxiliary: Auxiliary | None = None) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -104,18 +106,26 @@ class Experts(nn.Module):
         return y if self.shared is None else y + self.shared(x)
 
     def mix(self, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
-        """y_n = sum_a g_na expert_(chosen_na)(x_n): sort by expert, run each on its rows, put back and add."""
+        """y_n = sum_a g_na expert_(chosen_na)(x_n): sort by expert, run each on its rows, put back and add.
+
+        Only over experts whose weights are here.
+        """
         order = chosen.flatten().argsort(stable=True)
-        rows = order // self.active
         sizes = torch.bincount(chosen.flatten(), minlength=self.experts)
+        up, down = self.up, self.down
+        if len(up) < self.experts:
+            before = int(sizes[: self.first].sum())
+            sizes = sizes[self.first : self.first + len(up)]
+            order = order[before : before + int(sizes.sum())]
+        rows = order // self.active
         ends = sizes.cumsum(0).to(torch.int32)
         if tokens.device.type == "cuda" and tokens.dtype == torch.bfloat16:
-            hidden = grouped_linear(tokens[rows], self.up, ends)
-            out = grouped_linear(self._activate(hidden), self.down, ends)
+            hidden = grouped_linear(tokens[rows], up, ends)
+            out = grouped_linear(self._activate(hidden), down, ends)
         else:
             # One expert after the other, up and down at once: its hidden rows are still in the cache for the way down.
-            pieces = zip(tokens[rows].split(sizes.tolist()), self.up.unbind(0), self.down.unbind(0), strict=True)
-            out = torch.cat([F.linear(self._activate(F.linear(x, up)), down) for x, up, down in pieces])
+            pieces = zip(tokens[rows].split(sizes.tolist()), up.unbind(0), down.unbind(0), strict=True)
+            out = torch.cat([F.linear(self._activate(F.linear(x, W_1)), W_2) for x, W_1, W_2 in pieces])
         out = out * gates.flatten()[order, None].to(out.dtype)
         return torch.zeros_like(tokens).index_add(0, rows, out.to(tokens.dtype))
 

@@ -8,7 +8,7 @@ So the adapted model begins as the model that it adapts, and W + (alpha / R) B A
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -99,15 +99,17 @@ def merge(model: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of the merged model; the model itself stays as it is. Without adapters, its own."""
-    state = dict(model.state_dict())
+def merged_state(model: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The state dict of the merged model; the model itself stays as it is. Without adapters, its own.
+
+    `state`: the model's weights, where the model itself holds only parts of them.
+    """
+    found = dict(model.state_dict() if state is None else state)
     for name, part in adapters(model):
-        for adapter in ADAPTERS:
-            del state[f"{name}.{adapter}"]
+        first, second = (found.pop(f"{name}.{adapter}") for adapter in ADAPTERS)
         if not part.resting:
-            state[f"{name}.weight"] = part.weight + part.update()
-    return state
+            found[f"{name}.weight"] = found[f"{name}.weight"] + part.scale * (second @ first)
+    return found
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from weft.parts.stack import Stack
+from weft.training.parallel.local_tensors import local
 
 
 class MovingAverage:
@@ -27,7 +28,8 @@ class MovingAverage:
     def update(self, module: nn.Module, step: int) -> None:
         d = min(self.decay, (1 + step) / (10 + step))
         named = dict(module.named_parameters())
-        torch._foreach_lerp_(list(self.shadow.values()), [named[name].detach() for name in self.shadow], 1 - d)
+        weights = [local(named[name].detach()) for name in self.shadow]
+        torch._foreach_lerp_([local(average) for average in self.shadow.values()], weights, 1 - d)
 
     @contextlib.contextmanager
     def swapped(self, module: nn.Module) -> Iterator[None]:

@@ -13,6 +13,7 @@ from weft.foreign.user_module import UserModule
 from weft.foundation.errors import WeftError
 from weft.laws.checker import check
 from weft.models.output import Output
+from weft.training.parallel.local_tensors import is_distributed
 
 GUARDED_LAWS = ("causality", "reach", "prefix", "masks", "batch independence")
 
@@ -53,6 +54,8 @@ def expect_finite(module: nn.Module, norm: Tensor, step: int, forward: Callable[
 
 def first_nonfinite(module: nn.Module, forward: Callable[[], Tensor]) -> str:
     """Where NaN or infinity first appears: in a weight, in a module's output, in the loss or in a gradient."""
+    if any(map(is_distributed, module.parameters())):
+        return "which part it comes from is told where one process holds the whole model"
     for name, weight in module.named_parameters():
         if not bool(torch.isfinite(weight).all()):
             return f"the first weight that is not finite is {name}"

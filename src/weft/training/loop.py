@@ -18,18 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.checkpoints.run_folder import RunFolder, Snapshot
-from weft.foundation.numerics import bf16_is_fast
+from weft.checkpoints.run_folder import RunFolder
 from weft.foundation.seeds import derive
-from weft.parts.lora import merged, merged_state
-from weft.tasks.support.losses import mean_loss
+from weft.parts.lora import merged
 from weft.tasks.task import Batch, Split, Task
 from weft.training.averaging import MovingAverage
+from weft.training.distribution import Distribution, MicroBatch, TrainingState
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimizers import build_optimizers
 from weft.training.plan import TrainingPlan
 from weft.training.reporting import Reporter, TrainingProgress
-from weft.training.snapshots import gather_state, restore_state
+from weft.training.step_module import StepModule
 from weft.training.training_spec import TrainingSpec
 
 REPORT_SECONDS = 0.25  # between reports of progress
@@ -55,22 +54,28 @@ class Loop:
     folder: RunFolder
     seed: int = 0
     reporter: Reporter = field(default_factory=Reporter)
+    distribution: Distribution = field(default_factory=Distribution)
 
     def __post_init__(self) -> None:
         o = self.training
+        self._epoch: tuple[int, Sequence[Sequence[int]]] = (-1, ())
+        self.spread_module = self.distribution.spread(self.task, self.module, o, self._first_example)
+        self.step_module = self.spread_module  # or the same compiled, which shares its weights
         self.step, self.seconds, self.best_loss, self.stale_evaluations = 0, 0.0, float("inf"), 0
-        self.device = next(self.module.parameters()).device
         self.optimizers: list[Optimizer] = build_optimizers(
             self.module, o.optimizer, o.rate, o.matrix_rate, o.weight_decay
         )
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self.average = MovingAverage(self.module, o.ema) if o.ema else None
         self.weights = [w for w in self.module.parameters() if w.requires_grad]
-        self._epoch: tuple[int, Sequence[Sequence[int]]] = (-1, ())
         self._loss_sum, self._steps_since_report, self._last_report = 0.0, 0, 0.0
         self._tokens_since_report = 0
         self.stop_reason: StopReason | None = None
-        self._step_module: nn.Module = self.module  # or the same compiled, which shares its weights
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return next(self.module.parameters()).device
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -81,13 +86,15 @@ class Loop:
         self._last_report = began + self.seconds
         if self._out_of_patience:  # a resumed run that had ended so
             self.stop_reason = "patience"
-        with defer_sigint(self._interrupt):
+        with defer_stop(self.distribution.request_stop, self.distribution.signals, self.distribution.insist):
             while self.step < self.plan.last and self.stop_reason is None:
                 loss, tokens = self.one_step()
                 self.step += 1
                 self.seconds = time.perf_counter() - began
                 self._report(loss, tokens)
                 last = self.step == self.plan.last
+                if self.distribution.stopped:
+                    self.stop_reason = "interrupt"
                 if last or self.step % self.plan.evaluate_every == 0:
                     self._evaluate(last)
                     self.seconds = time.perf_counter() - began
@@ -98,7 +105,7 @@ class Loop:
                         "evaluations"
                     )
                 if self.stop_reason is not None or last or self.step % self.plan.checkpoint_every == 0:
-                    self.checkpoint()
+                    self.checkpoint(last or self.stop_reason is not None)
                     self._shorten_if_slow()
         self.module.eval()
 
@@ -106,17 +113,13 @@ class Loop:
     def _out_of_patience(self) -> bool:
         return self.training.patience is not None and self.stale_evaluations >= self.training.patience
 
-    def _interrupt(self) -> None:
-        self.stop_reason = "interrupt"
-
     def compile(self) -> None:
         """Take the steps through torch.compile, tried on the first batch; where it fails, note it and go on without."""
         self.module.train()
-        batch = self.train.batch(self._micro_batches(0)[0], self.seed).to(self.device)
         try:
             compiled: Any = torch.compile(self.module, dynamic=True)
-            self.task.loss(compiled, batch).total.backward()
-            self._step_module = compiled
+            StepModule(self.task, compiled)(self._first_example())[0].backward()
+            self.step_module = StepModule(self.task, compiled)
         except Exception as error:  # whatever the compiler raises, training works without it
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.reporter.on_note(f"torch.compile does not work here ({reason[:120]}): training without it")
@@ -124,37 +127,41 @@ class Loop:
 
     def one_step(self) -> tuple[Tensor, int]:
         """One update of the weights; gives the mean loss (still on its device) and the number of tokens."""
-        examples = self._micro_batches(self.step)
-        batches = [self.train.batch(some, self.seed, self._epoch[0]).to(self.device) for some in examples]
-        count = max(1, sum(batch.count for batch in batches))
-        torch.manual_seed(derive(self.seed, "step", self.step))
-        total = sum(self._backward(batch, count) for batch in batches)
-        norm = nn.utils.clip_grad_norm_(self.weights, self.training.clip or float("inf"), foreach=True)
-        expect_finite(self.module, norm, self.step + 1, lambda: self._loss(self.module, batches[0], count))
-        share = self.training.build_schedule(self.plan.steps_at(self.step)).share(self.step)
+        shares = self.distribution.take(self._micro_batches(self.step), self._read)
+        count = max(1, sum(share.answers for share in shares))
+        torch.manual_seed(self.distribution.seed(derive(self.seed, "step", self.step)))
+        total = self.distribution.mean(sum(self._backward(share, count, share is shares[-1]) for share in shares))
+        norm = self.distribution.clip(self.weights, self.training.clip or float("inf"))
+        expect_finite(self.module, norm, self.step + 1, lambda: self._loss(shares[0], count))
+        rate = self.training.build_schedule(self.plan.steps_at(self.step)).share(self.step)
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * share
+                group["lr"] = peak * rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update(self.module, self.step)
-        assert isinstance(total, Tensor)
-        return total, sum(batch.tokens for batch in batches)
+        return total, sum(share.batch.tokens for share in shares) * self.distribution.data_ranks
 
-    def _backward(self, batch: Batch, count: int) -> Tensor:
-        loss = self._loss(self._step_module, batch, count)
-        loss.backward()
+    def _backward(self, share: MicroBatch, count: float, last: bool) -> Tensor:
+        with self.distribution.computing(share, last):
+            loss = self._loss(share, count)
+            loss.backward()
         return loss.detach()
 
-    def _loss(self, module: nn.Module, batch: Batch, count: int) -> Tensor:
-        """The micro-batch's share of the mean over the whole batch, so that shares add up to the mean exactly."""
-        wanted = self.training.precision
-        half = wanted == "bf16" or (wanted == "auto" and bf16_is_fast(self.device))
+    def _loss(self, share: MicroBatch, count: float) -> Tensor:
+        """The share's part of the mean over the whole batch, so that the mean over data ranks adds up to it exactly."""
+        half = self.training.uses_bf16(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            loss = self.task.loss(module, batch, self.training.smoothing)
-        share = loss.total / count
-        return share if loss.auxiliary is None else share + loss.auxiliary * (loss.count / count)
+            total, auxiliary = self.step_module(share.batch, self.training.smoothing)
+        loss: Tensor = total * (share.weight * self.distribution.data_ranks) / count
+        return loss if auxiliary is None else loss + auxiliary * (share.answers / count)
+
+    def _read(self, examples: Sequence[int]) -> Batch:
+        return self.train.batch(examples, self.seed, self._epoch[0]).to(self.device)
+
+    def _first_example(self) -> Batch:
+        return self._read(self._micro_batches(0)[0][:1])
 
     def _micro_batches(self, step: int) -> list[Sequence[int]]:
         """The examples of a step, in as many micro-batches as gradients are accumulated over."""
@@ -193,16 +200,18 @@ class Loop:
 
     def _evaluate(self, last: bool) -> None:
         with self._evaluated_weights():
-            loss = mean_loss(self.task, self.module, self.validation, self.plan.batch, self.plan.evaluate_tokens)
+            size, most = self.plan.batch, self.plan.evaluate_tokens
+            loss = self.distribution.mean_loss(self.spread_module, self.validation, size, most)
             better = loss < self.best_loss
             self.stale_evaluations = 0 if better else self.stale_evaluations + 1
             self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
             self.best_loss = min(loss, self.best_loss)
             if better or self.training.weights == "last":
-                self.folder.write_model(merged_state(self.module), {"step": self.step, "loss": loss})
+                self.distribution.write_model(self.folder, self.module, {"step": self.step, "loss": loss})
             self.reporter.on_evaluation(self.step, loss, better)
             every = max(1, self.plan.last // self.plan.evaluate_every // PREVIEWS)
-            if not last and self.step // self.plan.evaluate_every % every == 0:
+            previews = self.distribution.leads and self.distribution.holds_whole_model
+            if previews and not last and self.step // self.plan.evaluate_every % every == 0:
                 text = self.task.preview(self.module, self.validation)
                 if text:
                     self.reporter.on_preview(self.step, text)
@@ -212,7 +221,7 @@ class Loop:
         """Shorten the plan once, on record, if steps take longer than when they were measured."""
         if self.step >= self.plan.last:
             return
-        shorter = self.plan.shorten(self.step, self.seconds)
+        shorter = self.plan.shorten(self.step, self.distribution.leaders(self.seconds))
         if shorter is not self.plan and shorter.shortened is not None:
             self.plan = shorter
             self.folder.write_plan(shorter.to_tree())
@@ -226,31 +235,41 @@ class Loop:
         """Inside, the module has the weights that are evaluated and kept: averaged and with adapters merged, if any."""
         self.module.eval()
         average = self.average.swapped(self.module) if self.average is not None else contextlib.nullcontext()
-        with average, merged(self.module):
+        whole = self.distribution.holds_whole_model
+        with average, merged(self.module) if whole else contextlib.nullcontext():
             yield
 
     # --- state -------------------------------------------------------------------------------------------------------
 
-    def checkpoint(self) -> None:
-        """Check the model for leaks, then write the whole training state to one file."""
-        if self.training.guard:
+    @property
+    def _state(self) -> TrainingState:
+        return TrainingState(self.module, self.optimizers, self.average)
+
+    def checkpoint(self, last: bool = True) -> None:
+        """Check the model for leaks, then write the whole training state; the `last` one is there on return."""
+        if self.training.guard and self.distribution.leads and self.distribution.holds_whole_model:
             self.module.eval()
             expect_lawful(self.module, self.step)
             self.module.train()
-        tensors = gather_state(self.module, self.optimizers, self.average)
         facts: dict[str, Any] = {"best": self.best_loss, "stale": self.stale_evaluations, "seconds": self.seconds}
-        self.folder.write_snapshot(Snapshot(self.step, tensors, facts), self.training.keep)
+        self.distribution.save(self.folder, self._state, self.step, facts, self.training.keep, last)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        restore_state(snapshot.tensors, self.module, self.optimizers, self.average)
-        self.step = snapshot.step
-        self.best_loss, self.stale_evaluations = float(snapshot.facts["best"]), int(snapshot.facts["stale"])
-        self.seconds = float(snapshot.facts["seconds"])
+    def restore(self) -> bool:
+        """Continue from the newest training state in the run's folder; False if there is none."""
+        found = self.distribution.restore(self.folder, self._state)
+        if found is None:
+            return False
+        self.step, facts = found
+        self.best_loss, self.stale_evaluations = float(facts["best"]), int(facts["stale"])
+        self.seconds = float(facts["seconds"])
+        return True
 
 
 @contextlib.contextmanager
-def defer_sigint(on_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Inside, the first Ctrl-C only calls `on_interrupt`; a second one interrupts as usual.
+def defer_stop(
+    on_stop: Callable[[], None], signals: Sequence[signal.Signals] = (signal.SIGINT,), insist: bool = True
+) -> Iterator[None]:
+    """Inside, one of the signals only calls `on_stop`; a second one acts as usual if users may `insist`.
 
     Signals reach the main thread alone: in any other this changes nothing.
     """
@@ -258,12 +277,14 @@ def defer_sigint(on_interrupt: Callable[[], None]) -> Iterator[None]:
         yield
         return
 
-    def handle(_: int, __: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        on_interrupt()
+    def handle(number: int, _: Any) -> None:
+        if insist:
+            signal.signal(number, before[signal.Signals(number)])
+        on_stop()
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

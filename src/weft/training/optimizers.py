@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from weft.foundation.numerics import bf16_is_fast
+from weft.foundation.numerics import bf16_is_fast, wide
 from weft.parts.experts import Experts
+from weft.training.parallel.local_tensors import local, own_part, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -23,7 +24,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     """NewtonSchulz: X <- a X + (b A + c A^2) X, A = X X^T, which drives all singular values near 1; [..., R, C]."""
     a, b, c = COEFFICIENTS
-    X = matrices.to(torch.bfloat16 if bf16_is_fast(matrices.device) else torch.float32)
+    half = matrices.dtype != torch.float64 and bf16_is_fast(matrices.device)
+    X = matrices.to(torch.bfloat16 if half else wide(matrices.dtype))
     tall = X.shape[-2] > X.shape[-1]
     X = X.mT if tall else X
     X = (X / (X.norm(dim=(-2, -1), keepdim=True) + 1e-7)).reshape(-1, *X.shape[-2:])
@@ -49,18 +51,19 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; matrices of one shape are orthogonalized together."""
+        """One update; matrices of one shape are orthogonalized together, gathered where processes hold parts."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             for same in _by_shape(group["params"]):
-                updates = torch.stack([self._momentum(weight, group["momentum"]) for weight in same])
+                updates = torch.stack([whole(self._momentum(weight, group["momentum"])) for weight in same])
                 scale = max(1.0, same[0].shape[-2] / same[0].shape[-1]) ** 0.5
                 for weight, update in zip(same, orthogonalize(updates, group["steps"]).unbind(0), strict=True):
-                    weight.mul_(1 - group["lr"] * group["weight_decay"])
-                    weight.add_(update, alpha=-group["lr"] * scale)
+                    here = local(weight)
+                    here.mul_(1 - group["lr"] * group["weight_decay"])
+                    here.add_(own_part(update, weight), alpha=-group["lr"] * scale)
         return loss
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
@@ -89,7 +92,7 @@ def split_weights(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramet
     matrices: list[nn.Parameter] = []
     tables: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
-    routers = {id(part.router) for part in model.modules() if isinstance(part, Experts)}
+    routers = {id(part._parameters["router"]) for part in model.modules() if isinstance(part, Experts)}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue

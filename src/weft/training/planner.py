@@ -83,7 +83,7 @@ class Planner:
 
     Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe. `design` gives
     the model of a size where no spec is given: the task's default model, unless another is asked for. `models` builds
-    a spec's model and says what it costs.
+    a spec's model and says what it costs. Of `data_ranks` processes each computes its share of a batch at once.
     """
 
     task: Task
@@ -96,6 +96,7 @@ class Planner:
     defaults: Tree = field(default_factory=dict)
     design: Callable[[Size], AnySpec] | None = None
     models: ModelSource = field(default_factory=SpecModels)
+    data_ranks: int = 1
 
     def __post_init__(self) -> None:
         self.model_of = self.design or self.task.default_model
@@ -226,7 +227,7 @@ class Planner:
             adapt(module, options.lora, whole=fully_trained_parts(self.task))
         module.train()
         part = self.train.fit(spec)
-        batches = part.batches(batch, self.seed)
+        batches = part.batches(max(part.least, batch // self.data_ranks), self.seed)
         before = torch.get_num_threads()
         counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
         timings = []
@@ -259,7 +260,7 @@ class Planner:
                 tokens += batch.tokens
             if number and time.perf_counter() - began > 1.0:
                 break
-        return StepTiming(sum(times) / len(times), max(1, tokens // len(times)), threads)
+        return StepTiming(sum(times) / len(times), max(1, self.data_ranks * tokens // len(times)), threads)
 
     def _configure(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
         """The model and training options of a size, by the task's recipe and the user's changes."""

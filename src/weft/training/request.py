@@ -24,7 +24,9 @@ class TrainRequest:
     `changes` sets single options by dotted names: `{"layers": 2, "training.rate": 1e-3, "data.held_out": 0.2}`. A graph
     that is a mask is named by the file of its edges: `{"mixer.mask.file": "edges.csv"}`.
     `preset` "auto" fits the model to data and time. A `seed` of None is 0 for a new run, and that of the run for a
-    resumed one. `base` is the folder of a run whose model, tokenizer and weights training starts from.
+    resumed one. `base` is the folder of a run whose model, tokenizer and weights training starts from. Of several
+    processes, `parallel` is the layout (ddp if not given), and `timeout` the seconds after which one that does not
+    answer is given up.
     """
 
     task: str
@@ -39,6 +41,8 @@ class TrainRequest:
     device: str | None = None
     compile: bool = False
     base: str | None = None
+    parallel: str | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         if not self.data:

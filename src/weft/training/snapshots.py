@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,29 @@ def gather_state(
     if average is not None:
         tensors |= {f"average.{name}": tensor for name, tensor in average.shadow.items()}
     return tensors
+
+
+def parameter_of(name: str) -> str:
+    """The parameter or buffer that a tensor of the state belongs to."""
+    kind, _, rest = name.partition(".")
+    return rest.partition(".")[2].rpartition(".")[0] if kind == "optimizer" else rest
+
+
+def prepare_moments(
+    names: Iterable[str], numbers: dict[str, Tensor], module: nn.Module, optimizers: Sequence[Optimizer]
+) -> None:
+    """Make room for moments of these names, so that they can be loaded in place; `numbers` are set at once."""
+    named = dict(module.named_parameters())
+    own = module.state_dict()
+    for name in names:
+        kind, _, rest = name.partition(".")
+        if kind == "optimizer":
+            number, _, rest = rest.partition(".")
+            weight, _, moment = rest.rpartition(".")
+            value = numbers[name].clone() if name in numbers else torch.zeros_like(named[weight])
+            optimizers[int(number)].state[named[weight]][moment] = value
+        elif kind == "weight" and name in numbers:
+            own[rest].detach().copy_(numbers[name])
 
 
 def restore_state(

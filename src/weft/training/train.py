@@ -13,27 +13,28 @@ from typing import Any, TypedDict, Unpack, cast
 import torch
 from torch import nn
 
-from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
+from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.data.fingerprints import expect_unchanged, take_fingerprints
 from weft.data.hub import local_sources
 from weft.foreign.wrap_module import GivenModule
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
-from weft.foundation.numerics import pick_device
 from weft.foundation.seeds import derive
 from weft.models.build import AnySpec, read_spec
 from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
 from weft.parts.lora import adapt
-from weft.runs.run import Run, task_of
+from weft.runs.run import Run, load, task_of
 from weft.tasks.registry import task_named
 from weft.tasks.support.model_choice import describe_choice
 from weft.tasks.task import DataSpec, PreparedData, Size, Task
 from weft.training.averaging import recompute_blocks
+from weft.training.distribution import Distribution
 from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
 from weft.training.model_source import ModelSource, expect_trainable, model_source
+from weft.training.parallel.join import distribution_of
 from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
@@ -47,10 +48,12 @@ LOG = logging.getLogger(__name__)
 
 
 class ProcessOptions(TypedDict, total=False):
-    """Options of the process, not of the run: the `device`, and a `reporter` that is told of progress."""
+    """Options of the process, not of the run: the `device`, a `reporter` that is told of progress, and under torchrun
+    the `parallel` layout of its processes."""
 
     device: str | None
     reporter: Reporter | None
+    parallel: str | None
 
 
 def train(
@@ -91,30 +94,43 @@ def train(
         resume=resume,
         device=process.get("device"),
         base=None if base is None else str(base),
+        parallel=process.get("parallel"),
     )
-    return run_training(request, process.get("reporter") or Reporter(), module).run
+    result = run_training(request, process.get("reporter") or Reporter(), module)
+    return load(request.out, request.device, module=module) if result is None else result.run
 
 
-def run_training(request: TrainRequest, reporter: Reporter, module: GivenModule | None = None) -> TrainingResult:
-    """Train as requested; the run's folder is locked against other writers all the while."""
-    started = time.perf_counter()
+def run_training(request: TrainRequest, reporter: Reporter, module: GivenModule | None = None) -> TrainingResult | None:
+    """Train as requested; the run's folder is locked against other writers all the while.
+
+    Where torchrun started several processes, the first one gives the result and the others None.
+    """
     request = request.with_edges()
+    with distribution_of(request) as distribution:
+        return _run(request, reporter if distribution.leads else Reporter(), module, distribution)
+
+
+def _run(
+    request: TrainRequest, reporter: Reporter, module: GivenModule | None, distribution: Distribution
+) -> TrainingResult | None:
+    started = time.perf_counter()
     kind = task_named(request.task)
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
     if module is not None:
         expect_trainable(module, request, kind)
     out = request.out
-    folder = RunFolder(out)
+    folder = distribution.open_folder(out)
     folder.expect_usable()
-    with _remove_if_unused(out), folder.hold():
-        if folder.exists and not request.resume:
+    with _remove_if_unused(out) if distribution.leads else contextlib.nullcontext(), folder.hold():
+        exists = distribution.agree("run", lambda: folder.exists)
+        if exists and not (request.resume or distribution.restarted(folder)):
             raise WeftError(f"{out} holds a run already: continue it with --resume, or choose another --out")
-        if folder.exists:
-            return _resume(request, kind, folder, reporter, module)
+        if exists:
+            return _resume(request, kind, folder, reporter, module, distribution)
         if request.resume:
             reporter.on_note(f"{out} holds no run to resume: a new one begins")
-        return _begin(request, kind, folder, reporter, started, module)
+        return _begin(request, kind, folder, reporter, started, module, distribution)
 
 
 @contextlib.contextmanager
@@ -138,7 +154,8 @@ def _begin(
     reporter: Reporter,
     started: float,
     given: GivenModule | None,
-) -> TrainingResult:
+    distribution: Distribution,
+) -> TrainingResult | None:
     seed = request.seed or 0
     base = None if request.base is None else open_base_run(Path(request.base), kind)
     if base is None and request.training_changes.get("lora") is not None:
@@ -148,13 +165,16 @@ def _begin(
     reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if base is None else base.task
     sources, local = _fetched(request, options)
-    prepared = kind.prepare(sources, local, seed, cache_folder(), known)
+    prepared = distribution.first_here(lambda: kind.prepare(sources, local, seed, cache_folder(), known))
     for note in prepared.notes:
         reporter.on_note(note)
-    device = pick_device(request.device)
+    device = distribution.device
     reporter.on_stage("measuring this machine" if request.steps is None else "planning")
     models = model_source(given, prepared.task, seed)
-    spec, training, plan = _plan(request, prepared, base, models, device, started)
+    ranks = distribution.data_ranks
+    spec, training, plan = _agreed_plan(
+        distribution, lambda: _plan(request, prepared, base, models, device, started, ranks)
+    )
     if base is None and request.preset == "auto":
         described = describe_choice(prepared.task, spec)
         if described:
@@ -183,7 +203,15 @@ def _begin(
         base.load_weights(module, prepared.task)
         if base.has_new_classes(prepared.task):
             reporter.on_note(f"the classes differ from those of {request.base}: its last layer is trained from scratch")
-    return _train(request, prepared, module, training, plan, folder, seed, None, reporter)
+    return _train(request, prepared, module, training, plan, folder, seed, distribution, reporter)
+
+
+def _agreed_plan(
+    distribution: Distribution, make: Callable[[], tuple[AnySpec, TrainingSpec, TrainingPlan]]
+) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
+    """The plan of the first process, for all."""
+    spec, training, plan = distribution.agree("plan", lambda: [part.to_tree() for part in make()])
+    return read_spec(spec), TrainingSpec(**training), TrainingPlan.from_tree(plan)
 
 
 def _fetched(request: TrainRequest, options: DataSpec) -> tuple[list[str], DataSpec]:
@@ -194,8 +222,13 @@ def _fetched(request: TrainRequest, options: DataSpec) -> tuple[list[str], DataS
 
 
 def _resume(
-    request: TrainRequest, kind: type[Task], folder: RunFolder, reporter: Reporter, given: GivenModule | None
-) -> TrainingResult:
+    request: TrainRequest,
+    kind: type[Task],
+    folder: RunFolder,
+    reporter: Reporter,
+    given: GivenModule | None,
+    distribution: Distribution,
+) -> TrainingResult | None:
     """Follow the folder's own spec and plan, to the same bits."""
     spec = folder.read_spec()
     if spec.task != kind.name:
@@ -210,16 +243,15 @@ def _resume(
         expect_unchanged(fingerprints, (*sources, *local.validation), folder.path)
     reporter.on_stage(f"reading {', '.join(request.data)}")
     known = None if spec.base is None else task_of(folder, spec)
-    prepared = kind.prepare(sources, local, spec.seed, cache_folder(), known)
+    prepared = distribution.first_here(lambda: kind.prepare(sources, local, spec.seed, cache_folder(), known))
     expect_same_task(prepared.task, folder, spec)
     plan = TrainingPlan.from_tree(folder.read_plan())
     models = model_source(given, prepared.task, spec.seed)
-    module = models.build(read_spec(spec.model), spec.seed, pick_device(request.device))
-    snapshot = folder.read_snapshot()
-    if snapshot is None and spec.base is not None:
+    module = models.build(read_spec(spec.model), spec.seed, distribution.device)
+    if spec.base is not None and folder.newest_state() is None:
         open_base_run(Path(spec.base), kind).load_weights(module, prepared.task)
     training = TrainingSpec(**spec.training)
-    return _train(request, prepared, module, training, plan, folder, spec.seed, snapshot, reporter)
+    return _train(request, prepared, module, training, plan, folder, spec.seed, distribution, reporter)
 
 
 def _plan(
@@ -229,6 +261,7 @@ def _plan(
     models: ModelSource,
     device: torch.device,
     started: float,
+    data_ranks: int,
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
     task = prepared.task
     spec: AnySpec | None = models.only
@@ -259,6 +292,7 @@ def _plan(
         defaults=defaults,
         design=design,
         models=models,
+        data_ranks=data_ranks,
     )
     steps = request.steps or training.steps
     if steps is not None:
@@ -274,24 +308,25 @@ def _train(
     plan: TrainingPlan,
     folder: RunFolder,
     seed: int,
-    snapshot: Snapshot | None,
+    distribution: Distribution,
     reporter: Reporter,
-) -> TrainingResult:
+) -> TrainingResult | None:
     train, validation = (part.fit(cast(AnySpec, module.spec)) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
         adapters = derive(seed, "adapters")
         adapt(module, training.lora, training.lora_alpha, adapters, fully_trained_parts(prepared.task))
+    if training.precision == "float64":
+        module.double()
+    if training.guard and distribution.leads and folder.newest_state() is None:
+        expect_lawful(module, 0)
     if training.recompute:
         recompute_blocks(module)
     with _threads(plan.threads):
-        loop = Loop(prepared.task, module, train, validation, training, plan, folder, seed, reporter)
+        loop = Loop(prepared.task, module, train, validation, training, plan, folder, seed, reporter, distribution)
         LOG.info("threads for training: %d", plan.threads)
-        if snapshot is not None:
-            loop.restore(snapshot)
-            folder.keep_metrics_until(snapshot.step)
-            reporter.on_note(f"continuing from step {snapshot.step:,}")
-        elif training.guard:
-            expect_lawful(module, 0)
+        if loop.restore():
+            folder.keep_metrics_until(loop.step)
+            reporter.on_note(f"continuing from step {loop.step:,}")
         learning = None if training.lora is None else sum(weight.numel() for weight in loop.weights)
         reporter.on_plan(plan, describe_plan(plan, learning))
         if request.compile:
@@ -299,7 +334,7 @@ def _train(
         loop.run()
         if loop.stop_reason == "interrupt":
             raise KeyboardInterrupt
-        return evaluate_result(prepared, train, validation, loop)
+        return evaluate_result(prepared, train, validation, loop) if distribution.leads else None
 
 
 def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:

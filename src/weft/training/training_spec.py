@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from weft.foundation.numerics import bf16_is_fast
 from weft.foundation.spec import Spec
 from weft.models.part_specs import Share
 from weft.training.schedules import Cosine, InverseRoot, Schedule, Trapezoid
@@ -22,7 +24,8 @@ class TrainingSpec(Spec):
     is the number of evaluations without a better validation loss after which training stops. `lora` is the rank of
     adapters that are trained beside the frozen weights of the blocks; `lora_alpha` is twice the rank if left out.
     `evaluate_every` and `checkpoint_every` count steps, `evaluate_tokens` validation tokens. `keep` is the number of
-    training states on disk. `recompute` saves memory by gradient checkpointing. `guard` stops a model that looks ahead.
+    training states on disk. `recompute` saves memory by gradient checkpointing. `precision`: auto is bf16 where that is
+    fast, else float32; float64 is for proofs. `guard` stops a model that looks ahead.
     `threads` 0 means all.
     """
 
@@ -49,9 +52,13 @@ class TrainingSpec(Spec):
     checkpoint_every: PositiveInt | None = None
     keep: PositiveInt = 1
     recompute: bool = False
-    precision: Literal["auto", "float32", "bf16"] = "auto"
+    precision: Literal["auto", "float64", "float32", "bf16"] = "auto"
     guard: bool = True
     threads: NonNegativeInt = 0
+
+    def uses_bf16(self, device: torch.device) -> bool:
+        """Whether steps compute in bf16 on this device: as asked for, or where that is fast."""
+        return self.precision == "bf16" or (self.precision == "auto" and bf16_is_fast(device))
 
     def build_schedule(self, total: int) -> Schedule:
         warmup = min(total, max(1, round(self.warmup * total)))

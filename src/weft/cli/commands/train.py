@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join, quote
@@ -83,6 +84,24 @@ def train(
     module: Module = None,
     device: Device = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Number of processes on this machine; torchrun starts them, and again if one dies."),
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="How processes share the work: ddp, fsdp, tp=N, cp=N, or fsdp,tp=N; also under torchrun.",
+            show_default="ddp",
+            metavar="LAYOUT",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a process that does not answer is given up.", show_default="600", metavar="S"
+        ),
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -100,6 +119,8 @@ def train(
       weft train text letters.txt --from runs/book --lora 8 --out runs/letters
       weft train classification reviews.csv --from runs/minilm --out runs/reviews
       weft train text book.txt --module my_model.py:MyGPT --out runs/own     your own torch module; also with --resume
+      weft train text book.txt --out runs/big --processes 4 --parallel fsdp      four processes on this machine
+      torchrun --nproc-per-node 8 -m weft train text book.txt --out runs/big     by torchrun, also on many machines
       weft train text --help                   every default of a task
     """
     given = {
@@ -111,9 +132,37 @@ def train(
         "training.lora": lora,
     }
     request = build_request(
-        given, settings, config, task=task, data=tuple(data), out=out, resume=resume, base=base, compile=compiled
+        given,
+        settings,
+        config,
+        task=task,
+        data=tuple(data),
+        out=out,
+        resume=resume,
+        base=base,
+        compile=compiled,
+        parallel=parallel,
+        timeout=timeout,
     )
-    run_train(request, tensorboard, as_json, module)
+    if processes is not None:
+        start_processes(request, processes)
+    else:
+        run_train(request, tensorboard, as_json, module)
+
+
+def start_processes(request: TrainRequest, count: int) -> None:
+    """Run this very command in `count` processes of torchrun's elastic agent."""
+    from weft.training.parallel.launch import launch
+
+    words, rest = [], iter(sys.argv[1:])
+    for word in rest:
+        if word == "--processes":
+            next(rest, None)
+        elif not word.startswith("--processes="):
+            words.append(word)
+    code = launch(words, count, request)
+    if code:
+        raise typer.Exit(code)
 
 
 def build_request(given: Tree, settings: Sequence[str], config: Path | None, **fields: Any) -> TrainRequest:
@@ -139,15 +188,18 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
     """Train, then print the metrics beside the plan, the best possible score and simple methods."""
     from weft.cli.reporter import TensorBoardReporter, TerminalReporter
     from weft.cli.terminal import console, print_json
+    from weft.training.parallel.world import leads
     from weft.training.train import run_training
 
     out = request.out
-    with TerminalReporter(f"training {request.task}") as terminal:
+    with TerminalReporter(f"training {request.task}", silent=not leads()) as terminal:
         reporter: Reporter = terminal
         if tensorboard:
             reporter = TensorBoardReporter(terminal, str(out / "tensorboard"))
         try:
             result = run_training(request, reporter, find_factory(module))
+            if result is None:  # the first of several processes prints
+                return
         except KeyboardInterrupt:
             own = "" if module is None else f" --module {quote(module)}"
             command = f"weft train {request.task} {join(request.data)}{own} --out {quote(str(out))} --resume"

@@ -1,0 +1,37 @@
+"""The distribution of this training: one process, or those that torchrun started."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from weft.foundation.errors import WeftError
+from weft.foundation.numerics import pick_device
+from weft.training.distribution import Distribution
+from weft.training.parallel.layout import ParallelLayout
+from weft.training.parallel.world import TIMEOUT, end_with_parent, join_world, started_by_torchrun
+from weft.training.request import TrainRequest
+
+
+@contextlib.contextmanager
+def distribution_of(request: TrainRequest) -> Iterator[Distribution]:
+    """Inside, the processes of a training have met; afterwards they leave together."""
+    layout = ParallelLayout.parse(request.parallel or "ddp")
+    if not started_by_torchrun():
+        if layout != ParallelLayout():
+            raise WeftError(
+                f"--parallel {layout} needs several processes: add --processes N, or start weft with torchrun"
+            )
+        yield Distribution(pick_device(request.device))
+        return
+    from weft.training.parallel.failures import tell_once
+    from weft.training.parallel.spread import Replicated, Sharded
+
+    end_with_parent()
+    if request.compile:
+        raise WeftError("--compile works in one process: leave it out where several train")
+    world = join_world(request.device, request.timeout or TIMEOUT)
+    with tell_once(world):
+        kind = Replicated if layout.data == "ddp" and layout.tensor == 1 else Sharded
+        yield kind(world, layout)
+        world.leave()

@@ -1,0 +1,65 @@
+"""Weights of which this process holds a part: the model's code reads its own part, everyone else the DTensor.
+
+A module whose weights are DTensors becomes of a class that gives out tensors when its code says `self.weight`; in
+`parameters()`, `state_dict()` and for optimizers the weights stay DTensors. So model code is as it was, and every
+kernel sees plain tensors of local heads and hidden units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+
+from weft.training.parallel.collectives import gather_rows, sum_gradients
+
+# What a process sees of a weight, and what its gradient is there:
+#   own      its part of the weight
+#   whole    all of it, used for the same on every process: every gradient is whole
+#   partial  all of it, used for other tokens or heads on each process: gradients are summed
+#   once     all of it on the first process, zeros on the others: a bias that is added before outputs are summed
+#   table    all of it, gathered from the rows that each process holds
+View = Literal["own", "whole", "partial", "once", "table"]
+
+VIEWS = "_weft_views"
+
+
+def give_out_local(module: nn.Module, views: Mapping[str, View], group: ProcessGroup) -> None:
+    """Make `module` read its own weights by these views; in place."""
+    kind = _LocalRecurrent if isinstance(module, nn.RNNBase) else _Local
+    own = type(module)
+    object.__setattr__(module, VIEWS, (dict(views), group))
+    module.__class__ = type(own.__name__, (kind, own), {})
+
+
+class _Local(nn.Module):
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if not isinstance(found, DTensor):
+            return found
+        views, group = self.__dict__[VIEWS]
+        return local_tensor(found, views[name], group)
+
+
+class _LocalRecurrent(_Local):
+    """torch keeps the weights of its recurrent nets in a list beside the parameters: here it is made at each call."""
+
+    @property
+    def _flat_weights(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._flat_weights_names]
+
+    def _update_flat_weights(self) -> None:
+        """Nothing to keep up to date."""
+
+
+def local_tensor(weight: DTensor, view: View, group: ProcessGroup) -> Tensor:
+    """What this process sees of a weight."""
+    local: Tensor = weight.to_local(grad_placements=weight.placements)  # type: ignore[no-untyped-call]
+    if view == "table":
+        return gather_rows(local, group)
+    if view in ("partial", "once"):
+        local = sum_gradients(local, group)
+    return local * float(group.rank() == 0) if view == "once" else local

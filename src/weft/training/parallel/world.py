@@ -1,0 +1,106 @@
+"""This process among those of a training: joining them, agreeing on facts, and telling a failure once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store
+from torch.distributed.rendezvous import rendezvous
+
+from weft.foundation.errors import WeftError
+from weft.foundation.numerics import pick_device
+
+LONG = timedelta(days=7)  # reading a corpus or a last evaluation takes as long as it takes
+TIMEOUT = 600.0  # seconds after which a process that does not answer is given up
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several that torchrun, or another launcher that speaks its language, started."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def leads() -> bool:
+    """Whether this is the first process, or the only one."""
+    return int(os.environ.get("RANK", "0")) == 0 or not started_by_torchrun()
+
+
+@dataclass(frozen=True)
+class World:
+    """Process `rank` of `size`, `local_rank` on its machine; `store` holds small facts that all can read."""
+
+    rank: int
+    size: int
+    local_rank: int
+    store: Store
+    device: torch.device
+    timeout: float
+
+    @property
+    def leads(self) -> bool:
+        """The first process prints, plans and writes."""
+        return self.rank == 0
+
+    def from_leader(self, name: str, make: Callable[[], Any]) -> Any:
+        """What the first process makes, as plain JSON, on every process; however long it takes."""
+        if self.leads:
+            self.store.set(f"fact/{name}", json.dumps(make()))
+        self.store.wait([f"fact/{name}"], LONG)
+        return json.loads(self.store.get(f"fact/{name}"))
+
+    def first_here(self, name: str, do: Callable[[], Any]) -> Any:
+        """`do` on the first process of each machine, then on its others: these find what the first one has cached."""
+        machine = os.environ.get("GROUP_RANK", "0")
+        if self.local_rank:
+            self.store.wait([f"done/{name}/{machine}"], LONG)
+            return do()
+        result = do()
+        self.store.set(f"done/{name}/{machine}", "")
+        return result
+
+    def leave(self) -> None:
+        """Leave together, once the first process is done."""
+        self.from_leader("finished", lambda: True)
+        # The process that hosts the store must outlive what the others read from it.
+        if self.store.add("left", 1) == self.size:
+            self.store.set("all left", "")
+        if self.leads:
+            self.store.wait(["all left"], timedelta(seconds=30))
+        dist.destroy_process_group()
+
+
+def join_world(device: str | None, timeout: float = TIMEOUT) -> World:
+    """Meet the other processes: by nccl on GPUs, one per process, else by gloo."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    own = pick_device(device)
+    if own.type == "cuda":
+        own = torch.device("cuda", local % torch.cuda.device_count())
+        torch.cuda.set_device(own)
+    if own.type not in ("cpu", "cuda"):
+        raise WeftError(f"several processes train on CPUs or on CUDA devices, not on {own.type}: add --device cpu")
+    limit = timedelta(seconds=timeout)
+    store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
+    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)
+    return World(rank, size, local, dist.PrefixStore("weft", store), own, timeout)
+
+
+def end_with_parent() -> None:
+    """Let the system end this process when its agent dies, also by kill -9: no orphan goes on training (Linux)."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died in between
+        os._exit(1)
