@@ -186,6 +186,10 @@ def build_request(given: Tree, settings: Sequence[str], config: Path | None, **f
 
 def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: str | None = None) -> None:
     """Train, then print the metrics beside the plan, the best possible score and simple methods."""
+    from weft.training.parallel.give_up import has_given_up
+
+    if has_given_up():
+        return
     from weft.cli.reporter import TensorBoardReporter, TerminalReporter
     from weft.cli.terminal import console, print_json
     from weft.training.parallel.world import leads

@@ -7,18 +7,16 @@ stay silent. Where a process hangs, the others say which one did not answer.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 from torch.distributed import DistError
 
 from weft.foundation.errors import WeftError
+from weft.training.parallel.give_up import give_up
 from weft.training.parallel.world import World
 
-GIVE_UP = "WEFT_GIVE_UP"  # the file that tells the launcher not to start anew: another try would end the same
 PATIENCE = 3.0  # seconds in which processes that are alive notice a lost connection, or that nobody answers
 LOST = ("connection", "timed out", "timeout", "peer", "socket", "gloo", "nccl")
 
@@ -38,7 +36,7 @@ def tell_once(world: World) -> Iterator[None]:
         if not _is_lost(error):
             if not _claims(world):
                 raise SilentExit(1) from None
-            _give_up()
+            give_up()
             if isinstance(error, WeftError):
                 raise WeftError(f"rank {world.rank} of {world.size}: {error}") from None
             error.add_note(f"rank {world.rank} of {world.size}")
@@ -87,9 +85,3 @@ def _loss(world: World, silent: list[int]) -> str:
         f"{which} killed, or did not answer for {timedelta(seconds=round(world.timeout))}; "
         "the last good state is kept: continue with --resume"
     )
-
-
-def _give_up() -> None:
-    if GIVE_UP in os.environ:
-        with contextlib.suppress(OSError):
-            Path(os.environ[GIVE_UP]).touch()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.foundation.errors import WeftError
-from weft.training.parallel.failures import GIVE_UP
+from weft.foundation.numerics import pick_device
+from weft.training.parallel.give_up import GIVE_UP
 from weft.training.parallel.layout import ParallelLayout
 from weft.training.parallel.world import started_by_torchrun
 from weft.training.request import TrainRequest
@@ -27,7 +28,9 @@ def launch(words: Sequence[str], count: int, request: TrainRequest) -> int:
         raise WeftError(f"--processes {count}: give 1 or more")
     if started_by_torchrun():
         raise WeftError("torchrun has started the processes already: leave --processes out")
-    ParallelLayout.parse(request.parallel or "ddp").data_ranks(count)
+    layout = ParallelLayout.parse(request.parallel or "ddp")
+    layout.data_ranks(count)
+    layout.expect_possible(pick_device(request.device).type)
     threads = max(1, (os.cpu_count() or 1) // count)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:

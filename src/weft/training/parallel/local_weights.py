@@ -8,6 +8,7 @@ kernel sees plain tensors of local heads and hidden units.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -27,11 +28,22 @@ View = Literal["own", "whole", "partial", "once", "table"]
 VIEWS = "_weft_views"
 
 
-def give_out_local(module: nn.Module, views: Mapping[str, View], group: ProcessGroup) -> None:
+@dataclass
+class Reading:
+    """Over which group weights are split, and whether the model's code reads them by now.
+
+    FSDP reads them by their names too, once, when it is first called: then it must find DTensors.
+    """
+
+    group: ProcessGroup
+    active: bool = True
+
+
+def give_out_local(module: nn.Module, views: Mapping[str, View], reading: Reading) -> None:
     """Make `module` read its own weights by these views; in place."""
     kind = _LocalRecurrent if isinstance(module, nn.RNNBase) else _Local
     own = type(module)
-    object.__setattr__(module, VIEWS, (dict(views), group))
+    object.__setattr__(module, VIEWS, (dict(views), reading))
     module.__class__ = type(own.__name__, (kind, own), {})
 
 
@@ -40,8 +52,8 @@ class _Local(nn.Module):
         found = super().__getattr__(name)
         if not isinstance(found, DTensor):
             return found
-        views, group = self.__dict__[VIEWS]
-        return local_tensor(found, views[name], group)
+        views, reading = self.__dict__[VIEWS]
+        return local_tensor(found, views[name], reading.group) if reading.active else found
 
 
 class _LocalRecurrent(_Local):

@@ -213,11 +213,13 @@ class Sharded(ManyProcesses):
         expect_axes(module)
         self.splits = split_weights(module, self.layout.tensor)
         self.sections = {name: split.sections for name, split in self.splits.items() if split.sections}
-        if self.layout.tensor > 1:
-            split_model(module, self.mesh, self.splits)
+        reading = split_model(module, self.mesh, self.splits) if self.layout.tensor > 1 else None
         step = StepModule(task, module)
         if self.layout.data == "fsdp" or self.data_ranks > 1:
             self._shard(step, module, training)
+            if reading is not None:
+                reading.active = False
+                step.register_forward_pre_hook(lambda *_: setattr(reading, "active", True))
         self.step = step
         return step
 

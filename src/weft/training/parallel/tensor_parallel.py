@@ -27,15 +27,16 @@ from weft.parts.linear_attention import LinearAttention
 from weft.parts.relative import AttentionPosition
 from weft.parts.stack import Stack
 from weft.training.parallel.collectives import gather_tokens, scatter_tokens, sum_gradients
-from weft.training.parallel.local_weights import View, give_out_local
+from weft.training.parallel.local_weights import Reading, View, give_out_local
 from weft.training.parallel.tensor_splits import WeightSplit, interleaved
 
 DATA, TENSOR = "data", "tensor"  # the names of the mesh's axes
 
 
-def split_model(model: nn.Module, mesh: DeviceMesh, splits: dict[str, WeightSplit]) -> None:
+def split_model(model: nn.Module, mesh: DeviceMesh, splits: dict[str, WeightSplit]) -> Reading:
     """Divide the weights over the mesh's tensor axis, every one a DTensor on this mesh, and rewire the parts."""
     group = mesh.get_group(TENSOR)
+    reading = Reading(group)
     for name, part in model.named_modules():
         present = [weight for weight, value in part._parameters.items() if value is not None]
         own = {weight: splits[f"{name}.{weight}" if name else weight] for weight in present}
@@ -43,10 +44,11 @@ def split_model(model: nn.Module, mesh: DeviceMesh, splits: dict[str, WeightSpli
             part._parameters[weight] = _divided(part._parameters[weight], split, mesh)
         if own:
             views: dict[str, View] = {weight: split.view for weight, split in own.items()}
-            give_out_local(part, views, group)
+            give_out_local(part, views, reading)
     for part in list(model.modules()):
         if isinstance(part, Stack):
             _rewire_stack(part, group)
+    return reading
 
 
 def local_part(weight: Tensor, split: WeightSplit, rank: int, count: int) -> Tensor:

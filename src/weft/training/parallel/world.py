@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import sys
+import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,9 +92,33 @@ def join_world(device: str | None, timeout: float = TIMEOUT) -> World:
         raise WeftError(f"several processes train on CPUs or on CUDA devices, not on {own.type}: add --device cpu")
     limit = timedelta(seconds=timeout)
     store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
+    store = dist.PrefixStore(meet(store, rank, size, timeout), store)
     backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)
     return World(rank, size, local, dist.PrefixStore("weft", store), own, timeout)
+
+
+def meet(store: Store, rank: int, size: int, timeout: float) -> str:
+    """A name for this meeting of processes, under which none finds what earlier ones left in the store.
+
+    torchrun may keep a store while it starts workers again, without telling them that it is another time. Each process
+    leaves a number of its own; the first one answers with a name and the numbers it saw, until all have seen theirs.
+    """
+    own, name = uuid.uuid4().hex, uuid.uuid4().hex
+    deadline = time.monotonic() + timeout
+    store.set(f"hello/{rank}", own)
+    while time.monotonic() < deadline:
+        if rank == 0:
+            seen = {r: store.get(f"hello/{r}").decode() for r in range(size) if store.check([f"hello/{r}"])}
+            store.set("meeting", json.dumps([name, size, seen]))
+        if store.check(["meeting"]):
+            found, count, seen = json.loads(store.get("meeting"))
+            if count == size and seen.get(str(rank)) == own:
+                store.set(f"met/{found}/{rank}", "")
+                if rank or all(store.check([f"met/{found}/{r}"]) for r in range(size)):
+                    return str(found)
+        time.sleep(0.02)
+    raise WeftError(f"rank {rank} of {size}: the others did not come within {timeout:g} s: see whether they run")
 
 
 def end_with_parent() -> None:
