@@ -59,12 +59,12 @@ def read_whole(folder: Path) -> tuple[int, dict[str, Tensor], Tree]:
 
 def load(state: dict[str, Any], folder: Path, no_dist: bool = False, planner: Any = None) -> None:
     """Fill `state` from the folder, each process what it asks for."""
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 
     try:
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), planner=planner, no_dist=no_dist)
+        load_parts(state, storage_reader=HuggingFaceStorageReader(str(folder)), planner=planner, no_dist=no_dist)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:  # the first is no Exception
         raise DiskError(
             f"{folder} cannot be read ({_reason(error)}): remove it, so that an older one is used"

@@ -93,11 +93,11 @@ class Loop:
                 self.seconds = time.perf_counter() - began
                 self._report(loss, tokens)
                 last = self.step == self.plan.last
-                if self.distribution.stopped:
-                    self.stop_reason = "interrupt"
                 if last or self.step % self.plan.evaluate_every == 0:
                     self._evaluate(last)
                     self.seconds = time.perf_counter() - began
+                if self.distribution.stopped:
+                    self.stop_reason = "interrupt"
                 if self._out_of_patience and self.stop_reason is None:
                     self.stop_reason = "patience"
                     self.reporter.on_note(
@@ -130,7 +130,8 @@ class Loop:
         shares = self.distribution.take(self._micro_batches(self.step), self._read)
         count = max(1, sum(share.answers for share in shares))
         torch.manual_seed(self.distribution.seed(derive(self.seed, "step", self.step)))
-        total = self.distribution.mean(sum(self._backward(share, count, share is shares[-1]) for share in shares))
+        losses = [self._backward(share, count, share is shares[-1]) for share in shares]
+        total = self.distribution.mean(sum(losses[1:], losses[0]))
         norm = self.distribution.clip(self.weights, self.training.clip or float("inf"))
         expect_finite(self.module, norm, self.step + 1, lambda: self._loss(shares[0], count))
         rate = self.training.build_schedule(self.plan.steps_at(self.step)).share(self.step)

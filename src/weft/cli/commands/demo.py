@@ -92,6 +92,7 @@ def _train(request: TrainRequest) -> TrainingResult:
     _make_room(RunFolder(request.out))
     with TerminalReporter(f"{request.task}: {request.data[0]}") as reporter:
         result = run_training(request, reporter)
+    assert result is not None  # one process
     draw_training(request.out, result)
     return result
 

@@ -9,7 +9,7 @@ from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
 from weft.training.distribution import Distribution
 from weft.training.parallel.layout import ParallelLayout
-from weft.training.parallel.world import TIMEOUT, end_with_parent, join_world, started_by_torchrun
+from weft.training.parallel.world import TIMEOUT, World, end_with_parent, join_world, started_by_torchrun
 from weft.training.request import TrainRequest
 
 
@@ -25,13 +25,21 @@ def distribution_of(request: TrainRequest) -> Iterator[Distribution]:
         yield Distribution(pick_device(request.device))
         return
     from weft.training.parallel.failures import tell_once
-    from weft.training.parallel.spread import Replicated, Sharded
 
     end_with_parent()
     if request.compile:
         raise WeftError("--compile works in one process: leave it out where several train")
     world = join_world(request.device, request.timeout or TIMEOUT)
     with tell_once(world):
-        kind = Replicated if layout.data == "ddp" and layout.tensor == 1 else Sharded
-        yield kind(world, layout)
+        yield _several(world, layout)
         world.leave()
+
+
+def _several(world: World, layout: ParallelLayout) -> Distribution:
+    from weft.training.parallel.spread import Replicated
+
+    if layout == ParallelLayout():
+        return Replicated(world, layout)
+    from weft.training.parallel.sharded import Sharded  # loads DTensors, which takes seconds
+
+    return Sharded(world, layout)

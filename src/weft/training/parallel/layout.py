@@ -8,6 +8,7 @@ from typing import Literal
 from weft.foundation.errors import WeftError
 
 DataKind = Literal["ddp", "fsdp"]
+DATA, TENSOR = "data", "tensor"  # the names of the mesh's axes
 KINDS = "ddp, fsdp, tp=N, or several with commas, such as fsdp,tp=2"
 
 

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from weft.training.parallel.collectives import gather_rows, sum_gradients
-
-# What a process sees of a weight, and what its gradient is there:
-#   own      its part of the weight
-#   whole    all of it, used for the same on every process: every gradient is whole
-#   partial  all of it, used for other tokens or heads on each process: gradients are summed
-#   once     all of it on the first process, zeros on the others: a bias that is added before outputs are summed
-#   table    all of it, gathered from the rows that each process holds
-View = Literal["own", "whole", "partial", "once", "table"]
+from weft.training.parallel.tensor_splits import View
 
 VIEWS = "_weft_views"
 
@@ -69,7 +62,7 @@ class _LocalRecurrent(_Local):
 
 def local_tensor(weight: DTensor, view: View, group: ProcessGroup) -> Tensor:
     """What this process sees of a weight."""
-    local: Tensor = weight.to_local(grad_placements=weight.placements)  # type: ignore[no-untyped-call]
+    local: Tensor = weight.to_local(grad_placements=weight.placements)
     if view == "table":
         return gather_rows(local, group)
     if view in ("partial", "once"):

@@ -7,7 +7,7 @@ layout of one process, so a run goes on with any number of processes and any par
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.checkpoints.sharded_files import as_tensors, load, read_index, section_key
@@ -132,6 +132,12 @@ class _Staged(AsyncStager):
     def stage(self, state_dict: Any) -> Any:
         return state_dict
 
+    def synchronize_staging(self) -> None:
+        """Nothing is under way."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
 
 @dataclass
 class ShardedState:
@@ -139,6 +145,7 @@ class ShardedState:
 
     leads: bool
     _pending: Future[Any] | None = None
+    _finish: Callable[[], None] = lambda: None
     _group: dist.ProcessGroup = field(default_factory=lambda: dist.new_group(backend="gloo"))
 
     def write(
@@ -153,7 +160,7 @@ class ShardedState:
         if self.leads and path.exists():
             shutil.rmtree(path)  # parts that a killed training left, perhaps of another number of processes
         writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
-        response: Any = dcp.async_save(
+        response: Any = async_save(
             pieces,
             storage_writer=writer,
             planner=_SavePlanner(),

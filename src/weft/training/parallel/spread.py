@@ -1,8 +1,8 @@
 """Distributions of a training over processes: each data rank computes its share of every batch.
 
-`Replicated` keeps the whole model on every process (DDP). `Sharded` divides weights, gradients and moments over data
-ranks (FSDP2), and layers over tensor ranks. All give the gradient that one process would have: losses are divided by
-the answers of all shares, and sums that losses of experts are made of run over all of them.
+`Replicated` keeps the whole model on every process (DDP); `sharded.Sharded` divides it (FSDP2, tensor parallelism).
+All give the gradient that one process would have: losses are divided by the answers of all shares, and the sums that
+losses of experts are made of run over all of them.
 """
 
 from __future__ import annotations
@@ -18,28 +18,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import DataParallelMeshDims, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.checkpoints.sharded_files import read_index
 from weft.foreign.user_module import UserModule
-from weft.foundation.errors import WeftError
 from weft.foundation.seeds import derive
 from weft.foundation.spec import Tree
 from weft.parts.auxiliary import summing_by
 from weft.parts.lora import merged_state
-from weft.parts.stack import Stack
 from weft.tasks.support.losses import spread as spread_evenly
 from weft.tasks.task import Batch, Split, Task
 from weft.training.distribution import Distribution, MicroBatch, TrainingState
 from weft.training.parallel.collectives import sum_over
-from weft.training.parallel.layout import ParallelLayout
-from weft.training.parallel.local_tensors import whole
+from weft.training.parallel.layout import DATA, TENSOR, ParallelLayout
 from weft.training.parallel.run_folders import LeadingFolder, SilentFolder, launch_name, read_launch
 from weft.training.parallel.sharded_state import ShardedState, StateLayout
-from weft.training.parallel.tensor_parallel import DATA, TENSOR, split_model
-from weft.training.parallel.tensor_splits import Sections, WeightSplit, fused_sections, split_weights
+from weft.training.parallel.tensor_splits import Sections, fused_sections
 from weft.training.parallel.world import World
 from weft.training.step_module import StepModule
 from weft.training.training_spec import TrainingSpec
@@ -67,7 +62,6 @@ class ManyProcesses(Distribution):
         )
         self.data_group = self.mesh.get_group(DATA)
         self.states = ShardedState(world.leads)
-        self.splits: dict[str, WeightSplit] = {}
         self.sections: dict[str, Sections] = {}
 
     def request_stop(self) -> None:
@@ -200,67 +194,6 @@ class Replicated(ManyProcesses):
     def _synchronized(self, last: bool) -> Iterator[None]:
         with contextlib.nullcontext() if last else self.step.no_sync():
             yield
-
-
-class Sharded(ManyProcesses):
-    """FSDP2 over data ranks, block by block, and tensor parallelism inside of the blocks; every weight is a DTensor."""
-
-    holds_whole_model = False
-
-    def spread(self, task: Task, module: nn.Module, training: TrainingSpec, probe: Callable[[], Batch]) -> nn.Module:
-        if isinstance(module, UserModule) and self.layout.tensor > 1:
-            raise WeftError("tp=N splits Weft's own parts: train a module of your own with ddp or fsdp")
-        expect_axes(module)
-        self.splits = split_weights(module, self.layout.tensor)
-        self.sections = {name: split.sections for name, split in self.splits.items() if split.sections}
-        reading = split_model(module, self.mesh, self.splits) if self.layout.tensor > 1 else None
-        step = StepModule(task, module)
-        if self.layout.data == "fsdp" or self.data_ranks > 1:
-            self._shard(step, module, training)
-            if reading is not None:
-                reading.active = False
-                step.register_forward_pre_hook(lambda *_: setattr(reading, "active", True))
-        self.step = step
-        return step
-
-    def _shard(self, step: StepModule, module: nn.Module, training: TrainingSpec) -> None:
-        """With tensor parallelism weights are DTensors on the whole mesh already; FSDP shards along its data axis."""
-        half = training.uses_bf16(self.world.device)
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
-        )
-        how: dict[str, Any] = {"mesh": self.mesh[DATA], "mp_policy": policy}
-        if self.layout.tensor > 1:
-            axis = {"shard" if self.layout.data == "fsdp" else "replicate": DATA}
-            how |= {"mesh": self.mesh, "dp_mesh_dims": DataParallelMeshDims(**axis)}
-        for part in module.modules():
-            if isinstance(part, Stack):
-                for block in part.blocks:
-                    fully_shard(block, **how)
-        fully_shard(step, **how)
-
-    @contextlib.contextmanager
-    def _synchronized(self, last: bool) -> Iterator[None]:
-        if isinstance(self.step, FSDPModule):
-            self.step.set_requires_gradient_sync(last)
-            self.step.set_is_last_backward(last)
-        yield
-
-    def clip(self, weights: Sequence[Tensor], most: float) -> Tensor:
-        return whole(super().clip(weights, most))
-
-    def mean_loss(self, step: nn.Module, split: Split, size: int, most: int | None) -> float:
-        found = super().mean_loss(step, split, size, most)
-        if isinstance(step, FSDPModule):
-            step.reshard()  # the last weights stay gathered for a backward pass, and none follows
-        return found
-
-
-def expect_axes(module: nn.Module) -> None:
-    """Refuse weights that are single numbers, which FSDP2 does not shard."""
-    name = next((name for name, weight in module.named_parameters() if not weight.dim()), None)
-    if name is not None:
-        raise WeftError(f"{name} is a single number, which fsdp and tp cannot divide: use --parallel ddp")
 
 
 def _has_unused(step: StepModule, module: nn.Module, probe: Callable[[], Batch]) -> bool:

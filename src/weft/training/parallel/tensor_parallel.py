@@ -27,10 +27,9 @@ from weft.parts.linear_attention import LinearAttention
 from weft.parts.relative import AttentionPosition
 from weft.parts.stack import Stack
 from weft.training.parallel.collectives import gather_tokens, scatter_tokens, sum_gradients
-from weft.training.parallel.local_weights import Reading, View, give_out_local
-from weft.training.parallel.tensor_splits import WeightSplit, interleaved
-
-DATA, TENSOR = "data", "tensor"  # the names of the mesh's axes
+from weft.training.parallel.layout import TENSOR
+from weft.training.parallel.local_weights import Reading, give_out_local
+from weft.training.parallel.tensor_splits import View, WeightSplit, interleaved
 
 
 def split_model(model: nn.Module, mesh: DeviceMesh, splits: dict[str, WeightSplit]) -> Reading:
@@ -127,7 +126,7 @@ def _rewire_part(part: nn.Module, tokens: Sequence) -> None:
     # The router sees every token on every process: its gradients are whole, those of the experts are summed inside.
     entering = shared and not isinstance(part, Experts)
     run = _run_cross if isinstance(part, CrossAttention) else _run_part
-    part.forward = partial(run, part.forward, tokens, entering, shared)  # type: ignore[method-assign]
+    part.forward = partial(run, part.forward, tokens, entering, shared)
 
 
 def _run_part(
@@ -155,7 +154,7 @@ def _rewire_experts(part: Experts, group: ProcessGroup) -> None:
     part.first = group.rank() * (part.experts // group.size())
     part.mix = partial(_mix_own, part.mix, group)  # type: ignore[method-assign]
     if part.shared is not None:
-        part.shared.forward = partial(_run_shared, part.shared.forward, group)  # type: ignore[method-assign]
+        part.shared.forward = partial(_run_shared, part.shared.forward, group)
 
 
 def _mix_own(mix: Callable[..., Tensor], group: ProcessGroup, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:

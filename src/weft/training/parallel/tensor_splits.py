@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,16 @@ from weft.parts.lora import AdaptedLinear
 from weft.parts.norms import Norm
 from weft.parts.outputs import LanguageHead
 from weft.parts.stack import Stack
-from weft.training.parallel.local_weights import View
 
 Sections = tuple[int, ...]
+
+# What a process sees of a weight, and what its gradient is there:
+#   own      its part of the weight
+#   whole    all of it, used for the same on every process: every gradient is whole
+#   partial  all of it, used for other tokens or heads on each process: gradients are summed
+#   once     all of it on the first process, zeros on the others: a bias that is added before outputs are summed
+#   table    all of it, gathered from the rows that each process holds
+View = Literal["own", "whole", "partial", "once", "table"]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from weft.foundation.errors import WeftError
@@ -92,10 +92,10 @@ def join_world(device: str | None, timeout: float = TIMEOUT) -> World:
         raise WeftError(f"several processes train on CPUs or on CUDA devices, not on {own.type}: add --device cpu")
     limit = timedelta(seconds=timeout)
     store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
-    store = dist.PrefixStore(meet(store, rank, size, timeout), store)
+    store = PrefixStore(meet(store, rank, size, timeout), store)
     backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)
-    return World(rank, size, local, dist.PrefixStore("weft", store), own, timeout)
+    dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)
+    return World(rank, size, local, PrefixStore("weft", store), own, timeout)
 
 
 def meet(store: Store, rank: int, size: int, timeout: float) -> str:
