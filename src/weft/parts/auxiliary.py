@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 
-@dataclass
 class Auxiliary:
-    """Collected while a stack runs. `real` [B, T] marks real tokens, so that padding counts in no statistic."""
+    """Collected while a stack runs. `real` [B, T] marks real tokens, so that padding counts in no statistic.
 
-    real: Tensor | None = None
-    values: dict[str, list[Tensor]] = field(default_factory=dict)
+    No dataclass: FSDP copies those that a block is called with, and what is added to a copy is lost.
+    """
+
+    def __init__(self, real: Tensor | None = None) -> None:
+        self.real = real
+        self.values: dict[str, list[Tensor]] = {}
 
     def add(self, name: str, value: Tensor) -> None:
         """One layer's value of `name`."""

@@ -91,7 +91,7 @@ class StateLayout:
         """The whole tensor in the layout of one process; every process has to ask for it."""
         full = whole(tensor)
         sections = self.sections.get(parameter_of(name), ())
-        if not sections or self.tensor_ranks == 1:
+        if not sections or self.tensor_ranks == 1 or not full.dim():
             return full
         return full[interleaved(sections, self.tensor_ranks).argsort().to(full.device)]
 

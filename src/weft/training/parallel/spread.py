@@ -8,6 +8,7 @@ losses of experts are made of run over all of them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -57,9 +58,7 @@ class ManyProcesses(Distribution):
         self.data_rank = world.rank // layout.tensor
         self.leads = world.leads
         self._asked_to_stop = False
-        self.mesh: DeviceMesh = init_device_mesh(
-            world.device.type, (self.data_ranks, layout.tensor), mesh_dim_names=(DATA, TENSOR)
-        )
+        self.mesh = _mesh(world.device.type, self.data_ranks, layout.tensor)
         self.data_group = self.mesh.get_group(DATA)
         self.states = ShardedState(world.leads)
         self.sections: dict[str, Sections] = {}
@@ -194,6 +193,12 @@ class Replicated(ManyProcesses):
     def _synchronized(self, last: bool) -> Iterator[None]:
         with contextlib.nullcontext() if last else self.step.no_sync():
             yield
+
+
+@functools.cache
+def _mesh(device_type: str, data_ranks: int, tensor_ranks: int) -> DeviceMesh:
+    """Made once per process: DTensors remember meshes, and compare them by identity."""
+    return init_device_mesh(device_type, (data_ranks, tensor_ranks), mesh_dim_names=(DATA, TENSOR))
 
 
 def _has_unused(step: StepModule, module: nn.Module, probe: Callable[[], Batch]) -> bool:

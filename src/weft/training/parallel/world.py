@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -11,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -71,17 +73,31 @@ class World:
         return result
 
     def leave(self) -> None:
-        """Leave together, once the first process is done."""
+        """Leave together, once the first process is done, which may host what the others read from."""
         self.from_leader("finished", lambda: True)
-        # The process that hosts the store must outlive what the others read from it.
         if self.store.add("left", 1) == self.size:
             self.store.set("all left", "")
         if self.leads:
             self.store.wait(["all left"], timedelta(seconds=30))
-        dist.destroy_process_group()
+
+
+_met: list[World] = []
 
 
 def join_world(device: str | None, timeout: float = TIMEOUT) -> World:
+    """The world for one training. Processes that train several times stay together, and agree on each anew."""
+    if not _met:
+        _met.append(_join(device, timeout))
+        atexit.register(dist.destroy_process_group)
+    world = _met[0]
+    trainings = next(_trainings)
+    return replace(world, store=PrefixStore(f"training {trainings}", world.store))
+
+
+_trainings = itertools.count()
+
+
+def _join(device: str | None, timeout: float) -> World:
     """Meet the other processes: by nccl on GPUs, one per process, else by gloo."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     own = pick_device(device)
