@@ -13,7 +13,6 @@ from cases import LAYOUTS, STEPS, Case, cases, write_cases, write_data
 from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
-QUICK = [case for case in cases() if case.name in ()]
 
 
 def run_all(folder: Path, processes: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -22,8 +23,13 @@ Pool = Literal["first", "mean", "last"]
 DistributionName = Literal["point", "gaussian", "student"]
 
 
+SharedLoss = Callable[[Tensor, Tensor, float], Tensor]  # of hidden [N, D], labels [N] and the smoothing
+
+
 class LanguageHead(nn.Module):
     """Logits over the vocabulary: hidden W^T + b, W [C, D]."""
+
+    shared_loss: SharedLoss | None = None  # the loss where several processes hold some rows of W each
 
     def __init__(self, width: int, vocabulary: int, bias: bool = False) -> None:
         super().__init__()
@@ -52,6 +58,8 @@ class TiedHead(nn.Module):
     It is given the embedding with each call and holds none, so the shared weight stands once in the state dict; its
     own is the bias b [C] alone, where there is one (Marian).
     """
+
+    shared_loss: SharedLoss | None = None  # the loss where several processes hold some rows of W each
 
     def __init__(self, width: int, vocabulary: int, scale: float = 1.0, bias: bool = False) -> None:
         super().__init__()

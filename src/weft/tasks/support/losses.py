@@ -32,6 +32,8 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
     embedding: Any = getattr(module, "target_embedding", None) or getattr(module, "embedding", None)
     if head is None:  # a module of the user's own, which gives the logits themselves
         total = F.cross_entropy(widen(hidden), flat, reduction="sum", label_smoothing=smoothing)
+    elif (shared := getattr(head, "shared_loss", None)) is not None:
+        total = shared(hidden, flat, smoothing)
     elif isinstance(head, CappedHead):
         total = _by_rows(head, hidden, embedding, flat, smoothing)
     elif hidden.shape[0] * head.vocabulary > LOGITS_AT_ONCE:

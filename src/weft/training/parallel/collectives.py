@@ -45,6 +45,12 @@ def sum_over(x: Tensor, group: ProcessGroup) -> Tensor:
     return total
 
 
+def sum_shares(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum of x over processes, of which each goes on to compute the same: every one has the whole gradient."""
+    total: Tensor = _SumShares.apply(x, group)  # type: ignore[no-untyped-call]
+    return total
+
+
 def gather_rows(rows: Tensor, group: ProcessGroup) -> Tensor:
     """[C / n, ...] -> [C, ...]; gradients are whole on every process, so each takes its own rows of them."""
     table: Tensor = _GatherRows.apply(rows, group)  # type: ignore[no-untyped-call]
@@ -125,6 +131,16 @@ class _SumOver(Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
         return _reduced(slopes[0], ctx.group), None
+
+
+class _SumShares(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return _reduced(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        return slopes[0], None
 
 
 class _GatherRows(Function):

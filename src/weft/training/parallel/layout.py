@@ -37,9 +37,14 @@ class ParallelLayout:
                 raise WeftError(f"--parallel {text}: write {KINDS}")
         return cls(data or "ddp", sizes.get("tp", 1), sizes.get("cp", 1))
 
+    @property
+    def together(self) -> int:
+        """The number of processes that compute one share of a batch."""
+        return self.tensor * self.context
+
     def data_ranks(self, processes: int) -> int:
         """The number of shares of a batch; refused where the processes do not divide."""
-        together = self.tensor * self.context
+        together = self.together
         if processes % together:
             raise WeftError(
                 f"{self} needs groups of {together} processes, but there are {processes}: "

@@ -18,11 +18,13 @@ from weft.foreign.user_module import UserModule
 from weft.foundation.errors import WeftError
 from weft.parts.stack import Stack
 from weft.tasks.task import Batch, Split, Task
-from weft.training.parallel.layout import DATA
+from weft.training.parallel.context_parallel import split_context
+from weft.training.parallel.layout import DATA, TENSOR
 from weft.training.parallel.local_tensors import whole
 from weft.training.parallel.spread import ManyProcesses
 from weft.training.parallel.tensor_parallel import split_model
 from weft.training.parallel.tensor_splits import split_weights
+from weft.training.parallel.vocabulary_loss import share_vocabulary
 from weft.training.step_module import StepModule
 from weft.training.training_spec import TrainingSpec
 
@@ -33,12 +35,17 @@ class Sharded(ManyProcesses):
     holds_whole_model = False
 
     def spread(self, task: Task, module: nn.Module, training: TrainingSpec, probe: Callable[[], Batch]) -> nn.Module:
-        if isinstance(module, UserModule) and self.layout.tensor > 1:
-            raise WeftError("tp=N splits Weft's own parts: train a module of your own with ddp or fsdp")
+        if isinstance(module, UserModule) and self.layout.together > 1:
+            raise WeftError(f"{self.layout} splits Weft's own parts: train a module of your own with ddp or fsdp")
         expect_axes(module)
         splits = split_weights(module, self.layout.tensor)
         self.sections = {name: split.sections for name, split in splits.items() if split.sections}
-        reading = split_model(module, self.mesh, splits) if self.layout.tensor > 1 else None
+        reading = None
+        if self.layout.tensor > 1:
+            reading = split_model(module, self.mesh, splits)
+            share_vocabulary(module, self.mesh.get_group(TENSOR))
+        elif self.layout.context > 1:
+            reading = split_context(module, self.mesh)
         step = StepModule(task, module)
         if self.layout.data == "fsdp" or self.data_ranks > 1:
             self._shard(step, module, training)
@@ -55,7 +62,7 @@ class Sharded(ManyProcesses):
             param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
         )
         how: dict[str, Any] = {"mesh": self.mesh[DATA], "mp_policy": policy}
-        if self.layout.tensor > 1:
+        if self.layout.together > 1:
             axis = {"shard" if self.layout.data == "fsdp" else "replicate": DATA}
             how |= {"mesh": self.mesh, "dp_mesh_dims": DataParallelMeshDims(**axis)}
         for part in module.modules():

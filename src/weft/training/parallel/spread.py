@@ -55,10 +55,10 @@ class ManyProcesses(Distribution):
         self.world, self.layout = world, layout
         layout.expect_possible(world.device.type)
         self.data_ranks = layout.data_ranks(world.size)
-        self.data_rank = world.rank // layout.tensor
+        self.data_rank = world.rank // layout.together
         self.leads = world.leads
         self._asked_to_stop = False
-        self.mesh = _mesh(world.device.type, self.data_ranks, layout.tensor)
+        self.mesh = _mesh(world.device.type, self.data_ranks, layout.together)
         self.data_group = self.mesh.get_group(DATA)
         self.states = ShardedState(world.leads)
         self.sections: dict[str, Sections] = {}
@@ -89,7 +89,7 @@ class ManyProcesses(Distribution):
         answers = [weight * batch.count for weight, batch in zip(weights, batches, strict=True)]
         *sums, stops = self._sum_over_all([*answers, float(self._asked_to_stop)])
         self.stopped = stops > 0
-        sums = [number / self.layout.tensor for number in sums]  # each data rank was counted once per tensor rank
+        sums = [number / self.layout.together for number in sums]  # a share was counted by all that compute it
         return [MicroBatch(*share) for share in zip(batches, sums, weights, strict=True)]
 
     def _sum_over_all(self, numbers: Sequence[float]) -> list[float]:

@@ -33,9 +33,17 @@ from weft.training.parallel.tensor_splits import View, WeightSplit, interleaved
 
 
 def split_model(model: nn.Module, mesh: DeviceMesh, splits: dict[str, WeightSplit]) -> Reading:
-    """Divide the weights over the mesh's tensor axis, every one a DTensor on this mesh, and rewire the parts."""
-    group = mesh.get_group(TENSOR)
-    reading = Reading(group)
+    """Divide the weights over the mesh's tensor axis, and rewire the parts."""
+    reading = distribute_weights(model, mesh, splits)
+    for part in list(model.modules()):
+        if isinstance(part, Stack):
+            _rewire_stack(part, mesh.get_group(TENSOR))
+    return reading
+
+
+def distribute_weights(model: nn.Module, mesh: DeviceMesh, splits: dict[str, WeightSplit]) -> Reading:
+    """Make every weight a DTensor on this mesh, divided along its tensor axis; modules read their own parts."""
+    reading = Reading(mesh.get_group(TENSOR))
     for name, part in model.named_modules():
         present = [weight for weight, value in part._parameters.items() if value is not None]
         own = {weight: splits[f"{name}.{weight}" if name else weight] for weight in present}
@@ -44,9 +52,6 @@ def split_model(model: nn.Module, mesh: DeviceMesh, splits: dict[str, WeightSpli
         if own:
             views: dict[str, View] = {weight: split.view for weight, split in own.items()}
             give_out_local(part, views, reading)
-    for part in list(model.modules()):
-        if isinstance(part, Stack):
-            _rewire_stack(part, group)
     return reading
 
 
@@ -78,6 +83,13 @@ class Sequence:
     length: int = 0
     seed: int = 0
 
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """The first own token and the one after the last; an empty stretch where there are few tokens."""
+        size = -(-self.length // self.group.size())
+        first = min(self.group.rank() * size, self.length)
+        return first, min(first + size, self.length)
+
     def gather(self, x: Tensor, partial: bool) -> Tensor:
         return gather_tokens(x, self.length, self.group, partial)
 
@@ -96,10 +108,10 @@ def _rewire_stack(stack: Stack, group: ProcessGroup) -> None:
         _rewire_branch(block, tokens, number)
     if isinstance(stack.position, AttentionPosition) and heads:
         _rewire_position(stack.position, heads, group)
-    stack.forward = partial(_run_stack, stack.forward, tokens)  # type: ignore[method-assign]
+    stack.forward = partial(run_stack, stack.forward, tokens)  # type: ignore[method-assign]
 
 
-def _run_stack(forward: Callable[..., Tensor], tokens: Sequence, x: Tensor, *args: Any, **more: Any) -> Tensor:
+def run_stack(forward: Callable[..., Tensor], tokens: Sequence, x: Tensor, *args: Any, **more: Any) -> Tensor:
     """Blocks on a stretch of the tokens, with random numbers of their own; outside all processes draw the same."""
     tokens.length = x.shape[1]
     tokens.seed = int(torch.randint(2**62, ())) if torch.is_grad_enabled() else 0
@@ -125,13 +137,14 @@ def _rewire_part(part: nn.Module, tokens: Sequence) -> None:
         shared = False
     # The router sees every token on every process: its gradients are whole, those of the experts are summed inside.
     entering = shared and not isinstance(part, Experts)
-    run = _run_cross if isinstance(part, CrossAttention) else _run_part
+    run = _run_cross if isinstance(part, CrossAttention) else run_part
     part.forward = partial(run, part.forward, tokens, entering, shared)
 
 
-def _run_part(
+def run_part(
     forward: Callable[..., Tensor], tokens: Sequence, entering: bool, leaving: bool, x: Tensor, *args: Any, **more: Any
 ) -> Tensor:
+    """A part that sees all tokens: gathered before it and scattered after it, `partial` or not."""
     return tokens.scatter(forward(tokens.gather(x, entering), *args, **more), leaving)
 
 

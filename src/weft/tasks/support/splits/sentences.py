@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from weft.data.batching import batches_by_length
 from weft.data.tokenizers.lexicon import UNKNOWN_WORD, Lexicon
 from weft.foundation.numerics import widen
-from weft.foundation.seeds import generator
 from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Graph, Mask, Real
+from weft.tasks.support.splits.augmentation import own_random
 from weft.tasks.task import Batch, Split
 
 Numbers = NDArray[np.int64]
@@ -53,12 +53,13 @@ class Forms:
     unknown: int = UNKNOWN_WORD
     blind: bool = False
 
-    def look_up(self, places: Numbers, random: torch.Generator | None) -> Tensor:
-        """[B, T] -> [B, T] or [B, T, 1 + L], as many characters as the longest word here has."""
+    def look_up(self, places: Numbers, drawn: NDArray[np.float64] | None) -> Tensor:
+        """[B, T] -> [B, T] or [B, T, 1 + L], as many characters as the longest word here has.
+
+        `drawn`: a random number for each token, which is hidden if its chance is larger.
+        """
         found = self.numbers[places]
-        lost = None
-        if random is not None and self.hidden.any():
-            lost = torch.rand(places.shape, generator=random).numpy() < self.hidden[places]
+        lost = None if drawn is None else drawn < self.hidden[places]
         if found.ndim == 2:
             return torch.from_numpy(found if lost is None else np.where(lost, self.unknown, found))
         used = int((found[..., 1:] > 0).any((0, 1)).sum())
@@ -139,8 +140,12 @@ class Sentences(Split):
                 labels[number, : len(row)] = self.labels[example]
             else:
                 labels[number] = self.labels[example][0]
-        random = None if seed is None else generator(seed, "hidden", epoch, *examples[:2], len(examples))
-        tokens = self.forms.look_up(places, random)
+        drawn = None
+        if seed is not None and self.forms.hidden.any():
+            drawn = np.ones(places.shape)
+            for number, (row, example) in enumerate(zip(rows, examples, strict=True)):
+                drawn[number, : len(row)] = own_random(seed, epoch, int(example)).random(len(row))
+        tokens = self.forms.look_up(places, drawn)
         count = int((labels != IGNORED).sum())
         real = torch.arange(width) < lengths[:, None]
         return Batch({"tokens": tokens, "mask": real}, torch.from_numpy(labels), count, places.size)
