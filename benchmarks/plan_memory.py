@@ -61,7 +61,7 @@ def encoder() -> AnySpec:
 
 
 CASES = {
-    "vocabulary": Case(gpt(256, 2, 200_003, 512, 4), rows=2),
+    "vocabulary": Case(gpt(256, 2, 200_003, 512, 4), rows=1),
     "deep": Case(gpt(128, 48, 1009, 512, 4), rows=5),
     "wide": Case(gpt(1536, 2, 1009, 256, 16), rows=4),
     "long": Case(gpt(128, 20, 1009, 4096, 4, "nano-llama"), rows=2),

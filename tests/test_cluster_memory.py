@@ -39,6 +39,16 @@ def test_the_fullest_moment_is_the_backward_pass_or_the_update():
     assert replace(memory, activations=13).total == 2 + 5 + 3 + 11
 
 
+def test_a_tied_embedding_has_two_gradients_at_the_end_of_the_backward_pass():
+    profile = training_profile(small().replace(vocabulary=10_007))
+
+    def after(layout):
+        return device_memory(profile, layout, FLOAT32, Pieces(1, 1), recompute=False).update
+
+    assert after(ONE) == update_bytes(profile, "foreach") > 4 * 10_007 * D
+    assert after(Layout(1, 8, 1)) == 4 * 10_007 * D > update_bytes(profile, "foreach", shards=8)
+
+
 def test_gradients_come_as_activations_go_unless_they_are_kept():
     profile = training_profile(small())
 
@@ -83,6 +93,7 @@ def test_logits_are_whole_or_in_chunks():
         ("gpt2", OutputProfile(1024, 50257, 768, tied=True)),
         ("llama-2-7b", OutputProfile(4096, 32000, 4096)),
         ("vaswani-base", OutputProfile(512, 37000, 512, tied=True)),
+        ("nano-image-text", OutputProfile(64, 256, 128, tied=True)),
         ("vit-b16", OutputProfile(197)),
     ],
 )

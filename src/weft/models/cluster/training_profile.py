@@ -142,7 +142,7 @@ def training_profile(spec: AnySpec, length: int | None = None) -> TrainingProfil
         block_flops=block_flops,
         other_flops=found.flops_forward - block_flops,
         entering=entering,
-        output=output_profile(model, found.length if isinstance(model, EncoderDecoder) else found.tokens),
+        output=output_profile(model, found.length),
         splits=_splits(model),
     )
 
