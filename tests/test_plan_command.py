@@ -36,6 +36,9 @@ def test_tables_of_a_plan(run):
         "Recommended layout: fsdp=64",
         "Pipeline parallelism (pp) is not offered.",
         "12 bytes per parameter, / 64",
+        "and of the loss, for",
+        "update",
+        "at once",
         "of 72.00 GB usable, 80 GB in all",
         "reduce-scatter",
         "MFU",
@@ -74,6 +77,8 @@ def test_plan_as_json(run):
     state = [found["memory"][part] for part in ("weights", "gradients", "optimizer")]
     assert sum(state) == 16 * 124_439_808
     assert found["communication"] == {"all-reduce": 124_439_808 * 2 * 14 // 8, "reduce-scatter": 0, "all-gather": 0}
+    assert found["payload"] == {"all-reduce": 124_439_808 * 2, "reduce-scatter": 0, "all-gather": 0}
+    assert [one["payload"] for one in found["collectives"]] == [124_439_808 * 2]
     assert found["batch"] == found["sequences"] * 512 == 2**19
     assert found["steps"] == -(-1_500_000_000 // 2**19)
     assert found["device_hours"] == pytest.approx(found["days"] * 24 * 8)

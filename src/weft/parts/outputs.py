@@ -22,6 +22,9 @@ from weft.parts.token_positions import TokenPositions, first_real, last_real
 Pool = Literal["first", "mean", "last"]
 DistributionName = Literal["point", "gaussian", "student"]
 
+# Above so many logits losses make them chunk by chunk; below, one product is faster.
+LOGITS_AT_ONCE = 16_000_000
+
 
 SharedLoss = Callable[[Tensor, Tensor, float], Tensor]  # of hidden [N, D], labels [N] and the smoothing
 

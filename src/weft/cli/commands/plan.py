@@ -189,17 +189,19 @@ def _print_memory(out: Console, found: ClusterPlan) -> None:
     split = f", / {shards}" if shards > 1 else ""
     gathered = "; and those of the blocks that run" if best.layout.fsdp > 1 else ""
     kept = "inputs of blocks, and one block at a time" if best.recompute else "of all blocks"
+    when = "" if best.memory.early_gradients else "; they come as activations go"
     table = plain_table("what", "memory>", "how", title="Memory per device")
     rows = (
         ("weights", best.memory.weights, f"{sizes.number} bytes per parameter{split}{gathered}"),
-        ("gradients", best.memory.gradients, f"{sizes.number} bytes per parameter{split}{gathered}"),
+        ("gradients", best.memory.gradients, f"{sizes.number} bytes per parameter{split}{gathered}{when}"),
         ("optimizer", best.memory.optimizer, f"{sizes.optimizer} bytes per parameter{split}"),
-        ("activations", best.memory.activations, f"{kept}, for {_sequences(best)}"),
+        ("activations", best.memory.activations, f"{kept}, and of the loss, for {_sequences(best)}"),
+        ("update", best.memory.update, "what the end of a step takes, when activations are gone"),
     )
     for what, size, how in rows:
         table.add_row(what, in_decimal_bytes(size), how)
     usable = f"of {in_decimal_bytes(usable_memory(cluster))} usable, {cluster.device.memory_gb:g} GB in all"
-    table.add_row("[bold]all[/bold]", f"[bold]{in_decimal_bytes(best.memory.total)}[/bold]", usable)
+    table.add_row("[bold]at once[/bold]", f"[bold]{in_decimal_bytes(best.memory.total)}[/bold]", usable)
     out.print(table, "", sep="\n")
 
 

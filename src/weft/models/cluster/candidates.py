@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.models.cluster.communication import Collective, CollectiveKind, Pieces, communication
+from weft.models.cluster.communication import KINDS, Collective, CollectiveKind, communication
 from weft.models.cluster.device_memory import SIZES, DeviceMemory, device_memory
 from weft.models.cluster.device_table import GB, Cluster, PrecisionName
-from weft.models.cluster.layouts import Layout, layouts
+from weft.models.cluster.layouts import Layout, Pieces, layouts
 from weft.models.cluster.step_time import StepTime, step_time
 from weft.models.cluster.training_profile import TrainingProfile
 
@@ -44,8 +44,12 @@ class Candidate:
     @property
     def sent(self) -> dict[CollectiveKind, int]:
         """Bytes that one device sends per step, by kind of collective."""
-        kinds: tuple[CollectiveKind, ...] = ("all-reduce", "reduce-scatter", "all-gather")
-        return {kind: sum(c.bytes for c in self.collectives if c.kind == kind) for kind in kinds}
+        return {kind: sum(c.bytes for c in self.collectives if c.kind == kind) for kind in KINDS}
+
+    @property
+    def payload(self) -> dict[CollectiveKind, int]:
+        """Bytes that are reduced or gathered per step, by kind of collective: see `Collective`."""
+        return {kind: sum(c.payload for c in self.collectives if c.kind == kind) for kind in KINDS}
 
 
 def candidates(profile: TrainingProfile, request: Request, sequences: int) -> Iterator[Candidate]:
@@ -59,7 +63,7 @@ def candidates(profile: TrainingProfile, request: Request, sequences: int) -> It
         for micro_batch in (n for n in range(1, min(share, MOST_SEQUENCES) + 1) if share % n == 0):
             pieces = Pieces(share, micro_batch)
             for recompute in (False, True):
-                memory = device_memory(profile, layout, sizes, micro_batch, recompute)
+                memory = device_memory(profile, layout, sizes, pieces, recompute)
                 sent = communication(profile, layout, sizes, cluster, pieces, recompute)
                 time = step_time(profile, layout, pieces, sent, cluster, speed, recompute)
                 yield Candidate(layout, pieces, recompute, memory, sent, time)

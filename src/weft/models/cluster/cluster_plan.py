@@ -111,6 +111,7 @@ class ClusterPlan:
             "recompute": candidate.recompute,
             "memory": {**asdict(candidate.memory), "total": candidate.memory.total},
             "communication": candidate.sent,
+            "payload": candidate.payload,
             "step_seconds": {**asdict(candidate.time), "total": candidate.time.total},
             "mfu": self.mfu(candidate),
             "days": self.days(candidate),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from weft.models.cluster.device_table import PrecisionName
-from weft.models.cluster.layouts import Layout
+from weft.models.cluster.layouts import Layout, Pieces
 from weft.models.cluster.training_profile import TrainingProfile
 
 
@@ -27,18 +28,33 @@ SIZES: dict[PrecisionName, NumberSizes] = {
 }
 
 
+# How the optimizer goes through the weights: all at once (`_foreach_` functions, torch's default on GPUs), or one after
+# the other (its default on CPUs).
+Update = Literal["foreach", "loop"]
+MOMENT = 4  # bytes: the moments of Adam, and what is computed from them, are float32
+
+
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device; the float32 copy of the weights counts as optimizer state."""
+    """Bytes on one device, each part at its most; the float32 copy of the weights counts as optimizer state.
+
+    Not all parts are there at once. `early_gradients` are those that exist before the backward pass: all where
+    gradients are accumulated or summed over devices, else none, and they come as activations go. `update` is what the
+    end of the step takes beside gradients, when activations are gone.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
+    early_gradients: int = 0
+    update: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
+        """At the fullest moment: where the backward pass begins, or where the weights are updated."""
+        fullest = max(self.early_gradients + self.activations, self.gradients + self.update)
+        return self.weights + self.optimizer + fullest
 
 
 def state_memory(parameters: int, sizes: NumberSizes, shards: int = 1) -> tuple[int, int, int]:
@@ -47,19 +63,39 @@ def state_memory(parameters: int, sizes: NumberSizes, shards: int = 1) -> tuple[
     return sizes.number * share, sizes.number * share, sizes.optimizer * share
 
 
+def update_bytes(profile: TrainingProfile, update: Update, shards: int = 1) -> int:
+    """Temporaries of Adam's step w <- w - lr m / (sqrt(v) + eps).
+
+    At once: sqrt(v) of all weights. One after the other: sqrt(v) and the denominator of one weight, while the
+    denominator of the one before is still there.
+    """
+    if update == "foreach":
+        return MOMENT * -(-profile.model.parameters // shards)
+    first, second = profile.largest_weights
+    return MOMENT * -(-(2 * first + second) // shards)
+
+
 def device_memory(
-    profile: TrainingProfile, layout: Layout, sizes: NumberSizes, micro_batch: int, recompute: bool
+    profile: TrainingProfile,
+    layout: Layout,
+    sizes: NumberSizes,
+    pieces: Pieces,
+    recompute: bool,
+    update: Update = "foreach",
 ) -> DeviceMemory:
-    """Memory of one device for `micro_batch` sequences at a time.
+    """Memory of one device for one micro-batch at a time.
 
     fsdp also holds what is gathered: weights outside of blocks and of two blocks (one runs, the next one is gathered),
-    and gradients outside of blocks and of one block. tp divides all activations (Korthikanti et al. 2022, equation 4).
+    and gradients outside of blocks and of one block. What the loss takes counts as activations. Slopes inside the block
+    that the backward pass has reached are left out: 0 to 5 % of what `benchmarks/plan_memory.py` measures.
     """
-    parameters = profile.model.parameters
-    weights, gradients, optimizer = state_memory(parameters, sizes, layout.fsdp * layout.tp)
+    parameters, number, shards = profile.model.parameters, sizes.number, layout.fsdp * layout.tp
+    weights, gradients, optimizer = state_memory(parameters, sizes, shards)
     if layout.fsdp > 1:
         gathered = min(parameters, profile.outside + 2 * profile.largest_block)
-        weights += sizes.number * gathered // layout.tp
-        gradients += sizes.number * min(parameters, profile.outside + profile.largest_block) // layout.tp
-    activations = micro_batch * profile.activation_bytes(sizes.number, recompute) // layout.tp
-    return DeviceMemory(weights, gradients, optimizer, activations)
+        weights += number * gathered // layout.tp
+        gradients += number * min(parameters, profile.outside + profile.largest_block) // layout.tp
+    activations = profile.micro_batch_bytes(pieces.micro_batch, number, recompute, layout.tp)
+    summed = pieces.micro_steps > 1 or layout.data_ranks > 1
+    after = max(update_bytes(profile, update, shards), profile.output.second_gradient_bytes(number) // layout.tp)
+    return DeviceMemory(weights, gradients, optimizer, activations, gradients if summed else 0, after)

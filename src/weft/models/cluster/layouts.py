@@ -46,6 +46,19 @@ class Layout:
         return len(self.axes), self.tp, self.fsdp
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """What one data rank does in a step: `sequences` of the batch, `micro_batch` of them at a time."""
+
+    sequences: int
+    micro_batch: int
+
+    @property
+    def micro_steps(self) -> int:
+        """How many micro-batches make the step."""
+        return -(-self.sequences // self.micro_batch)
+
+
 def layouts(cluster: Cluster, splits: int) -> Iterator[Layout]:
     """All meshes of these devices: tp divides `splits`, what the model can be split by, and fits in a node."""
     node = cluster.device.devices_per_node

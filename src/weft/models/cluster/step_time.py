@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.models.cluster.communication import Collective, Pieces
+from weft.models.cluster.communication import Collective
 from weft.models.cluster.device_table import GB, Cluster
-from weft.models.cluster.layouts import Layout
+from weft.models.cluster.layouts import Layout, Pieces
 from weft.models.cluster.training_profile import TrainingProfile
 
 

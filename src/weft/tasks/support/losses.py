@@ -13,11 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from weft.foundation.numerics import widen
 from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
-from weft.parts.outputs import CappedHead
+from weft.parts.outputs import LOGITS_AT_ONCE, CappedHead
 from weft.tasks.task import Loss, Split, Task
 
-# Above so many logits they are made chunk by chunk; below, one product is faster.
-LOGITS_AT_ONCE = 16_000_000
 BALANCE, Z = 0.01, 0.001
 
 

@@ -1,0 +1,62 @@
+"""What the loss of a language model takes beside the activations: its logits, or a piece of them, and early gradients.
+
+Logits Z = H W^T [N, C] of N tokens, H [N, D] and W [C, D]. Up to `LOGITS_AT_ONCE` of them are made at once, in float32;
+more are made in chunks, by a loss that computes the gradients of H and W with them and keeps both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from weft.parts.outputs import LOGITS_AT_ONCE, CappedHead, LanguageHead, TiedHead
+
+LOGIT = 4  # bytes: logits and their softmax are float32 whatever the weights are
+
+
+@dataclass(frozen=True)
+class OutputProfile:
+    """W [C, D] for `tokens` N of one sequence; C is 0 where the output is no vocabulary, whose logits are few.
+
+    `tied`: W is the embedding too. `by_rows`: a loss whose chunks keep nothing but their own logits.
+    """
+
+    tokens: int
+    vocabulary: int = 0
+    width: int = 0
+    tied: bool = False
+    by_rows: bool = False
+
+    @property
+    def weights(self) -> int:
+        """C D."""
+        return self.vocabulary * self.width
+
+    def loss_bytes(self, sequences: int, number: int) -> int:
+        """At its most, where the backward pass begins; `number` bytes per gradient.
+
+        Whole logits: log softmax, its slope and that of Z, 3 N C; after them the slope of Z and the gradient of W.
+        Chunks: the gradients of W and H, made in the forward pass, and as many zeros, which autograd passes back for
+        these two outputs of the loss; a chunk of logits is about as large as H, and gone by then.
+        """
+        N, C, D = sequences * self.tokens, self.vocabulary, self.width
+        if self.by_rows or N * C <= LOGITS_AT_ONCE:
+            logits = LOGIT * min(N * C, LOGITS_AT_ONCE)
+            return max(3 * logits, logits + number * C * D)
+        return 2 * number * (C * D + N * D)
+
+    def second_gradient_bytes(self, number: int) -> int:
+        """A tied W has a gradient as output and one as embedding, at the end of the backward pass both at once."""
+        return number * self.weights if self.tied else 0
+
+
+def output_profile(model: nn.Module, tokens: int) -> OutputProfile:
+    """The output of this model, `tokens` of which have a label."""
+    head = getattr(model, "head", None)
+    if not isinstance(head, (LanguageHead, TiedHead, CappedHead)):
+        return OutputProfile(tokens)
+    inner = head.head if isinstance(head, CappedHead) else head
+    assert isinstance(inner, (LanguageHead, TiedHead))
+    capped = isinstance(head, CappedHead)
+    return OutputProfile(tokens, head.vocabulary, inner.width, isinstance(inner, TiedHead), by_rows=capped)
