@@ -24,10 +24,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "experts": {"task": "text", "preset": "nano-moe", "width": 24, "mixer.heads": 4, "length": 19},
 }
 LAYOUTS = {
-    2: ("ddp", "fsdp", "tp=2"),
-    3: ("ddp", "fsdp"),
-    4: ("ddp", "fsdp", "tp=2", "tp=4", "fsdp,tp=2"),
+    2: ("ddp", "fsdp", "tp=2", "cp=2"),
+    3: ("ddp", "fsdp", "cp=3"),
+    4: ("ddp", "fsdp", "tp=2", "tp=4", "fsdp,tp=2", "fsdp,cp=2"),
 }
+# At its usual rate Muon multiplies rounding by five at each step of adapters that begin at zero.
+LORA = {"training.lora": 2, "training.matrix_rate": 0.002}
 FACTORS = {
     "layout": tuple(f"{processes}:{layout}" for processes, layouts in LAYOUTS.items() for layout in layouts),
     "model": tuple(MODELS),
@@ -63,7 +65,7 @@ def _case(chosen: dict[str, str]) -> Case:
     processes, _, layout = chosen["layout"].partition(":")
     model = dict(MODELS[chosen["model"]])
     task, preset = model.pop("task"), model.pop("preset")
-    more = {"ema": {"training.ema": 0.8}, "recompute": {"training.recompute": True}, "lora": {"training.lora": 2}}
+    more = {"ema": {"training.ema": 0.8}, "recompute": {"training.recompute": True}, "lora": LORA}
     changes = {
         **model,
         "dropout": 0.0,

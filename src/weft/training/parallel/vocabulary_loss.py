@@ -14,8 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
 from weft.foundation.numerics import widen
-from weft.parts.outputs import LanguageHead, TiedHead
-from weft.tasks.support import losses
+from weft.parts.outputs import LOGITS_AT_ONCE, LanguageHead, TiedHead
 from weft.training.parallel.collectives import sum_gradients, sum_shares
 from weft.training.parallel.local_weights import local_tensor
 
@@ -48,7 +47,7 @@ class SharedLoss:
         assert W is not None
         b = self._rows(self.bias_owner, "bias")
         hidden = sum_gradients(hidden * self.scale if self.scale != 1.0 else hidden, self.group)
-        rows = max(1, losses.LOGITS_AT_ONCE // len(W))
+        rows = max(1, LOGITS_AT_ONCE // len(W))
         if len(labels) <= rows:
             return self._part(hidden, W, b, labels, smoothing)
         pairs = zip(hidden.split(rows), labels.split(rows), strict=True)
