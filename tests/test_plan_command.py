@@ -32,7 +32,7 @@ def test_tables_of_a_plan(run):
     for words in (
         "llama-2-7b on 64xH100: 6,738,415,616 parameters",
         "2T tokens",
-        "trains on one device",
+        "`weft train --parallel` trains with dp (ddp), fsdp and tp",
         "Recommended layout: fsdp=64",
         "Pipeline parallelism (pp) is not offered.",
         "12 bytes per parameter, / 64",
@@ -55,7 +55,7 @@ def test_help_says_what_it_is_and_names_all_devices(run):
     code, out, _ = run("--help")
     assert code == 0
     flat = " ".join(out.split())
-    assert "nothing is run, and `weft train` of this version trains on one device" in flat
+    assert "nothing is run. `weft train --parallel` trains with these layouts" in flat
     assert "pipeline parallelism is not offered" in flat
     assert f"[default: {EFFICIENCY}]" in flat
     assert all(name in flat for name in device_table())
@@ -71,7 +71,7 @@ def test_plan_as_json(run):
     code, out, err = run("gpt2", "--devices", "8xA100-80", "--tokens", "1.5B", "--length", "512", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")
-    assert "trains on one device" in found["estimate"] and "not offered" in found["estimate"]
+    assert "nothing is run" in found["estimate"] and "not offered" in found["estimate"]
     assert (found["parameters"], found["tokens"], found["length"]) == (124_439_808, 1_500_000_000, 512)
     assert found["layout"] == {"dp": 8, "fsdp": 1, "tp": 1}
     state = [found["memory"][part] for part in ("weights", "gradients", "optimizer")]

@@ -41,11 +41,15 @@ class TokenEmbedding(nn.Module):
             raise ShapeError(f"tokens are whole numbers, but these are {tokens.dtype}: convert them with .long()")
         numbers = tokens.long()
         self.expect_known(numbers)
-        x = F.embedding(numbers, self.weight)
+        x = self.look_up(numbers)
         x = x if self.scale == 1.0 else x * self.scale
         for one in observer.active:
             x = one.on_embedding(self, tokens, x)
         return x
+
+    def look_up(self, tokens: Tensor) -> Tensor:
+        """Rows of E: [B, T] -> [B, T, D]."""
+        return F.embedding(tokens, self.weight)
 
     def expect_known(self, tokens: Tensor) -> None:
         """Refuse tokens outside of the vocabulary, where looking does not make a device wait."""

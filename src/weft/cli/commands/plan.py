@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weft.models.cluster.candidates import Candidate
     from weft.models.cluster.cluster_plan import ClusterPlan
 
-ESTIMATE = "An estimate for planning: nothing is run. `weft train` of this version trains on one device."
+ESTIMATE = "An estimate for planning: nothing is run. `weft train --parallel` trains with dp (ddp), fsdp and tp."
 PIPELINE = "Pipeline parallelism (pp) is not offered."
 COUNT = re.compile(r"(\d+(?:[_,]\d+)*(?:\.\d+)?(?:e\d{1,2})?)\s*([kmbt]?)", re.IGNORECASE)
 FACTORS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -62,7 +62,7 @@ def plan(
 ) -> None:
     """Plan a training on many devices: memory, communication, time, failures, and the layout to choose.
 
-    This is an estimate for planning: nothing is run, and `weft train` of this version trains on one device.
+    This is an estimate for planning: nothing is run. `weft train --parallel` trains with these layouts.
     Layouts are meshes of data parallelism (dp), fully sharded data parallelism (fsdp) and tensor parallelism (tp);
     pipeline parallelism is not offered.
 

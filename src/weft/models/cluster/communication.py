@@ -69,12 +69,14 @@ def communication(
     passes, because the backward pass begins with them. Rows are filled up to a multiple of the devices.
     tp: each branch of a block gathers its input and scatters its output, and the reverse backward (Korthikanti et al.
     2022, section 4.2.2, who gather the input once more backward instead of keeping it). The output gathers what the
-    last block scattered, and backward the input what the first one did. Recomputation repeats the forward pass of
-    blocks; torch stops it at the last tensor that is kept, which may leave out the last scatter of a block.
+    last block scattered, and backward the input what the first one did. Over a vocabulary that is divided, the vectors
+    of tokens are summed, and backward the gradients of the hidden states that logits are made of. Recomputation repeats
+    the forward pass of blocks; torch stops it at the last tensor that is kept, which may leave out the last scatter of
+    a block.
 
-    Payloads are exact for dp and for fsdp, as counted in torch's own, and for activations under tp where tp divides the
-    tokens. Weights under tp are counted as if it divided all of them; sums over tp of what it does not divide
-    (gradients of norms) are left out.
+    Payloads are exact for dp and for fsdp, and for activations of decoders under tp where tp divides the tokens, as
+    counted in trainings. Weights under tp are counted as if it divided all of them; sums over tp of what it does not
+    divide (gradients of norms) and of a number per token (the parts of the loss) are left out.
     """
     strides = {"tp": 1, "fsdp": layout.tp, "dp": layout.tp * layout.fsdp}
     members = {"tp": layout.tp, "fsdp": layout.fsdp, "dp": layout.dp}
@@ -101,3 +103,4 @@ def _payloads(
     passes = 3 if recompute else 2
     yield "reduce-scatter", "activations", "tp", passes * inside
     yield "all-gather", "activations", "tp", passes * inside + 2 * around
+    yield "all-reduce", "activations", "tp", 2 * around if profile.output.vocabulary else 0

@@ -1,27 +1,33 @@
-"""Cross-entropy where each process holds some rows of the vocabulary: logits are never gathered.
+"""Embedding and cross-entropy where each process holds some rows of the vocabulary: neither is gathered.
 
 log p(y) = z_y - log sum_c exp z_c,   z = W h + b,   the sum over rows of all processes   (Shoeybi et al. 2019)
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
 from weft.foundation.numerics import widen
+from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import LOGITS_AT_ONCE, LanguageHead, TiedHead
 from weft.training.parallel.collectives import sum_gradients, sum_shares
 from weft.training.parallel.local_weights import local_tensor
 
 
 def share_vocabulary(model: nn.Module, group: ProcessGroup) -> None:
-    """Let the heads whose rows are divided compute their losses by parts; in place."""
+    """Let the embeddings and heads whose rows are divided look up, and compute their losses, by parts; in place."""
     embedding = getattr(model, "target_embedding", None) or getattr(model, "embedding", None)
+    for part in model.modules():
+        if isinstance(part, TokenEmbedding) and _is_divided(part, group):
+            part.look_up = partial(_look_up_own, part, group)  # type: ignore[method-assign]
     for head in model.modules():
         owner: Any = head.linear if isinstance(head, LanguageHead) else embedding
         if isinstance(head, LanguageHead | TiedHead) and _is_divided(owner, group):
@@ -31,6 +37,16 @@ def share_vocabulary(model: nn.Module, group: ProcessGroup) -> None:
 def _is_divided(owner: nn.Module | None, group: ProcessGroup) -> bool:
     weight: Any = None if owner is None else owner._parameters.get("weight")
     return weight is not None and weight.to_local().shape[0] * group.size() == weight.shape[0]
+
+
+def _look_up_own(part: TokenEmbedding, group: ProcessGroup, tokens: Tensor) -> Tensor:
+    """[B, T] -> [B, T, D]: each process has the vectors of its own tokens and zeros for others; their sum is all."""
+    weight: Any = part._parameters["weight"]
+    rows = local_tensor(weight, "own", group)
+    places = tokens - group.rank() * len(rows)
+    here = (places >= 0) & (places < len(rows))
+    found = F.embedding(places.clamp(0, len(rows) - 1), rows)
+    return sum_shares(found.masked_fill(~here[..., None], 0.0), group)
 
 
 class SharedLoss:
@@ -64,7 +80,7 @@ class SharedLoss:
         return local_tensor(weight, "partial", self.group).chunk(self.group.size())[self.group.rank()]
 
     def _part(self, hidden: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
-        logits = widen(torch.nn.functional.linear(hidden, W.to(hidden.dtype), b))
+        logits = widen(F.linear(hidden, W.to(hidden.dtype), b))
         highest = logits.detach().amax(-1)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=self.group)
         total = sum_shares((logits - highest[:, None]).exp().sum(-1), self.group)
