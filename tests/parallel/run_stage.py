@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,12 +31,18 @@ STEPS = 40
 
 
 class _Ender(Reporter):
-    def __init__(self, end: str, step: int) -> None:
-        self.end, self.step = end, step
+    def __init__(self, out: Path, end: str, step: int) -> None:
+        self.out, self.end, self.step = out, end, step
 
     def on_step(self, progress: TrainingProgress) -> None:
-        if progress.step == self.step and self.end != "end":
-            os.kill(os.getpid(), signal.SIGINT if self.end == "stop" else signal.SIGKILL)
+        if progress.step != self.step or self.end == "end":
+            return
+        if self.end == "kill":  # once the state before is complete, which is written in the background
+            before = self.out / "training" / f"state-{self.step // 5 * 5:08d}" / "state.json"
+            deadline = time.monotonic() + 60
+            while not before.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT if self.end == "stop" else signal.SIGKILL)
 
 
 def main(folder: Path, out: Path, layout: str, end: str, step: int) -> None:
@@ -46,7 +53,7 @@ def main(folder: Path, out: Path, layout: str, end: str, step: int) -> None:
         resume=out.exists(), parallel=parallel, timeout=60.0,
     )  # fmt: skip
     try:
-        run_training(request, _Ender(end, step))
+        run_training(request, _Ender(out, end, step))
     except KeyboardInterrupt:
         print("stopped")
 

@@ -6,10 +6,13 @@ layout of one process, so a run goes on with any number of processes and any par
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -26,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.checkpoints.sharded_files import as_tensors, load, read_index, section_key
 from weft.foundation.atomic_files import DiskError
+from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.training.distribution import TrainingState
 from weft.training.parallel.local_tensors import is_distributed, local, whole
@@ -33,18 +37,17 @@ from weft.training.parallel.tensor_splits import Sections, interleaved
 from weft.training.snapshots import gather_state, parameter_of, prepare_moments
 
 
-@dataclass(frozen=True)
 class Piece:
-    """A stretch of a stored tensor, whole tensor `shape`, that this process holds: `tensor`, from `offsets` on.
+    """A stretch of a stored tensor of this `shape` that this process holds: `tensor`, from `offsets` on.
 
-    Speaks the protocol by which torch.distributed.checkpoint asks tensors for their parts.
+    `source`: the tensor of the state that the stored one is, or the row at which it begins in it. Speaks the protocol
+    by which torch.distributed.checkpoint asks tensors for their parts.
     """
 
-    key: str
-    shape: torch.Size
-    offsets: tuple[int, ...]
-    tensor: Tensor
-    source: tuple[str, int] = ("", 0)  # the logical tensor, and the row at which this stored one begins in it
+    def __init__(
+        self, key: str, shape: torch.Size, offsets: tuple[int, ...], tensor: Tensor, source: tuple[str, int] = ("", 0)
+    ) -> None:
+        self.key, self.shape, self.offsets, self.tensor, self.source = key, shape, offsets, tensor, source
 
     def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
         chunk = self.__create_chunk_list__()[0]
@@ -113,12 +116,40 @@ def _ranges(tensor: Tensor) -> list[tuple[int, int]]:
     return ranges
 
 
+def _once(do: Callable[[], None]) -> Callable[[], None]:
+    """`do` the first time that it is called; others wait until it is done. After an error, again."""
+    lock, done = threading.Lock(), threading.Event()
+
+    def do_once() -> None:
+        with lock:
+            if not done.is_set():
+                do()
+                done.set()
+
+    return do_once
+
+
+def _finish_if_written(finish: Callable[[], None], written: Future[Any]) -> None:
+    """In the background, so that a state counts as soon as it is there; what goes wrong is told by `wait`."""
+    if written.exception() is None:
+        with contextlib.suppress(WeftError):
+            finish()
+
+
 class _SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         return self.state_dict[index.fqn].tensor
 
 
 class _LoadPlanner(DefaultLoadPlanner):
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """As given: the default one looks for tensors in what it is given, and takes pieces for something else."""
+        self.flatten_state_dict = False
+        self.state_dict = self.original_state_dict = state_dict
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         found: Tensor = self.state_dict[index.fqn].tensor
         return found
@@ -168,7 +199,8 @@ class ShardedState:
             async_stager=_Staged(),
         )
         self._pending = getattr(response, "upload_completion", response)
-        self._finish = lambda: folder.complete_sharded_state(step, facts, scalars, keep)
+        self._finish = _once(lambda: folder.complete_sharded_state(step, facts, scalars, keep))
+        self._pending.add_done_callback(partial(_finish_if_written, self._finish))
 
     def wait(self) -> None:
         """Until what is being written is complete."""
