@@ -23,8 +23,22 @@ from weft.tasks.support.losses import mean_loss
 from weft.tasks.task import Batch, Split, Task
 from weft.training.averaging import MovingAverage
 from weft.training.snapshots import gather_state, restore_state
-from weft.training.step_module import StepModule
 from weft.training.training_spec import TrainingSpec
+
+
+class StepModule(nn.Module):
+    """What a step calls, one module that torch can wrap and spread: (sum of losses, auxiliary loss or None) of a batch.
+
+    `model` is the model itself, or the same compiled.
+    """
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Batch, smoothing: float = 0.0) -> tuple[Tensor, Tensor | None]:
+        loss = self.task.loss(self.model, batch, smoothing)
+        return loss.total, loss.auxiliary
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,11 @@ from weft.foundation.seeds import derive
 from weft.parts.lora import merged
 from weft.tasks.task import Batch, Split, Task
 from weft.training.averaging import MovingAverage
-from weft.training.distribution import Distribution, MicroBatch, TrainingState
+from weft.training.distribution import Distribution, MicroBatch, StepModule, TrainingState
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimizers import build_optimizers
 from weft.training.plan import TrainingPlan
 from weft.training.reporting import Reporter, TrainingProgress
-from weft.training.step_module import StepModule
 from weft.training.training_spec import TrainingSpec
 
 REPORT_SECONDS = 0.25  # between reports of progress

@@ -29,6 +29,27 @@ TASK = "weft.train.task"
 REQUEST_OPTIONS = ("preset", "steps", "minutes", "seed", "device")
 
 
+# Options of several processes.
+Processes = Annotated[
+    int | None,
+    typer.Option(help="Number of processes on this machine; torchrun starts them, and again if one dies."),
+]
+Parallel = Annotated[
+    str | None,
+    typer.Option(
+        help="How processes share the work: ddp, fsdp, tp=N, cp=N, or fsdp,tp=N; also under torchrun.",
+        show_default="ddp",
+        metavar="LAYOUT",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds after which a process that does not answer is given up.", show_default="600", metavar="S"
+    ),
+]
+
+
 class _TrainCommand(TyperCommand):
     """`weft train --help` lists all tasks, and `weft train TASK --help` every default of that task."""
 
@@ -84,24 +105,9 @@ def train(
     module: Module = None,
     device: Device = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = False,
-    processes: Annotated[
-        int | None,
-        typer.Option(help="Number of processes on this machine; torchrun starts them, and again if one dies."),
-    ] = None,
-    parallel: Annotated[
-        str | None,
-        typer.Option(
-            help="How processes share the work: ddp, fsdp, tp=N, cp=N, or fsdp,tp=N; also under torchrun.",
-            show_default="ddp",
-            metavar="LAYOUT",
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds after which a process that does not answer is given up.", show_default="600", metavar="S"
-        ),
-    ] = None,
+    processes: Processes = None,
+    parallel: Parallel = None,
+    timeout: Timeout = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
     as_json: AsJson = False,
 ) -> None:

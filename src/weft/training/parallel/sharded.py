@@ -18,6 +18,7 @@ from weft.foreign.user_module import UserModule
 from weft.foundation.errors import WeftError
 from weft.parts.stack import Stack
 from weft.tasks.task import Batch, Split, Task
+from weft.training.distribution import StepModule
 from weft.training.parallel.context_parallel import split_context
 from weft.training.parallel.layout import DATA, TENSOR
 from weft.training.parallel.local_tensors import whole
@@ -25,7 +26,6 @@ from weft.training.parallel.spread import ManyProcesses
 from weft.training.parallel.tensor_parallel import split_model
 from weft.training.parallel.tensor_splits import split_weights
 from weft.training.parallel.vocabulary_loss import share_vocabulary
-from weft.training.step_module import StepModule
 from weft.training.training_spec import TrainingSpec
 
 

@@ -30,14 +30,13 @@ from weft.parts.auxiliary import summing_by
 from weft.parts.lora import merged_state
 from weft.tasks.support.losses import spread as spread_evenly
 from weft.tasks.task import Batch, Split, Task
-from weft.training.distribution import Distribution, MicroBatch, TrainingState
+from weft.training.distribution import Distribution, MicroBatch, StepModule, TrainingState
 from weft.training.parallel.collectives import sum_over
 from weft.training.parallel.layout import DATA, TENSOR, ParallelLayout
 from weft.training.parallel.run_folders import LeadingFolder, SilentFolder, launch_name, read_launch
 from weft.training.parallel.sharded_state import ShardedState, StateLayout
 from weft.training.parallel.tensor_splits import Sections, fused_sections
 from weft.training.parallel.world import World
-from weft.training.step_module import StepModule
 from weft.training.training_spec import TrainingSpec
 
 
