@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ def tell_once(world: World) -> Iterator[None]:
         raise
     except BaseException as error:
         if _is_lost(error):
+            _leave_threads_behind()
             raise _lost(world) from None
         if not _claims(world):
             raise SilentExit(FAILED) from None
@@ -65,15 +67,39 @@ def end_by_signals() -> Iterator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def handle(number: int, _: Any) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
+        _ignore(numbers)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SilentExit(128 + number)
 
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        _ignore(numbers)
+        raise
+    except BaseException:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise
+    for number, earlier in zip(numbers, before, strict=True):
+        signal.signal(number, earlier)
+
+
+def _ignore(numbers: Sequence[signal.Signals]) -> None:
     for number in numbers:
-        signal.signal(number, handle)
-    yield  # not restored: what follows is the end of this process
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _leave_threads_behind() -> None:
+    """Let this process end without its threads: those that write a state may wait for processes that are gone."""
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(FAILED)
+
+    threading._register_atexit(end)  # type: ignore[attr-defined]  # atexit comes after threads have ended
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from weft.training.request import TrainRequest
 
 RESTARTS = 3  # after a process was killed, from the last checkpoint
 INTERRUPTED = 130
-SHUTDOWN = 300  # seconds in which interrupted processes end their step and write a checkpoint
+SHUTDOWN = 120  # seconds in which interrupted processes end their step and write a checkpoint
 
 
 def launch(words: Sequence[str], count: int, request: TrainRequest) -> int:
@@ -49,7 +49,9 @@ def _run_agent(words: Sequence[str], count: int, logs: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its workers tell what went wrong
+    for name in [*logging.root.manager.loggerDict]:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # its workers tell what went wrong
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
