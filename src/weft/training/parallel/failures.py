@@ -25,6 +25,7 @@ from weft.training.parallel.world import ProcessesLost, World
 PATIENCE = 3.0  # seconds in which processes that are alive notice a lost connection, or that nobody answers
 LOST = ("connection", "timed out", "timeout", "peer", "socket", "gloo", "nccl")
 INTERRUPTED = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 
 
@@ -41,6 +42,7 @@ def tell_once(world: World) -> Iterator[None]:
         raise
     except BaseException as error:
         if _is_lost(error):
+            _ignore(SIGNALS)  # the agent ends those that are left, but they have to tell
             _leave_threads_behind()
             raise _lost(world) from None
         if not _claims(world):
@@ -64,30 +66,30 @@ def end_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
 
     def handle(number: int, _: Any) -> None:
-        _ignore(numbers)
+        _ignore(SIGNALS)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SilentExit(128 + number)
 
-    before = [signal.signal(number, handle) for number in numbers]
+    before = [signal.signal(number, handle) for number in SIGNALS]
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        _ignore(numbers)
+        _ignore(SIGNALS)
         raise
     except BaseException:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise
-    for number, earlier in zip(numbers, before, strict=True):
+    for number, earlier in zip(SIGNALS, before, strict=True):
         signal.signal(number, earlier)
 
 
 def _ignore(numbers: Sequence[signal.Signals]) -> None:
-    for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _leave_threads_behind() -> None:
