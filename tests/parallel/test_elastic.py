@@ -60,9 +60,8 @@ def test_an_error_before_processes_meet_is_told_once(here: Stage) -> None:
     ]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-def test_a_killed_process_is_named_and_all_start_again(here: Stage, undisturbed: dict[int, float], layout: str) -> None:
-    command = here.train("run", "--processes", "2", "--parallel", layout)
+def test_a_killed_process_is_named_and_all_start_again(here: Stage, undisturbed: dict[int, float]) -> None:
+    command = here.train("run", "--processes", "2")
     pids = here.held(2)
     os.kill(pids[1], signal.SIGKILL)
     here.go()

@@ -34,6 +34,7 @@ def launch(words: Sequence[str], count: int, request: TrainRequest) -> int:
     layout.expect_possible(pick_device(request.device).type)
     threads = max(1, (os.cpu_count() or 1) // count)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings of sockets that closed
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         os.environ[GIVE_UP] = "1"
         try:
