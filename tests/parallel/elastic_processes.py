@@ -24,10 +24,11 @@ OPTIONS = [
 ]
 
 
-def wait_until(there: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
+def wait_until(there: Callable[[], bool], what: str, more: Callable[[], str] = str) -> None:
+    """Wait until it is so; `more` is told with `what` where it never is."""
+    deadline = time.monotonic() + PATIENCE
     while not there():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}\n{more()}"
         time.sleep(0.05)
 
 
@@ -56,9 +57,9 @@ class Command:
     def pid(self) -> int:
         return self.process.pid
 
-    def ended(self, seconds: float = PATIENCE) -> int:
+    def ended(self) -> int:
         """Its exit code, once it has ended."""
-        wait_until(lambda: self.process.poll() is not None, f"the end of {self.process.args}\n{self.said}", seconds)
+        wait_until(lambda: self.process.poll() is not None, f"the end of {self.process.args}", lambda: self.said)
         return int(self.process.returncode)
 
     @property
@@ -119,7 +120,7 @@ class Stage:
             assert not ended, ended[0].said
             return all(file.exists() for file in files)
 
-        wait_until(all_there, "processes that hold\n" + "\n".join(command.said for command in self.started))
+        wait_until(all_there, "processes that hold", lambda: "\n".join(command.said for command in self.started))
         return [int(file.read_text()) for file in files]
 
     def losses(self, out: str) -> dict[int, float]:

@@ -149,3 +149,14 @@ def test_hosts_go_on_after_a_link_was_cut(hosts: list[Host], here: Stage, undist
     assert agents[0].ended() != 0
     assert not any(map(is_running, pids))
     assert "weft: rank 0 of 3: processes 1, 2 were killed, or did not answer" in agents[0].errors, agents[0].said
+
+
+def test_all_end_after_the_host_of_the_meeting_died(hosts: list[Host], here: Stage) -> None:
+    agents = start_on(hosts, here)
+    pids = here.held(3)
+    for pid in (agents[2].pid, *workers_of(agents[2], pids)):
+        os.kill(pid, signal.SIGKILL)
+    here.go()
+    assert all(command.ended() for command in agents[:2])
+    assert "weft: rank 0 of 3: process 2 was killed" in agents[0].errors, agents[0].said
+    assert not any(map(is_running, pids))
