@@ -46,7 +46,7 @@ class _Commands(TyperGroup):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except WeftError as error:
-            raise _stop(str(error), USER_ERROR) from None
+            raise _stop(str(error), getattr(error, "exit_code", USER_ERROR)) from None
         except KeyboardInterrupt:
             raise _stop("stopped", INTERRUPTED) from None
         except BrokenPipeError:

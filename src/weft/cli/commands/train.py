@@ -129,6 +129,9 @@ def train(
       torchrun --nproc-per-node 8 -m weft train text book.txt --out runs/big     by torchrun, also on many machines
       weft train text --help                   every default of a task
     """
+    from weft.training.parallel.give_up import expect_another_try, same_on_all
+
+    expect_another_try()
     given = {
         "preset": preset,
         "steps": steps,
@@ -137,19 +140,20 @@ def train(
         "device": device,
         "training.lora": lora,
     }
-    request = build_request(
-        given,
-        settings,
-        config,
-        task=task,
-        data=tuple(data),
-        out=out,
-        resume=resume,
-        base=base,
-        compile=compiled,
-        parallel=parallel,
-        timeout=timeout,
-    )
+    with same_on_all():
+        request = build_request(
+            given,
+            settings,
+            config,
+            task=task,
+            data=tuple(data),
+            out=out,
+            resume=resume,
+            base=base,
+            compile=compiled,
+            parallel=parallel,
+            timeout=timeout,
+        )
     if processes is not None:
         start_processes(request, processes)
     else:
@@ -192,12 +196,9 @@ def build_request(given: Tree, settings: Sequence[str], config: Path | None, **f
 
 def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: str | None = None) -> None:
     """Train, then print the metrics beside the plan, the best possible score and simple methods."""
-    from weft.training.parallel.give_up import has_given_up
-
-    if has_given_up():
-        return
     from weft.cli.reporter import TensorBoardReporter, TerminalReporter
     from weft.cli.terminal import console, print_json
+    from weft.training.parallel.give_up import same_on_all
     from weft.training.parallel.world import leads
     from weft.training.train import run_training
 
@@ -206,8 +207,10 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
         reporter: Reporter = terminal
         if tensorboard:
             reporter = TensorBoardReporter(terminal, str(out / "tensorboard"))
+        with same_on_all():
+            factory = find_factory(module)
         try:
-            result = run_training(request, reporter, find_factory(module))
+            result = run_training(request, reporter, factory)
             if result is None:  # the first of several processes prints
                 return
         except KeyboardInterrupt:

@@ -8,8 +8,16 @@ from collections.abc import Iterator
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
 from weft.training.distribution import Distribution
+from weft.training.parallel.give_up import SilentExit, same_on_all, tells_here
 from weft.training.parallel.layout import ParallelLayout
-from weft.training.parallel.world import TIMEOUT, World, end_with_parent, join_world, started_by_torchrun
+from weft.training.parallel.world import (
+    TIMEOUT,
+    ProcessesLost,
+    World,
+    end_with_parent,
+    join_world,
+    started_by_torchrun,
+)
 from weft.training.request import TrainRequest
 
 
@@ -24,15 +32,28 @@ def distribution_of(request: TrainRequest) -> Iterator[Distribution]:
             )
         yield Distribution(pick_device(request.device))
         return
-    from weft.training.parallel.failures import tell_once
+    from weft.training.parallel.failures import end_by_signals, tell_once
 
     end_with_parent()
-    if request.compile:
-        raise WeftError("--compile works in one process: leave it out where several train")
-    world = join_world(request.device, request.timeout or TIMEOUT)
-    with tell_once(world):
-        yield _several(world, layout)
-        world.leave()
+    with end_by_signals():
+        world = _joined(request)
+        with tell_once(world):
+            several = _several(world, layout)
+            world.limit_all_groups()
+            yield several
+            world.leave()
+
+
+def _joined(request: TrainRequest) -> World:
+    with same_on_all():
+        if request.compile:
+            raise WeftError("--compile works in one process: leave it out where several train")
+    try:
+        return join_world(request.device, request.timeout or TIMEOUT)
+    except ProcessesLost:
+        if not tells_here():
+            raise SilentExit(1) from None
+        raise
 
 
 def _several(world: World, layout: ParallelLayout) -> Distribution:

@@ -13,13 +13,14 @@ from typing import Any
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
-from weft.training.parallel.give_up import GIVE_UP
+from weft.training.parallel.give_up import GIVE_UP, read_note
 from weft.training.parallel.layout import ParallelLayout
 from weft.training.parallel.world import started_by_torchrun
 from weft.training.request import TrainRequest
 
 RESTARTS = 3  # after a process was killed, from the last checkpoint
-USER_ERROR, INTERRUPTED = 2, 130
+INTERRUPTED = 130
+SHUTDOWN = 120  # seconds in which interrupted processes end their step and write a checkpoint
 
 
 def launch(words: Sequence[str], count: int, request: TrainRequest) -> int:
@@ -33,14 +34,15 @@ def launch(words: Sequence[str], count: int, request: TrainRequest) -> int:
     layout.expect_possible(pick_device(request.device).type)
     threads = max(1, (os.cpu_count() or 1) // count)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings of sockets that closed
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        given_up = Path(folder) / "given-up"
-        os.environ[GIVE_UP] = str(given_up)
+        os.environ[GIVE_UP] = "1"
         try:
             code = _run_agent(["-m", "weft", *words], count, folder)
         finally:
             del os.environ[GIVE_UP]
-        return code or (USER_ERROR if given_up.exists() else 0)
+        notes = [read_note(path) for path in Path(folder).iterdir() if path.is_dir()]
+        return code or next((note for note in notes if note is not None), 0)
 
 
 def _run_agent(words: Sequence[str], count: int, logs: str) -> int:
@@ -48,7 +50,9 @@ def _run_agent(words: Sequence[str], count: int, logs: str) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its workers tell what went wrong
+    for name in [*logging.root.manager.loggerDict]:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # its workers tell what went wrong
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -58,6 +62,7 @@ def _run_agent(words: Sequence[str], count: int, logs: str) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=RESTARTS,
         monitor_interval=0.2,
+        shutdown_timeout=SHUTDOWN,
         logs_specs=DefaultLogsSpecs(log_dir=logs),
     )
     try:

@@ -24,8 +24,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
+from weft.training.parallel.give_up import tells_here
+from weft.training.parallel.pulse import Pulse
 
-LONG = timedelta(days=7)  # reading a corpus or a last evaluation takes as long as it takes
 TIMEOUT = 600.0  # seconds after which a process that does not answer is given up
 
 
@@ -39,6 +40,12 @@ def leads() -> bool:
     return int(os.environ.get("RANK", "0")) == 0 or not started_by_torchrun()
 
 
+class ProcessesLost(WeftError):
+    """Other processes of the training cannot be reached; another try may reach them."""
+
+    exit_code = 1
+
+
 @dataclass(frozen=True)
 class World:
     """Process `rank` of `size`, `local_rank` on its machine; `store` holds small facts that all can read."""
@@ -49,6 +56,7 @@ class World:
     store: Store
     device: torch.device
     timeout: float
+    pulse: Pulse
 
     @property
     def leads(self) -> bool:
@@ -59,18 +67,31 @@ class World:
         """What the first process makes, as plain JSON, on every process; however long it takes."""
         if self.leads:
             self.store.set(f"fact/{name}", json.dumps(make()))
-        self.store.wait([f"fact/{name}"], LONG)
+        self._wait_for(f"fact/{name}", 0)
         return json.loads(self.store.get(f"fact/{name}"))
 
     def first_here(self, name: str, do: Callable[[], Any]) -> Any:
         """`do` on the first process of each machine, then on its others: these find what the first one has cached."""
         machine = os.environ.get("GROUP_RANK", "0")
         if self.local_rank:
-            self.store.wait([f"done/{name}/{machine}"], LONG)
+            self._wait_for(f"done/{name}/{machine}", self.rank - self.local_rank)
             return do()
         result = do()
         self.store.set(f"done/{name}/{machine}", "")
         return result
+
+    def _wait_for(self, key: str, rank: int) -> None:
+        """Until the process has set the key: however long it takes, as long as that one lives."""
+        pause = 0.01
+        while not self.store.check([key]):
+            self.pulse.expect_alive(rank)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    def limit_all_groups(self) -> None:
+        """Give the timeout to groups of processes that were made without one: torch's own is half an hour."""
+        for group in list(dist.distributed_c10d._world.pg_map):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout), group)
 
     def leave(self) -> None:
         """Leave together, once the first process is done, which may host what the others read from."""
@@ -90,8 +111,10 @@ def join_world(device: str | None, timeout: float = TIMEOUT) -> World:
         _met.append(_join(device, timeout))
         atexit.register(dist.destroy_process_group)
     world = _met[0]
-    trainings = next(_trainings)
-    return replace(world, store=PrefixStore(f"training {trainings}", world.store))
+    store = PrefixStore(f"training {next(_trainings)}", world.store)
+    pulse = Pulse(store, world.rank, world.timeout, lambda: _tell_unreachable(world))
+    pulse.start()
+    return replace(world, store=store, pulse=pulse)
 
 
 _trainings = itertools.count()
@@ -106,12 +129,34 @@ def _join(device: str | None, timeout: float) -> World:
         torch.cuda.set_device(own)
     if own.type not in ("cpu", "cuda"):
         raise WeftError(f"several processes train on CPUs or on CUDA devices, not on {own.type}: add --device cpu")
+    try:
+        return _meet_all(own, local, timeout)
+    except RuntimeError as error:
+        rank, size, host, port = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise ProcessesLost(
+            f"rank {rank} of {size}: the processes did not meet at {host}:{port} within {timeout:g} s ({reason}): see "
+            "whether all of them run, and whether their machines reach each other"
+        ) from None
+
+
+def _meet_all(device: torch.device, local: int, timeout: float) -> World:
     limit = timedelta(seconds=timeout)
     store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
     store = PrefixStore(meet(store, rank, size, timeout), store)
-    backend = "cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)
-    return World(rank, size, local, PrefixStore("weft", store), own, timeout)
+    facts = PrefixStore("weft", store)
+    return World(rank, size, local, facts, device, timeout, Pulse(facts, rank, timeout, lambda: None))
+
+
+def _tell_unreachable(world: World) -> None:
+    if tells_here():
+        print(
+            f"weft: rank {world.rank} of {world.size}: the machine of process 0 ({os.environ['MASTER_ADDR']}) did not "
+            f"answer for {world.timeout:g} s; the last good state is kept",
+            file=sys.stderr,
+        )
 
 
 def meet(store: Store, rank: int, size: int, timeout: float) -> str:
@@ -134,7 +179,7 @@ def meet(store: Store, rank: int, size: int, timeout: float) -> str:
                 if rank or all(store.check([f"met/{found}/{r}"]) for r in range(size)):
                     return str(found)
         time.sleep(0.02)
-    raise WeftError(f"rank {rank} of {size}: the others did not come within {timeout:g} s: see whether they run")
+    raise RuntimeError("not all came")
 
 
 def end_with_parent() -> None:
