@@ -53,6 +53,8 @@ class TrainRequest:
         for name in ("preset", "device"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise WeftError(f"{name} {value!r}: give a name in quotes")
+        if self.timeout is not None and not 0 < self.timeout < math.inf:
+            raise WeftError(f"--timeout {self.timeout:g}: give a number of seconds above 0, such as 600")
         if self.base is not None and self.preset != "auto":
             raise WeftError(f"--from takes the model of {self.base} as it is: leave --preset out")
 

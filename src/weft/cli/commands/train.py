@@ -6,13 +6,32 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join, quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand
 
 from weft.cli.app import AsJson, Device, Module, app
 from weft.cli.factory import find_factory
+from weft.cli.train_options import (
+    Base,
+    Compiled,
+    Config,
+    DataPaths,
+    Lora,
+    Minutes,
+    Out,
+    Parallel,
+    Preset,
+    Processes,
+    Resume,
+    Seed,
+    Settings,
+    Steps,
+    TaskName,
+    TensorBoard,
+    Timeout,
+)
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -27,27 +46,6 @@ if TYPE_CHECKING:
 CURVES = "curves.png"
 TASK = "weft.train.task"
 REQUEST_OPTIONS = ("preset", "steps", "minutes", "seed", "device")
-
-
-# Options of several processes.
-Processes = Annotated[
-    int | None,
-    typer.Option(help="Number of processes on this machine; torchrun starts them, and again if one dies."),
-]
-Parallel = Annotated[
-    str | None,
-    typer.Option(
-        help="How processes share the work: ddp, fsdp, tp=N, cp=N, or fsdp,tp=N; also under torchrun.",
-        show_default="ddp",
-        metavar="LAYOUT",
-    ),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds after which a process that does not answer is given up.", show_default="600", metavar="S"
-    ),
-]
 
 
 class _TrainCommand(TyperCommand):
@@ -70,45 +68,25 @@ class _TrainCommand(TyperCommand):
 
 @app.command(cls=_TrainCommand)
 def train(
-    task: Annotated[
-        str,
-        typer.Argument(help="A task; `weft train --help` lists those that are installed.", metavar="TASK"),
-    ],
-    data: Annotated[
-        list[str], typer.Argument(help="Files or folders, sample: for built-in data, or hf:org/name.", metavar="DATA")
-    ],
-    out: Annotated[Path | None, typer.Option(help="Folder of the new run.", metavar="RUN")] = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of a preset, such as encoder or vit; auto fits the model to data and time.", show_default="auto"
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", help="Change one option, such as training.rate=0.001; repeatable.", metavar="A.B=C"),
-    ] = [],  # noqa: B006
-    config: Annotated[Path | None, typer.Option(help="TOML file with options.", metavar="FILE")] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of training steps.")] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Training time in minutes; 5 if neither steps nor minutes are given.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, to the same bits.")] = False,
-    base: Annotated[
-        Path | None,
-        typer.Option("--from", help="Fine-tune this run: start from its model, tokenizer and weights.", metavar="RUN"),
-    ] = None,
-    lora: Annotated[
-        int | None, typer.Option(help="With --from: train adapters of this rank, freeze the weights.", metavar="RANK")
-    ] = None,
+    task: TaskName,
+    data: DataPaths,
+    out: Out = None,
+    preset: Preset = None,
+    settings: Settings = [],  # noqa: B006
+    config: Config = None,
+    steps: Steps = None,
+    minutes: Minutes = None,
+    seed: Seed = None,
+    resume: Resume = False,
+    base: Base = None,
+    lora: Lora = None,
     module: Module = None,
     device: Device = None,
-    compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")] = False,
+    compiled: Compiled = False,
     processes: Processes = None,
     parallel: Parallel = None,
     timeout: Timeout = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    tensorboard: TensorBoard = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on your data.
@@ -205,7 +183,7 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
     out = request.out
     with TerminalReporter(f"training {request.task}", silent=not leads()) as terminal:
         reporter: Reporter = terminal
-        if tensorboard:
+        if tensorboard and leads():
             reporter = TensorBoardReporter(terminal, str(out / "tensorboard"))
         with same_on_all():
             factory = find_factory(module)
