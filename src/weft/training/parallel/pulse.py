@@ -33,14 +33,13 @@ class Pulse:
     def __init__(self, store: Store, rank: int, timeout: float, on_lost: Callable[[], None]) -> None:
         self.store, self.rank, self.timeout, self.on_lost = store, rank, timeout, on_lost
         self._stopped = threading.Event()
-        self._last = time.monotonic()
+        self._beats = 0
         self._seen: dict[int, tuple[int, float]] = {}
 
     def start(self) -> None:
         """Give signs from now on."""
         # A connection of its own: another may be blocked by who waits.
         self._own: Any = self.store.clone()  # type: ignore[attr-defined]
-        self._last = time.monotonic()
         for work in (self._beat, self._watch):
             threading.Thread(target=work, daemon=True, name=f"weft pulse {work.__name__}").start()
 
@@ -65,13 +64,16 @@ class Pulse:
         try:
             while not self._stopped.wait(BEAT):
                 self._own.add(f"alive/{self.rank}", 1)
-                self._last = time.monotonic()
+                self._beats += 1
         except RuntimeError:
             return  # the store is gone; whoever needs it next says so, or the watch
 
     def _watch(self) -> None:
+        """Counts its own turns, not the clock: a process that was stopped itself and goes on has lost nothing."""
+        turns, before = 0, -1
         while not self._stopped.wait(BEAT):
-            if time.monotonic() - self._last > self.timeout + GRACE:
+            turns, before = (turns + 1 if self._beats == before else 0), self._beats
+            if turns * BEAT > self.timeout + GRACE:
                 self.on_lost()
                 sys.stderr.flush()
                 os._exit(1)
