@@ -75,6 +75,11 @@ class Distribution:
         self.device = device or torch.device("cpu")
         self.stopped = False
 
+    @property
+    def build_device(self) -> torch.device:
+        """Where the model is made, before it is spread."""
+        return self.device
+
     def request_stop(self) -> None:
         """Stop after this step."""
         self.stopped = True

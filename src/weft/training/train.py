@@ -198,7 +198,7 @@ def _begin(
             training=training.to_tree(),
         )
     )
-    module = models.build(spec, seed, device)
+    module = models.build(spec, seed, distribution.build_device)
     if base is not None:
         base.load_weights(module, prepared.task)
         if base.has_new_classes(prepared.task):
@@ -247,7 +247,7 @@ def _resume(
     expect_same_task(prepared.task, folder, spec)
     plan = TrainingPlan.from_tree(folder.read_plan())
     models = model_source(given, prepared.task, spec.seed)
-    module = models.build(read_spec(spec.model), spec.seed, distribution.device)
+    module = models.build(read_spec(spec.model), spec.seed, distribution.build_device)
     if spec.base is not None and folder.newest_state() is None:
         open_base_run(Path(spec.base), kind).load_weights(module, prepared.task)
     training = TrainingSpec(**spec.training)

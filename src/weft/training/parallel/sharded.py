@@ -33,6 +33,7 @@ class Sharded(ManyProcesses):
     """FSDP2 over data ranks, block by block, and tensor parallelism inside of the blocks; every weight is a DTensor."""
 
     holds_whole_model = False
+    build_device = torch.device("cpu")  # the whole model may not fit on one GPU
 
     def spread(self, task: Task, module: nn.Module, training: TrainingSpec, probe: Callable[[], Batch]) -> nn.Module:
         if isinstance(module, UserModule) and self.layout.together > 1:
@@ -52,6 +53,8 @@ class Sharded(ManyProcesses):
             if reading is not None:
                 reading.active = False
                 step.register_forward_pre_hook(lambda *_: setattr(reading, "active", True))
+        for buffer in module.buffers():
+            buffer.data = buffer.data.to(self.device)
         self.step = step
         return step
 

@@ -68,6 +68,7 @@ def local_part(weight: Tensor, split: WeightSplit, rank: int, count: int) -> Ten
 def _divided(weight: Any, split: WeightSplit, mesh: DeviceMesh) -> nn.Parameter:
     rank, count = mesh.get_local_rank(TENSOR), mesh.size(mesh.mesh_dim_names.index(TENSOR))  # type: ignore[union-attr]
     local = local_part(weight.detach(), split, rank, count).clone(memory_format=torch.contiguous_format)
+    local = local.to(mesh.device_type)
     placements: list[Placement] = [Replicate(), Replicate() if split.dim is None else Shard(split.dim)]
     whole = DTensor.from_local(
         local, mesh, placements, run_check=False, shape=weight.shape, stride=weight.contiguous().stride()
