@@ -16,12 +16,14 @@ STEPS = 20
 
 # Distinct sizes that 2 and 4 processes divide where they have to, and a batch that no number of processes does.
 DECODER = {"preset": "nano-llama", "width": 24, "mixer.heads": 4, "mixer.key_heads": 4, "feedforward.hidden": 44}
+# Two processes hold three experts each; four hold all of them, and of the one that all tokens share.
+EXPERTS = {"feedforward.experts": 6, "feedforward.shared": True}
 MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"task": "text", **DECODER, "length": 19},
     "encoder-decoder": {"task": "translation", "preset": "nano-t5", "width": 24, "mixer.heads": 4},
     "recurrent": {"task": "translation", "preset": "nano-gru-additive", "width": 20, "hidden": 28},
     "vision": {"task": "images", "preset": "nano-vit", "width": 24, "image": 12, "patch": 4},
-    "experts": {"task": "text", "preset": "nano-moe", "width": 24, "mixer.heads": 4, "length": 19},
+    "experts": {"task": "text", "preset": "nano-moe", "width": 24, "mixer.heads": 4, "length": 19, **EXPERTS},
 }
 LAYOUTS = {
     2: ("ddp", "fsdp", "tp=2", "cp=2"),

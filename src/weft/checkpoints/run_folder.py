@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from weft.checkpoints.sharded_files import INDEX, read_whole, write_index
+from weft.checkpoints.sharded_files import INDEX, read_index, read_whole, write_index
 from weft.data.fingerprints import Fingerprint
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
@@ -208,18 +208,31 @@ class RunFolder:
 
     def read_snapshot(self) -> Snapshot | None:
         """The newest complete training state; None if there is none."""
+        for path in reversed(self._states()):
+            with contextlib.suppress(DiskError):  # a damaged file: the one before it may be complete
+                return self.read_state(path)
+        return None
+
+    def read_state(self, path: Path) -> Snapshot:
+        """One training state: a file, or a folder that several processes wrote."""
         from safetensors import SafetensorError, safe_open
 
-        for file in reversed(self._states()):
-            try:
-                if file.is_dir():
-                    return Snapshot(*read_whole(file))
-                with safe_open(file, framework="pt") as opened:
-                    facts = json.loads((opened.metadata() or {})["weft"])
-                tensors = {_current_name(name): tensor for name, tensor in read_tensors(file).items()}
-                return Snapshot(facts.pop("step"), tensors, facts)
-            except (DiskError, SafetensorError, OSError, KeyError, ValueError):
-                continue  # a damaged file: the one before it may be complete
+        if path.is_dir():
+            return Snapshot(*read_whole(path))
+        try:
+            with safe_open(path, framework="pt") as opened:
+                facts = json.loads((opened.metadata() or {})["weft"])
+            tensors = {_current_name(name): tensor for name, tensor in read_tensors(path).items()}
+            return Snapshot(facts.pop("step"), tensors, facts)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise DiskError(f"{path} is not a complete training state ({error}): an older one may be") from None
+
+    def newest_complete_state(self) -> Path | None:
+        """The newest training state whose files are all there; None if there is none."""
+        for path in reversed(self._states()):
+            with contextlib.suppress(DiskError):
+                read_index(path) if path.is_dir() else self.read_state(path)
+                return path
         return None
 
     def _states(self) -> list[Path]:

@@ -67,7 +67,7 @@ def load(state: dict[str, Any], folder: Path, no_dist: bool = False, planner: An
         load_parts(state, storage_reader=HuggingFaceStorageReader(str(folder)), planner=planner, no_dist=no_dist)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:  # the first is no Exception
         raise DiskError(
-            f"{folder} cannot be read ({_reason(error)}): remove it, so that an older one is used"
+            f"{folder} cannot be read ({first_reason(error)}): remove it, so that an older one is used"
         ) from None
 
 
@@ -87,7 +87,8 @@ def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
             parts[0][1] for name, parts in found.items()}  # fmt: skip
 
 
-def _reason(error: BaseException) -> str:
+def first_reason(error: BaseException) -> str:
+    """The first line of what went wrong, on the first process where it did."""
     failures = getattr(error, "failures", None)
     first = next(iter(failures.values()))[0] if failures else error
     return (str(first).strip().splitlines() or [type(first).__name__])[0][:120]

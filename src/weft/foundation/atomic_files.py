@@ -6,10 +6,13 @@ import contextlib
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from weft.foundation.errors import WeftError
+
+_READING_MASK = threading.Lock()
 
 
 class DiskError(WeftError):
@@ -104,8 +107,10 @@ def _flush(path: Path) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
+    """The process's mask, which can be read only by setting it: one thread at a time."""
+    with _READING_MASK:
+        mask = os.umask(0)
+        os.umask(mask)
     return mask
 
 

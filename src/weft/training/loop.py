@@ -106,6 +106,8 @@ class Loop:
                 if self.stop_reason is not None or last or self.step % self.plan.checkpoint_every == 0:
                     self.checkpoint(last or self.stop_reason is not None)
                     self._shorten_if_slow()
+            if self.distribution.stopped:  # while the last state was written
+                self.stop_reason = "interrupt"
         self.module.eval()
 
     @property
@@ -117,7 +119,7 @@ class Loop:
         self.module.train()
         try:
             compiled: Any = torch.compile(self.module, dynamic=True)
-            StepModule(self.task, compiled)(self._first_example())[0].backward()
+            StepModule(self.task, compiled)(self._read(self._micro_batches(0)[0]))[0].backward()
             self.step_module = StepModule(self.task, compiled)
         except Exception as error:  # whatever the compiler raises, training works without it
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -132,7 +134,7 @@ class Loop:
         losses = [self._backward(share, count, share is shares[-1]) for share in shares]
         total = self.distribution.mean(sum(losses[1:], losses[0]))
         norm = self.distribution.clip(self.weights, self.training.clip or float("inf"))
-        expect_finite(self.module, norm, self.step + 1, lambda: self._loss(shares[0], count))
+        expect_finite(self.module, norm, self.step + 1, lambda: self._loss(self.spread_module, shares[0], count))
         rate = self.training.build_schedule(self.plan.steps_at(self.step)).share(self.step)
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -145,15 +147,15 @@ class Loop:
 
     def _backward(self, share: MicroBatch, count: float, last: bool) -> Tensor:
         with self.distribution.computing(share, last):
-            loss = self._loss(share, count)
+            loss = self._loss(self.step_module, share, count)
             loss.backward()
         return loss.detach()
 
-    def _loss(self, share: MicroBatch, count: float) -> Tensor:
+    def _loss(self, module: nn.Module, share: MicroBatch, count: float) -> Tensor:
         """The share's part of the mean over the whole batch, so that the mean over data ranks adds up to it exactly."""
         half = self.training.uses_bf16(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-            total, auxiliary = self.step_module(share.batch, self.training.smoothing)
+            total, auxiliary = module(share.batch, self.training.smoothing)
         loss: Tensor = total * (share.weight * self.distribution.data_ranks) / count
         return loss if auxiliary is None else loss + auxiliary * (share.answers / count)
 

@@ -44,7 +44,9 @@ class TrainingResult:
 def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loop: Loop) -> TrainingResult:
     """Load the run as it was kept and measure it on the whole validation data, or a share where minutes are given."""
     began = time.perf_counter()
-    run = load(loop.folder.path, str(loop.device), module=given_module(loop.module))
+    # A model that several processes held in parts may not fit on the device of one.
+    device = str(loop.device) if loop.distribution.holds_whole_model else "cpu"
+    run = load(loop.folder.path, device, module=given_module(loop.module))
     if run.task.examine(run.module, validation):
         run = replace(run, spec=run.spec.replace(facts=run.task.facts()))
         loop.folder.write_spec(run.spec)

@@ -44,7 +44,9 @@ def prepare_moments(
         if kind == "optimizer":
             number, _, rest = rest.partition(".")
             weight, _, moment = rest.rpartition(".")
-            value = numbers[name].clone() if name in numbers else torch.zeros_like(named[weight])
+            value = torch.zeros_like(named[weight])
+            if name in numbers:
+                value = numbers[name].clone() if moment == "step" else numbers[name].to(value)
             optimizers[int(number)].state[named[weight]][moment] = value
         elif kind == "weight" and name in numbers:
             own[rest].detach().copy_(numbers[name])
@@ -65,7 +67,7 @@ def restore_state(
             _, number, rest = name.split(".", 2)
             weight, _, moment = rest.rpartition(".")
             place = optimizers[int(number)].state[named[weight]]
-            place[moment] = tensor.clone() if moment == "step" else tensor.to(named[weight].device, copy=True)
+            place[moment] = tensor.clone() if moment == "step" else tensor.to(named[weight], copy=True)
     if average is not None:
         average.shadow = {
             name.removeprefix("average."): tensor.clone().to(named[name.removeprefix("average.")].device)

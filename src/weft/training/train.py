@@ -321,7 +321,7 @@ def _train(
         expect_lawful(module, 0)
     if training.recompute:
         recompute_blocks(module)
-    with _threads(plan.threads):
+    with _threads(plan.threads if distribution.data_ranks == 1 else min(plan.threads, torch.get_num_threads())):
         loop = Loop(prepared.task, module, train, validation, training, plan, folder, seed, reporter, distribution)
         LOG.info("threads for training: %d", plan.threads)
         if loop.restore():

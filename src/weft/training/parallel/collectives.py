@@ -72,7 +72,7 @@ def _all_gather_tokens(x: Tensor, length: int, group: ProcessGroup) -> Tensor:
     n = group.size()
     B, c, D = x.shape
     found = x.new_empty(n * B, c, D)
-    dist.all_gather_into_tensor(found, x.contiguous(), group=group)
+    dist.all_gather_single(found, x.contiguous(), group=group)
     return found.view(n, B, c, D).transpose(0, 1).reshape(B, n * c, D)[:, :length].contiguous()
 
 
@@ -85,7 +85,7 @@ def _own_tokens(y: Tensor, group: ProcessGroup, partial: bool) -> Tensor:
         return filled[:, group.rank() * c : (group.rank() + 1) * c].contiguous()
     stretches = filled.view(B, n, c, D).transpose(0, 1).reshape(n * B, c, D)
     own = y.new_empty(B, c, D)
-    dist.reduce_scatter_tensor(own, stretches, group=group)
+    dist.reduce_scatter_single(own, stretches, group=group)
     return own
 
 
@@ -148,7 +148,7 @@ class _GatherRows(Function):
     def forward(ctx: Any, rows: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group, ctx.count = group, len(rows)
         table = rows.new_empty(group.size() * len(rows), *rows.shape[1:])
-        dist.all_gather_into_tensor(table, rows.contiguous(), group=group)
+        dist.all_gather_single(table, rows.contiguous(), group=group)
         return table
 
     @staticmethod

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.feedforward import FeedForward, GatedFeedForward
+from weft.parts.norms import Norm
 from weft.parts.stack import Stack
 from weft.training.parallel.collectives import sum_gradients
 from weft.training.parallel.layout import TENSOR
@@ -45,7 +46,7 @@ def context_splits(model: nn.Module) -> dict[str, WeightSplit]:
 
 
 def _is_local(part: nn.Module) -> bool:
-    return isinstance(part, LOCAL) or part.__class__.__name__.endswith("Norm")
+    return isinstance(part, (*LOCAL, Norm))
 
 
 def split_context(model: nn.Module, mesh: DeviceMesh) -> Reading:

@@ -1,4 +1,4 @@
-"""The layout of a training over processes, as `--parallel` writes it: `ddp`, `fsdp`, `tp=2`, `fsdp,tp=2`."""
+"""The layout of a training over processes, as `--parallel` writes it: `ddp`, `fsdp`, `tp=2`, `cp=2`, `fsdp,tp=2`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.foundation.errors import WeftError
 
 DataKind = Literal["ddp", "fsdp"]
 DATA, TENSOR = "data", "tensor"  # the names of the mesh's axes
-KINDS = "ddp, fsdp, tp=N, or several with commas, such as fsdp,tp=2"
+KINDS = "ddp, fsdp, tp=N, cp=N, or several with commas, such as fsdp,tp=2"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Sharded(ManyProcesses):
 
     holds_whole_model = False
     build_device = torch.device("cpu")  # the whole model may not fit on one GPU
+    half = False
 
     def spread(self, task: Task, module: nn.Module, training: TrainingSpec, probe: Callable[[], Batch]) -> nn.Module:
         if isinstance(module, UserModule) and self.layout.together > 1:
@@ -60,18 +61,19 @@ class Sharded(ManyProcesses):
 
     def _shard(self, step: StepModule, module: nn.Module, training: TrainingSpec) -> None:
         """With tensor parallelism weights are DTensors on the whole mesh already; FSDP shards along its data axis."""
-        half = training.uses_bf16(self.world.device)
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
-        )
-        how: dict[str, Any] = {"mesh": self.mesh[DATA], "mp_policy": policy}
+        self.half = training.uses_bf16(self.world.device)
+        # Blocks are gathered in bf16 where they compute in it; inputs are cast by autocast, as in one process.
+        policy = MixedPrecisionPolicy()
+        if self.half:
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        how: dict[str, Any] = {"mesh": self.mesh[DATA]}
         if self.layout.together > 1:
             axis = {"shard" if self.layout.data == "fsdp" else "replicate": DATA}
             how |= {"mesh": self.mesh, "dp_mesh_dims": DataParallelMeshDims(**axis)}
         for part in module.modules():
             if isinstance(part, Stack):
                 for block in part.blocks:
-                    fully_shard(block, **how)
+                    fully_shard(block, mp_policy=policy, **how)
         fully_shard(step, **how)
 
     @contextlib.contextmanager
@@ -85,7 +87,8 @@ class Sharded(ManyProcesses):
         return whole(super().clip(weights, most))
 
     def mean_loss(self, step: nn.Module, split: Split, size: int, most: int | None) -> float:
-        found = super().mean_loss(step, split, size, most)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
+            found = super().mean_loss(step, split, size, most)
         if isinstance(step, FSDPModule):
             step.reshard()  # the last weights stay gathered for a backward pass, and none follows
         return found

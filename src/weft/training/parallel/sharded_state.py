@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from weft.checkpoints.run_folder import RunFolder, Snapshot
-from weft.checkpoints.sharded_files import as_tensors, load, read_index, section_key
+from weft.checkpoints.sharded_files import SECTION, as_tensors, first_reason, load, read_index, section_key
 from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
@@ -213,7 +213,7 @@ class ShardedState:
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise DiskError(
-                f"the training state could not be written ({_first_line(error)}); the last good state is kept"
+                f"the training state could not be written ({first_reason(error)}); the last good state is kept"
             ) from None
         self._finish()
 
@@ -235,6 +235,9 @@ class ShardedState:
             names = list(dcp_names(source))
             scalars = as_tensors(read_index(source)["scalars"])
         prepare_moments([*names, *scalars], scalars, state.module, state.optimizers)
+        for name, number in scalars.items():
+            if state.average is not None and name.startswith("average."):
+                state.average.shadow[parameter_of(name)].copy_(number)
         tensors, _ = _sorted(gather_state(state.module, state.optimizers, state.average))
         pieces = [piece for name, tensor in tensors.items() for piece in layout.pieces(name, tensor)]
         with torch.no_grad():
@@ -249,7 +252,7 @@ def dcp_names(folder: Path) -> set[str]:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {key.partition("#")[0] for key in stored}
+    return {key.partition(SECTION)[0] for key in stored}
 
 
 def _copy_pieces(tensors: dict[str, Tensor], pieces: list[Piece]) -> None:
@@ -267,9 +270,3 @@ def _sorted(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, fl
     """(tensors, numbers): what has no axes is no tensor in a safetensors file of torch's, but a pickle."""
     numbers = {name: float(tensor) for name, tensor in tensors.items() if not tensor.dim()}
     return {name: tensor for name, tensor in tensors.items() if tensor.dim()}, numbers
-
-
-def _first_line(error: BaseException) -> str:
-    failures = getattr(error, "failures", None)
-    first = next(iter(failures.values()))[0] if failures else error
-    return (str(first).strip().splitlines() or [type(first).__name__])[0][:120]

@@ -169,8 +169,7 @@ class ManyProcesses(Distribution):
             index = read_index(path)
             self.states.restore(path, self._state_layout, state)
             return index["step"], index["facts"]
-        snapshot = folder.read_snapshot()
-        assert snapshot is not None
+        snapshot = folder.read_state(path)
         self.states.restore(snapshot, self._state_layout, state)
         return snapshot.step, snapshot.facts
 
@@ -180,7 +179,8 @@ class Replicated(ManyProcesses):
 
     def spread(self, task: Task, module: nn.Module, training: TrainingSpec, probe: Callable[[], Batch]) -> nn.Module:
         step = StepModule(task, module)
-        unused = _has_unused(step, module, probe)
+        # One example more would change what batch norms in a module of the user's own know.
+        unused = isinstance(module, UserModule) or _has_unused(step, module, probe)
         self.sections = {} if isinstance(module, UserModule) else fused_sections(module)
         devices = [self.world.device] if self.world.device.type == "cuda" else None
         self.step = DistributedDataParallel(
@@ -210,11 +210,11 @@ def _has_unused(step: StepModule, module: nn.Module, probe: Callable[[], Batch])
 
 
 def _is_restart(path: Path) -> bool:
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        return True
-    return launch_name() is not None and read_launch(path) == launch_name()
+    if launch_name() is None:
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return read_launch(path) == launch_name()
 
 
 def _newest(folder: RunFolder) -> str | None:
-    newest = folder.newest_state()
+    newest = folder.newest_complete_state()
     return None if newest is None else str(newest.relative_to(folder.path))

@@ -54,9 +54,10 @@ Named = Iterator[tuple[str, WeightSplit]]
 def split_weights(model: nn.Module, count: int) -> dict[str, WeightSplit]:
     """The split of every weight of a model over `count` processes; refused where something does not divide."""
     found = {name: WHOLE for name, _ in model.named_parameters()}
+    whole = {id(part) for experts in model.modules() if not _divides(experts, count) for part in experts.modules()}
     for name, part in model.named_modules():
         rule = next((rule for kind, rule in _RULES if isinstance(part, kind)), None)
-        if rule is None:
+        if rule is None or id(part) in whole:
             continue
         for own, split in rule(part, count):
             found[f"{name}.{own}" if name else own] = split
@@ -141,10 +142,16 @@ def _gated(part: GatedFeedForward, count: int) -> Named:
     yield from _rows("down", part.down)
 
 
+def _divides(part: nn.Module, count: int) -> bool:
+    """Not for experts that their number of processes does not divide: then every process has all of them, and of one
+    that all tokens share.
+    """
+    return not isinstance(part, Experts) or part.experts % count == 0
+
+
 def _experts(part: Experts, count: int) -> Named:
-    """By expert where they divide; else every process has all of them."""
-    if part.experts % count == 0:
-        yield from (("up", WeightSplit("own", 0)), ("down", WeightSplit("own", 0)))
+    """By expert."""
+    yield from (("up", WeightSplit("own", 0)), ("down", WeightSplit("own", 0)))
 
 
 def _stack(part: Stack, count: int) -> Named:
