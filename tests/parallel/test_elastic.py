@@ -96,6 +96,7 @@ def test_a_stopped_training_goes_on_with_another_number_of_processes(
     here.go()
     assert command.ended() == 130, command.said
     assert command.errors.count("continue with: weft train text book.txt") == 1
+    assert command.errors.count("weft: stopped") == 1, command.errors
     assert "Traceback" not in command.errors and not NOISE.search(command.errors), command.errors
     assert not any(map(is_running, pids))
     assert here.states("run") == ["state-00000012.safetensors"]
