@@ -154,11 +154,13 @@ def test_collectives_of_each_axis():
         ("fsdp", "all-gather"): (2 * (weights + again), 2 * (weights + again) * 7 // 8),
     }
     # Two branches per block: X gathered and Y scattered forward, the reverse backward; around the blocks X W^T of the
-    # output gathers forward, the slope of the input backward. A ring of 2 sends half of each payload.
+    # output gathers forward, the slope of the input backward. A ring of 2 sends half of each payload. Over the divided
+    # vocabulary embeddings are summed forward, slopes of the output's input backward: a ring of 2 sends all of these.
     X = 2 * 6 * 113 * profile.model.width
     split = {("tp", "reduce-scatter"): 2 * 2 * L * X, ("tp", "all-gather"): 2 * 2 * L * X + 2 * X}
-    assert collectives(profile, Layout(1, 1, 2), pieces) == {key: (p, p // 2) for key, p in split.items()}
-    recomputed = {key: payload + 2 * L * X for key, payload in split.items()}
+    sums = {("tp", "all-reduce"): (2 * X, 2 * X)}
+    assert collectives(profile, Layout(1, 1, 2), pieces) == {key: (p, p // 2) for key, p in split.items()} | sums
+    recomputed = {key: payload + 2 * L * X for key, payload in split.items()} | {("tp", "all-reduce"): 2 * X}
     found = collectives(profile, Layout(1, 1, 2), pieces, recompute=True)
     assert {key: payload for key, (payload, _) in found.items()} == recomputed
 
@@ -167,7 +169,8 @@ def test_collectives_of_a_mesh():
     profile, pieces = training_profile(weft.preset("nano-gpt"), 113), Pieces(6, 3)
     weights = 2 * profile.model.parameters
     found = collectives(profile, Layout(2, 2, 2), pieces)
-    axes = {"dp": ["all-reduce"], "fsdp": ["reduce-scatter", "all-gather"], "tp": ["reduce-scatter", "all-gather"]}
+    both = ["reduce-scatter", "all-gather"]
+    axes = {"dp": ["all-reduce"], "fsdp": both, "tp": [*both, "all-reduce"]}
     assert list(found) == [(axis, kind) for axis, kinds in axes.items() for kind in kinds]
     # Half of the weights by tp, half of those by fsdp; a ring of 2 sends all that it reduces.
     assert found["dp", "all-reduce"] == (weights // 4, weights // 4)
