@@ -66,7 +66,7 @@ def test_a_killed_process_is_named_and_all_start_again(here: Stage, undisturbed:
     os.kill(pids[1], signal.SIGKILL)
     here.go()
     assert command.ended() == 0, command.said
-    assert "rank 0 of 2: process 1 was killed" in command.errors
+    assert command.errors.count("weft: rank 0 of 2: process 1 was killed") == 1, command.errors
     assert re.search("continuing from step (5|10)\n", command.errors)
     assert here.losses("run") == pytest.approx(undisturbed, abs=1e-10, rel=0)
     assert not NOISE.search(command.errors), command.errors
@@ -78,7 +78,8 @@ def test_a_hanging_process_is_named_and_all_start_again(here: Stage, undisturbed
     os.kill(pids[2], signal.SIGSTOP)
     here.go()
     assert command.ended() == 0, command.said
-    assert "process 2 was killed, or did not answer for 0:00:10" in command.errors
+    told = re.findall("^weft: rank .*", command.errors, re.MULTILINE)
+    assert len(told) == 1 and "process 2 was killed, or did not answer for 0:00:10" in told[0], command.errors
     assert here.losses("run") == pytest.approx(undisturbed, abs=1e-10, rel=0)
     assert not any(map(is_running, pids))
 
