@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from weft.training.parallel import pulse
+from weft.training.parallel.failures import _within
 from weft.training.parallel.pulse import ProcessSilent, Pulse
 
 
@@ -62,3 +64,11 @@ def test_a_process_ends_where_its_store_does_not_answer(monkeypatch: pytest.Monk
         own._watch()
     assert told == ["lost"]
     assert 18 <= next(turns) <= 21
+
+
+def test_a_store_that_does_not_answer_counts_as_gone() -> None:
+    never = threading.Event()
+    assert _within(0.05, never.wait) is None
+    assert _within(60.0, lambda: 1 / 0) is None
+    assert _within(60.0, lambda: 7) == 7
+    never.set()
