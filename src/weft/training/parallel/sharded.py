@@ -37,8 +37,8 @@ class Sharded(ManyProcesses):
     half = False
 
     def spread(self, task: Task, module: nn.Module, training: TrainingSpec, probe: Callable[[], Batch]) -> nn.Module:
-        if isinstance(module, UserModule) and self.layout.together > 1:
-            raise WeftError(f"{self.layout} splits Weft's own parts: train a module of your own with ddp or fsdp")
+        if isinstance(module, UserModule):
+            raise WeftError(f"{self.layout} divides Weft's own parts: train a module of your own with --parallel ddp")
         expect_axes(module)
         splits = split_weights(module, self.layout.tensor)
         self.sections = {name: split.sections for name, split in splits.items() if split.sections}
