@@ -5,32 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_processes import Stage, is_running, stage, wait_until
+from elastic_processes import Stage, is_running, wait_until
 
 pytestmark = pytest.mark.parallel
 NOISE = re.compile(
     r"torch/distributed|debug_logger|destroy_process_group|resource_tracker|\[W\d|\[E\d|Exception ignored"
 )
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of one process that nothing happens to."""
-    with stage(tmp_path_factory.mktemp("undisturbed")) as made:
-        made.go()
-        command = made.train("run")
-        assert command.ended() == 0, command.said
-        return made.losses("run")
 
 
 @pytest.mark.parametrize(

@@ -15,27 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from elastic_processes import Command, Stage, free_port, is_running, stage, wait_until
+from elastic_processes import Command, Stage, free_port, is_running, wait_until
 
 pytestmark = pytest.mark.parallel
 QUICK = "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=20"
 TIMEOUT = "15"
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Iterator[Stage]:
-    with stage(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of one process that nothing happens to."""
-    with stage(tmp_path_factory.mktemp("undisturbed")) as made:
-        made.go()
-        command = made.train("run")
-        assert command.ended() == 0, command.said
-        return made.losses("run")
 
 
 def agent(here: Stage, endpoint: str, leads: bool, prefix: list[str] | None = None, address: str = "") -> Command:

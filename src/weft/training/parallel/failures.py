@@ -19,12 +19,11 @@ from typing import Any, TypeVar
 from torch.distributed import DistError
 
 from weft.foundation.errors import WeftError
-from weft.training.parallel.give_up import FAILED, USER_ERROR, SilentExit, give_up, tells_here
+from weft.training.parallel.give_up import FAILED, INTERRUPTED, USER_ERROR, SilentExit, give_up, tells_here
 from weft.training.parallel.world import ProcessesLost, World
 
 PATIENCE = 3.0  # seconds in which processes that are alive notice a lost connection, or that nobody answers
 LOST = ("connection", "timed out", "timeout", "peer", "socket", "gloo", "nccl")
-INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 T = TypeVar("T")
 

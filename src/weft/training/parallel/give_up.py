@@ -15,7 +15,7 @@ from weft.foundation.errors import WeftError
 
 GIVE_UP = "WEFT_GIVE_UP"  # set where the launcher reads the note itself: it needs no exit code of later processes
 NOTE, TOLD = "weft-gave-up", "weft-told"
-FAILED, USER_ERROR = 1, 2
+FAILED, USER_ERROR, INTERRUPTED = 1, 2, 130  # exit codes, as those of the command
 
 
 class SilentExit(SystemExit):

@@ -13,13 +13,12 @@ from typing import Any
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
-from weft.training.parallel.give_up import GIVE_UP, read_note
+from weft.training.parallel.give_up import GIVE_UP, INTERRUPTED, read_note
 from weft.training.parallel.layout import ParallelLayout
 from weft.training.parallel.world import started_by_torchrun
 from weft.training.request import TrainRequest
 
 RESTARTS = 3  # after a process was killed, from the last checkpoint
-INTERRUPTED = 130
 SHUTDOWN = 120  # seconds in which interrupted processes end their step and write a checkpoint
 
 

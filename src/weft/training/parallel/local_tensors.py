@@ -24,18 +24,26 @@ def whole(x: Tensor) -> Tensor:
     return distributed.full_tensor() if is_distributed(x) else x
 
 
-def own_part(full: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that belongs where `like` is: a view, without communication.
+def own_ranges(x: Tensor) -> list[tuple[int, int]]:
+    """From where to where this process holds x along each axis.
 
     The mesh's last axis divides first, because FSDP shards what tensor parallelism has left to a process.
     """
-    if not is_distributed(like):
-        return full
-    distributed: Any = like
+    ranges = [(0, size) for size in x.shape]
+    if not is_distributed(x):
+        return ranges
+    distributed: Any = x
     mesh = distributed.device_mesh
     for axis in reversed(range(mesh.ndim)):
         dim = getattr(distributed.placements[axis], "dim", None)
         if dim is not None:
-            parts, rank = full.chunk(mesh.size(axis), dim), mesh.get_local_rank(axis)
-            full = parts[rank] if rank < len(parts) else full.narrow(dim, 0, 0)
-    return full
+            first, last = ranges[dim]
+            size = -(-(last - first) // mesh.size(axis))
+            begin = min(first + size * mesh.get_local_rank(axis), last)
+            ranges[dim] = (begin, min(begin + size, last))
+    return ranges
+
+
+def own_part(full: Tensor, like: Tensor) -> Tensor:
+    """The part of a whole tensor that belongs where `like` is: a view, without communication."""
+    return full[tuple(slice(*ends) for ends in own_ranges(like))]

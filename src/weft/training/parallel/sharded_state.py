@@ -32,7 +32,7 @@ from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.training.distribution import TrainingState
-from weft.training.parallel.local_tensors import is_distributed, local, whole
+from weft.training.parallel.local_tensors import local, own_ranges, whole
 from weft.training.parallel.tensor_splits import Sections, interleaved
 from weft.training.snapshots import gather_state, parameter_of, prepare_moments
 
@@ -72,7 +72,7 @@ class StateLayout:
 
     def pieces(self, name: str, tensor: Tensor) -> Iterator[Piece]:
         """The pieces of one tensor of the state that are here."""
-        ranges, own = _ranges(tensor), local(tensor)
+        ranges, own = own_ranges(tensor), local(tensor)
         sections = self.sections.get(parameter_of(name), ())
         starts = tuple(start for start, _ in ranges)
         if not sections:
@@ -97,23 +97,6 @@ class StateLayout:
         if not sections or self.tensor_ranks == 1 or not full.dim():
             return full
         return full[interleaved(sections, self.tensor_ranks).argsort().to(full.device)]
-
-
-def _ranges(tensor: Tensor) -> list[tuple[int, int]]:
-    """From where to where this process holds the tensor along each axis; see `own_part`."""
-    ranges = [(0, size) for size in tensor.shape]
-    if not is_distributed(tensor):
-        return ranges
-    distributed: Any = tensor
-    mesh = distributed.device_mesh
-    for axis in reversed(range(mesh.ndim)):
-        dim = getattr(distributed.placements[axis], "dim", None)
-        if dim is not None:
-            first, last = ranges[dim]
-            size = -(-(last - first) // mesh.size(axis))
-            begin = min(first + size * mesh.get_local_rank(axis), last)
-            ranges[dim] = (begin, min(begin + size, last))
-    return ranges
 
 
 def _once(do: Callable[[], None]) -> Callable[[], None]:

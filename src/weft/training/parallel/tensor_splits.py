@@ -143,14 +143,14 @@ def _gated(part: GatedFeedForward, count: int) -> Named:
 
 
 def _divides(part: nn.Module, count: int) -> bool:
-    """Not for experts that their number of processes does not divide: then every process has all of them, and of one
+    """Whether a part can be divided: experts only by their number, else every process has all of them, with the one
     that all tokens share.
     """
     return not isinstance(part, Experts) or part.experts % count == 0
 
 
 def _experts(part: Experts, count: int) -> Named:
-    """By expert."""
+    """Each process has some experts whole; the router is whole on all."""
     yield from (("up", WeightSplit("own", 0)), ("down", WeightSplit("own", 0)))
 
 
