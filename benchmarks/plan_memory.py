@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import weft
 from timing import extra_memory, fresh, limit, report, table
 from weft.models.build import AnySpec
-from weft.models.cluster.device_memory import SIZES, DeviceMemory, Update, device_memory
+from weft.models.cluster.device_memory import SIZES, DeviceMemory, device_memory
 from weft.models.cluster.layouts import Layout, Pieces
 from weft.models.cluster.training_profile import training_profile
 from weft.models.encoder import EncoderSpec
@@ -44,7 +44,6 @@ class Case:
     rows: int
     micro_steps: int = 1
     recompute: bool = False
-    update: Update = "loop"  # what torch chooses on a CPU; GPUs take foreach
 
 
 def gpt(width: int, layers: int, vocabulary: int, length: int, heads: int, name: str = "gpt2") -> AnySpec:
@@ -67,7 +66,7 @@ CASES = {
     "long": Case(gpt(128, 20, 1009, 4096, 4, "nano-llama"), rows=2),
     "recompute": Case(gpt(128, 16, 1009, 512, 4), rows=112, recompute=True),
     "accumulate": Case(gpt(768, 6, 5003, 512, 12), rows=2, micro_steps=2),
-    "foreach": Case(gpt(768, 7, 5003, 512, 12), rows=1, update="foreach"),
+    "few tokens": Case(gpt(768, 9, 5003, 512, 12), rows=1),
     "encoder": Case(encoder(), rows=10),
 }
 
@@ -76,7 +75,7 @@ def predicted(case: Case) -> DeviceMemory:
     """What the plan says for one device."""
     pieces = Pieces(case.micro_steps * case.rows, case.rows)
     profile = training_profile(case.spec)
-    return device_memory(profile, Layout(1, 1, 1), SIZES["fp32"], pieces, case.recompute, case.update)
+    return device_memory(profile, Layout(1, 1, 1), SIZES["fp32"], pieces, case.recompute)
 
 
 def loss_of(module: nn.Module, case: Case) -> Tensor:
@@ -97,8 +96,6 @@ def train(case: Case) -> None:
     if case.recompute:
         recompute_blocks(module)
     optimizers = build_optimizers(module, "adamw")
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["foreach"] = True if case.update == "foreach" else None
     for _ in range(STEPS):
         for _ in range(case.micro_steps):
             (loss_of(module, case) / case.micro_steps).backward()
@@ -113,7 +110,7 @@ def peak(name: str) -> int:
     torch.set_num_threads(1)
     case = CASES[name]
     tiny = {"width": 8, "layers": 1, "length": 7, "mixer.heads": 2}
-    train(Case(case.spec.replace(**tiny), 2, case.micro_steps, case.recompute, case.update))
+    train(Case(case.spec.replace(**tiny), 2, case.micro_steps, case.recompute))
     return extra_memory(lambda: train(case))
 
 

@@ -11,7 +11,7 @@ import pytest
 import weft
 from live_tensors import LiveTensors
 from weft.models.cluster import loss_memory
-from weft.models.cluster.device_memory import SIZES, DeviceMemory, device_memory, update_bytes
+from weft.models.cluster.device_memory import SIZES, DeviceMemory, device_memory
 from weft.models.cluster.layouts import Layout, Pieces
 from weft.models.cluster.loss_memory import OutputProfile
 from weft.models.cluster.training_profile import training_profile
@@ -39,14 +39,14 @@ def test_the_fullest_moment_is_the_backward_pass_or_the_update():
     assert replace(memory, activations=13).total == 2 + 5 + 3 + 11
 
 
-def test_a_tied_embedding_has_two_gradients_at_the_end_of_the_backward_pass():
+def test_a_tied_embedding_has_three_gradients_at_the_end_of_the_backward_pass():
     profile = training_profile(small().replace(vocabulary=10_007))
 
     def after(layout):
         return device_memory(profile, layout, FLOAT32, Pieces(1, 1), recompute=False).update
 
-    assert after(ONE) == update_bytes(profile, "foreach") > 4 * 10_007 * D
-    assert after(Layout(1, 8, 1)) == 4 * 10_007 * D > update_bytes(profile, "foreach", shards=8)
+    assert after(ONE) == after(Layout(1, 8, 1)) == 2 * 4 * 10_007 * D
+    assert after(Layout(1, 1, 2)) == 4 * 10_007 * D
 
 
 def test_gradients_come_as_activations_go_unless_they_are_kept():
@@ -63,27 +63,16 @@ def test_gradients_come_as_activations_go_unless_they_are_kept():
     assert early(Layout(2, 1, 1), Pieces(6, 6)) and early(Layout(1, 2, 1), Pieces(6, 6))
 
 
-def test_the_optimizer_takes_roots_of_all_weights_or_of_one_after_the_other():
-    profile = training_profile(small())
-    assert update_bytes(profile, "foreach") == 4 * profile.model.parameters
-    assert update_bytes(profile, "foreach", shards=2) == 4 * -(-profile.model.parameters // 2)
-    # 4 D^2, up and down, are the largest: sqrt(v) and denominator of one, denominator of the other.
-    assert profile.largest_weights == (4 * D * D, 4 * D * D)
-    assert update_bytes(profile, "loop") == 4 * 3 * 4 * D * D
-    wide = training_profile(small().replace(vocabulary=1009))
-    assert update_bytes(wide, "loop") == 4 * (2 * 1009 * D + 4 * D * D)
-
-
 def test_logits_are_whole_or_in_chunks():
     output = OutputProfile(N, C, D, tied=True)
     few, many = 6, LOGITS_AT_ONCE // (N * C) + 1
     assert losses.LOGITS_AT_ONCE == LOGITS_AT_ONCE
     assert output.loss_bytes(few, 2) == 3 * 4 * few * N * C
     assert output.loss_bytes(1, 4) == 4 * N * C + 4 * C * D  # few tokens: the gradient of W is more than two slopes
-    assert output.loss_bytes(many, 2) == 2 * 2 * (C * D + many * N * D)
-    assert replace(output, by_rows=True).loss_bytes(many, 2) == 3 * 4 * LOGITS_AT_ONCE
-    assert output.second_gradient_bytes(2) == 2 * C * D
-    assert replace(output, tied=False).second_gradient_bytes(2) == 0
+    chunk = LOGITS_AT_ONCE // C * C
+    assert output.loss_bytes(many, 2) == 4 * C * D + 2 * many * N * D + 2 * 4 * chunk
+    assert output.more_gradient_bytes(2) == 2 * 2 * C * D
+    assert replace(output, tied=False).more_gradient_bytes(2) == 0
     assert OutputProfile(N).loss_bytes(10**6, 2) == 0
 
 
@@ -131,7 +120,6 @@ SMALL = {
     "long": Case(gpt(32, 6, 101, 512, 4, "nano-llama"), rows=2),
     "recompute": Case(gpt(32, 12, 101, 64, 4), rows=8, recompute=True),
     "accumulate": Case(gpt(64, 3, 101, 64, 4), rows=2, micro_steps=2),
-    "foreach": Case(gpt(64, 3, 101, 32, 4), rows=1, update="foreach"),
 }
 
 

@@ -116,7 +116,7 @@ def build_optimizers(
         {"params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimizers: list[Optimizer] = [AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10)] if groups else []
+    optimizers: list[Optimizer] = [AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10, fused=True)] if groups else []
     if kind == "muon" and matrices:
         optimizers.append(Muon(matrices, lr=matrix_lr, weight_decay=weight_decay * 0.1))
     return optimizers

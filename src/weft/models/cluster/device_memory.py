@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from weft.models.cluster.device_table import PrecisionName
 from weft.models.cluster.layouts import Layout, Pieces
@@ -28,19 +27,14 @@ SIZES: dict[PrecisionName, NumberSizes] = {
 }
 
 
-# How the optimizer goes through the weights: all at once (`_foreach_` functions, torch's default on GPUs), or one after
-# the other (its default on CPUs).
-Update = Literal["foreach", "loop"]
-MOMENT = 4  # bytes: the moments of Adam, and what is computed from them, are float32
-
-
 @dataclass(frozen=True)
 class DeviceMemory:
     """Bytes on one device, each part at its most; the float32 copy of the weights counts as optimizer state.
 
     Not all parts are there at once. `early_gradients` are those that exist before the backward pass: all where
     gradients are accumulated or summed over devices, else none, and they come as activations go. `update` is what the
-    end of the step takes beside gradients, when activations are gone.
+    end of the step takes beside gradients, when activations are gone: the other gradients of tied weights. The
+    optimizer takes nothing: its one kernel (fused AdamW) has no temporaries.
     """
 
     weights: int
@@ -63,25 +57,12 @@ def state_memory(parameters: int, sizes: NumberSizes, shards: int = 1) -> tuple[
     return sizes.number * share, sizes.number * share, sizes.optimizer * share
 
 
-def update_bytes(profile: TrainingProfile, update: Update, shards: int = 1) -> int:
-    """Temporaries of Adam's step w <- w - lr m / (sqrt(v) + eps).
-
-    At once: sqrt(v) of all weights. One after the other: sqrt(v) and the denominator of one weight, while the
-    denominator of the one before is still there.
-    """
-    if update == "foreach":
-        return MOMENT * -(-profile.model.parameters // shards)
-    first, second = profile.largest_weights
-    return MOMENT * -(-(2 * first + second) // shards)
-
-
 def device_memory(
     profile: TrainingProfile,
     layout: Layout,
     sizes: NumberSizes,
     pieces: Pieces,
     recompute: bool,
-    update: Update = "foreach",
 ) -> DeviceMemory:
     """Memory of one device for one micro-batch at a time.
 
@@ -97,5 +78,5 @@ def device_memory(
         gradients += number * min(parameters, profile.outside + profile.largest_block) // layout.tp
     activations = profile.micro_batch_bytes(pieces.micro_batch, number, recompute, layout.tp)
     summed = pieces.micro_steps > 1 or layout.data_ranks > 1
-    after = max(update_bytes(profile, update, shards), profile.output.second_gradient_bytes(number) // layout.tp)
+    after = profile.output.more_gradient_bytes(number) // layout.tp
     return DeviceMemory(weights, gradients, optimizer, activations, gradients if summed else 0, after)

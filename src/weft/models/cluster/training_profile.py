@@ -78,13 +78,6 @@ class TrainingProfile:
         return padded_parameters(self.outside_shapes)
 
     @property
-    def largest_weights(self) -> tuple[int, int]:
-        """Numbers in the two largest weights."""
-        shapes = [*self.outside_shapes, *(shape for block in self.blocks for shape in block.copies * block.shapes)]
-        first, second = sorted((rows * rest for rows, rest in (*shapes, (0, 0), (0, 0))), reverse=True)[:2]
-        return first, second
-
-    @property
     def largest_block(self) -> int:
         """Parameters of the largest block."""
         return max((block.parameters for block in self.blocks), default=0)
@@ -120,7 +113,7 @@ class TrainingProfile:
         if not recompute:
             return kept + loss
         block = sequences * self._one_block_bytes(number, tp)
-        return kept - block + max(loss, block + self.output.second_gradient_bytes(number) // tp)
+        return kept - block + max(loss, block + self.output.waiting_bytes(number) // tp)
 
     def _one_block_bytes(self, number: int, tp: int) -> int:
         return max((block.kept_bytes(number, tp) for block in self.blocks), default=0)

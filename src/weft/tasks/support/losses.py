@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from weft.foundation.numerics import widen
 from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
+from weft.parts.linear_cross_entropy import linear_cross_entropy
 from weft.parts.outputs import LOGITS_AT_ONCE, CappedHead
 from weft.tasks.task import Loss, Split, Task
 
@@ -32,10 +32,10 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
         total = F.cross_entropy(widen(hidden), flat, reduction="sum", label_smoothing=smoothing)
     elif (shared := getattr(head, "shared_loss", None)) is not None:
         total = shared(hidden, flat, smoothing)
-    elif isinstance(head, CappedHead):
-        total = _by_rows(head, hidden, embedding, flat, smoothing)
     elif hidden.shape[0] * head.vocabulary > LOGITS_AT_ONCE:
-        total = _in_chunks(hidden, head.weight(embedding).to(hidden.dtype), head.bias, flat, smoothing)
+        linear, cap = (head.head, head.cap) if isinstance(head, CappedHead) else (head, None)
+        rows = max(1, LOGITS_AT_ONCE // head.vocabulary)
+        total = linear_cross_entropy(hidden, linear.weight(embedding), linear.bias, flat, rows, smoothing, cap)
     else:
         logits = widen(head(hidden, embedding=embedding))
         total = F.cross_entropy(logits, flat, reduction="sum", label_smoothing=smoothing)
@@ -54,37 +54,6 @@ def token_losses(module: nn.Module, output: Output, labels: Tensor) -> Tensor:
         logits = hidden[some] if head is None else head(hidden[some], embedding=embedding)
         found[some] = F.cross_entropy(widen(logits), flat[some], reduction="none").to(found.dtype)
     return found.view_as(labels)
-
-
-def _by_rows(head: CappedHead, hidden: Tensor, embedding: Any, labels: Tensor, smoothing: float) -> Tensor:
-    """Cross-entropy of a head that is no linear map: some rows at a time, whose logits are made anew for gradients."""
-
-    def part(some: Tensor, wanted: Tensor) -> Tensor:
-        logits = widen(head(some, embedding=embedding))
-        return F.cross_entropy(logits, wanted, reduction="sum", label_smoothing=smoothing)
-
-    rows = max(1, LOGITS_AT_ONCE // head.vocabulary)
-    if len(labels) <= rows:
-        return part(hidden, labels)
-    pairs = zip(hidden.split(rows), labels.split(rows), strict=True)
-    return torch.stack([checkpoint(part, some, wanted, use_reentrant=False) for some, wanted in pairs]).sum()
-
-
-def _in_chunks(hidden: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, smoothing: float) -> Tensor:
-    """Cross-entropy whose logits z = W h + b exist only chunk by chunk.
-
-    With smoothing s over C classes it is (1 - s) (lse - z_y) + s (lse - mean_c z_c) = (lse - z_y) + s (z_y - mean z):
-    the second part is linear in h and needs no logits.
-    """
-    options = nn.LinearCrossEntropyOptions()
-    total = F.linear_cross_entropy(hidden, W, labels, linear_bias=b, reduction="sum", options=options)
-    if not smoothing:
-        return total
-    mean = (hidden @ W.mean(0)).sum()
-    at_label = (hidden * F.embedding(labels, W)).sum()
-    if b is not None:
-        mean, at_label = mean + len(labels) * b.mean(), at_label + b[labels].sum()
-    return total + smoothing * (at_label - mean)
 
 
 def class_loss(output: Output, labels: Tensor, count: int, smoothing: float = 0.0) -> Loss:
