@@ -73,22 +73,29 @@ class _Gradients:
 
 def _add_up(hidden: Tensor, W: Tensor, b: Tensor | None, terms: _Terms, gradients: _Gradients | None) -> Tensor:
     """The loss over all rows; adds up the gradients where they are given."""
-    labels, rows, smoothing, cap = terms
     W = W.to(hidden.dtype)
     total = widen(hidden.new_zeros(()))
-    for first in range(0, len(labels), rows):
-        some, own = hidden[first : first + rows], labels[first : first + rows, None]
-        log_p, bend = _log_p(some, W, b, cap)
-        total -= (1 - smoothing) * log_p.gather(-1, own).sum()
-        if smoothing:
-            total -= smoothing * log_p.mean(-1).sum()
-        if gradients is not None:
-            slope = log_p.exp_()
-            slope.scatter_add_(-1, own, slope.new_full(own.shape, smoothing - 1))
-            slope = slope if not smoothing else slope.sub_(smoothing / len(W))
-            gradients.add(first, some, W, slope if bend is None else slope.mul_(bend))
-        log_p = slope = bend = None  # gone before the next chunk is made
+    for first in range(0, len(hidden), terms.rows):
+        total += _add_chunk(first, hidden[first : first + terms.rows], W, b, terms, gradients)
     return total
+
+
+def _add_chunk(
+    first: int, hidden: Tensor, W: Tensor, b: Tensor | None, terms: _Terms, gradients: _Gradients | None
+) -> Tensor:
+    """The loss of rows `first`, ...; its logits are gone on return."""
+    smoothing, labels = terms.smoothing, terms.labels[first : first + terms.rows, None]
+    log_p, bend = _log_p(hidden, W, b, terms.cap)
+    loss = (smoothing - 1) * log_p.gather(-1, labels).sum()
+    if smoothing:
+        loss -= smoothing * log_p.mean(-1).sum()
+    if gradients is not None:
+        slope = log_p.exp_()
+        slope.scatter_add_(-1, labels, slope.new_full(labels.shape, smoothing - 1))
+        if smoothing:
+            slope -= smoothing / len(W)
+        gradients.add(first, hidden, W, slope if bend is None else slope.mul_(bend))
+    return loss
 
 
 def _log_p(hidden: Tensor, W: Tensor, b: Tensor | None, cap: float | None) -> tuple[Tensor, Tensor | None]:

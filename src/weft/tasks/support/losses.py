@@ -33,7 +33,8 @@ def language_loss(module: nn.Module, output: Output, labels: Tensor, count: int,
     elif (shared := getattr(head, "shared_loss", None)) is not None:
         total = shared(hidden, flat, smoothing)
     elif hidden.shape[0] * head.vocabulary > LOGITS_AT_ONCE:
-        linear, cap = (head.head, head.cap) if isinstance(head, CappedHead) else (head, None)
+        linear: Any = head.head if isinstance(head, CappedHead) else head
+        cap = head.cap if isinstance(head, CappedHead) else None
         rows = max(1, LOGITS_AT_ONCE // head.vocabulary)
         total = linear_cross_entropy(hidden, linear.weight(embedding), linear.bias, flat, rows, smoothing, cap)
     else:
