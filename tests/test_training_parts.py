@@ -68,12 +68,19 @@ def test_orthogonalized_matrices_keep_their_directions_with_singular_values_near
     U, S, V = torch.linalg.svd(drawn, full_matrices=False)
     M = U @ torch.diag(torch.logspace(0, -1.5, S.shape[-1], dtype=torch.float64)) @ V
     O = orthogonalize(M)  # noqa: E741
-    assert (torch.linalg.svdvals(O) - 1).abs().max() < 0.27
+    assert (torch.linalg.svdvals(O) - 1).abs().max() < 0.23
     assert (O * (U @ V)).sum() / (O.norm() * (U @ V).norm()) > 0.97
     torch.testing.assert_close(O, orthogonalize(1e-3 * M), atol=1e-9, rtol=0)
     rounded = orthogonalize(M.float()).double()  # in bf16 on some machines
     assert (rounded * O).sum() / (rounded.norm() * O.norm()) > 0.99
     assert not orthogonalize(torch.zeros(shape)).any()
+
+
+@pytest.mark.parametrize("steepness", [0.0, 1.0, 2.0, 3.0])
+def test_rounding_to_bf16_does_not_make_singular_values_grow(steepness):
+    U, S, V = torch.linalg.svd(torch.randn(29, 97), full_matrices=False)
+    M = U @ torch.diag(torch.logspace(0, -steepness, len(S))) @ V
+    assert torch.linalg.svdvals(_large_side((M / M.norm())[None].bfloat16()).float()).max() < 1.25
 
 
 def test_products_on_either_side_give_the_same():
@@ -83,7 +90,7 @@ def test_products_on_either_side_give_the_same():
 
 def test_the_polynomials_are_the_nearest_to_one():
     """Each error oscillates between its bounds at least four times, so no other odd quintic is nearer (Chebyshev)."""
-    low, high = 0.01, 1.0
+    low, high = 0.003, 1.0
     for a, b, c in COEFFICIENTS:
         x = torch.linspace(low, high, 200_001, dtype=torch.float64)
         error = a * x + b * x**3 + c * x**5 - 1
@@ -91,7 +98,7 @@ def test_the_polynomials_are_the_nearest_to_one():
         signs = error[error.abs() > 0.9999 * most].sign()
         assert 1 + int((signs[1:] != signs[:-1]).sum()) >= 4
         low, high = 1 - most, 1 + most
-    assert most < 0.27
+    assert most < 0.2
 
 
 def test_no_bf16_where_it_is_slow(monkeypatch):
