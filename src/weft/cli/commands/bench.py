@@ -1,0 +1,138 @@
+"""`weft bench`: speed as a ratio to other libraries, each in a process of its own, taking turns in the same run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.cli.app import INTERRUPTED, AsJson, app
+from weft.foundation.errors import WeftError
+
+if TYPE_CHECKING:
+    from weft.bench.contest import BenchOptions
+    from weft.bench.results import CaseResult
+
+
+@app.command()
+def bench(
+    cases: Annotated[
+        list[str] | None, typer.Argument(help="Cases to measure; none: list them.", metavar="CASE")
+    ] = None,
+    peers: Annotated[
+        str | None, typer.Option(help="Libraries to compare with; all that are installed if left out.", metavar="A,B")
+    ] = None,
+    size: Annotated[
+        list[str],
+        typer.Option(help="Only contests or rows with this word in their names; repeatable.", metavar="WORD"),
+    ] = [],  # noqa: B006
+    rounds: Annotated[int, typer.Option(help="Number of rounds; in each, every contestant has one turn.")] = 9,
+    seconds: Annotated[float, typer.Option(help="Length of a turn in seconds; a turn is at least one call.")] = 1.0,
+    threads: Annotated[int, typer.Option(help="Threads of each contestant; 0: all cores.")] = 0,
+    compiled: Annotated[bool, typer.Option("--compile", help="train: each also through torch.compile.")] = False,
+    precision: Annotated[str, typer.Option(help="train: float32 or bf16, for all contestants alike.")] = "float32",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes: shows that all runs; the numbers say nothing.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", metavar="FILE")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the ratios: .png, .svg or .pdf.", metavar="FILE")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure speed against other libraries, in the same run.
+
+    Each contestant is a process of its own with equal threads; contestants are checked to compute the same, then take
+    turns. Shown are medians and quartiles, the ratio to the fastest peer (median and range over rounds), and the share
+    of what the machine allows. Where other programs took part of the machine, or times spread, no ratio is given.
+
+    \b
+    Examples:
+      weft bench                              all cases
+      weft bench train --size 4x128
+      weft bench decode prefill --peers transformers --json
+      weft bench train decode --html bench.html --picture bench.svg
+    """
+    from weft.bench.contest import BenchOptions
+
+    if not cases:
+        list_cases(as_json)
+        return
+    options = BenchOptions(
+        peers=None if peers is None else tuple(name.strip() for name in peers.split(",") if name.strip()),
+        rounds=2 if quick else rounds,
+        seconds=0.0 if quick else seconds,
+        threads=threads or os.cpu_count() or 1,
+        sizes=tuple(size),
+        quick=quick,
+        compiled=compiled,
+        precision=precision,
+    )
+    expect_sensible(options)
+    run_cases(cases, options, as_json, html, picture)
+
+
+def expect_sensible(options: BenchOptions) -> None:
+    """Refuse numbers that measure nothing, before anything runs."""
+    from weft.bench.peers import choose_peers
+
+    if options.rounds < 1 or options.seconds < 0 or options.threads < 1:
+        raise WeftError(
+            f"{options.rounds} rounds of {options.seconds:g} s with {options.threads} threads measure nothing: "
+            "give at least 1 round, 0 seconds and 1 thread"
+        )
+    if options.precision not in ("float32", "bf16"):
+        raise WeftError(f"there is no precision {options.precision!r}: choose float32 or bf16")
+    choose_peers(options.peers, ())
+
+
+def list_cases(as_json: bool) -> None:
+    """One line per case."""
+    from weft.bench.registry import CASES
+    from weft.cli.terminal import print_json
+
+    if as_json:
+        print_json(CASES)
+        return
+    for name, summary in CASES.items():
+        print(f"{name:<10} {summary}")
+    print("\nMeasure one: weft bench train")
+
+
+def run_cases(cases: list[str], options: BenchOptions, as_json: bool, html: Path | None, picture: Path | None) -> None:
+    """Measure the cases one after the other, print or write them; Ctrl-C prints what was measured."""
+    from weft.bench.machine import describe_machine
+    from weft.bench.registry import CASES, run_case
+    from weft.bench.reporting.text import case_text
+    from weft.cli.terminal import console, print_json
+
+    for name in cases:
+        if name not in CASES:
+            raise WeftError(f"there is no case {name!r}: choose from {', '.join(CASES)}")
+    machine = describe_machine(options.threads)
+    out, results = console(to_stderr=True), []
+    for name in cases:
+        results.append(run_case(name, options, lambda line: out.print(f"[dim]{line}[/dim]", soft_wrap=True)))
+        if not as_json:
+            print(case_text(results[-1]), flush=True)
+        if results[-1].interrupted:
+            break
+    if as_json:
+        print_json({"machine": machine, "cases": [result.to_tree() for result in results]})
+    else:
+        print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items() if name != "versions"))
+    write_pages(results, machine, html, picture)
+    if results[-1].interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def write_pages(results: list[CaseResult], machine: dict[str, Any], html: Path | None, picture: Path | None) -> None:
+    """The page and the picture, where they are asked for."""
+    if html is None and picture is None:
+        return
+    from weft.bench.reporting.page import draw_ratios, write_page
+
+    if html is not None:
+        write_page(results, machine, html)
+    if picture is not None:
+        draw_ratios(results, picture)
