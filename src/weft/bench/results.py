@@ -25,6 +25,7 @@ class Standing:
     values: list[dict[str, float]] = field(default_factory=list)
     numbers: dict[str, list[float]] = field(default_factory=dict)
     failure: str = ""
+    dropped: int = 0  # turns in rounds that others disturbed, which were taken again
 
     @property
     def name(self) -> str:
@@ -36,9 +37,14 @@ class Standing:
         return find_disturbances(self.seconds, self.others, self.waiting)
 
     @property
-    def counts(self) -> bool:
-        """Whether its times are a result."""
-        return bool(self.seconds) and not self.failure and not self.disturbed
+    def last_others(self) -> float:
+        """Cores that others used during its last turn, 0 if that is not known."""
+        return (self.others[-1] if self.others else None) or 0.0
+
+    def drop_last(self) -> None:
+        """Forget the last turn, because others disturbed the round."""
+        self.dropped += 1
+        del self.seconds[-1:], self.others[-1:], self.waiting[-1:], self.values[-1:]
 
     @property
     def median(self) -> float:
@@ -65,7 +71,7 @@ class Standing:
         """As plain JSON; times stay where they are disturbed, with the reasons beside them."""
         tree: dict[str, Any] = {"name": self.name, "peer": self.entry.peer, "failure": self.failure or None}
         tree |= {"disturbed": list(self.disturbed), "seconds": self.seconds}
-        tree |= {"others": self.others, "waiting": self.waiting, "numbers": self.numbers}
+        tree |= {"others": self.others, "dropped": self.dropped, "waiting": self.waiting, "numbers": self.numbers}
         if self.values:
             tree["values"] = self.values
         if self.seconds:

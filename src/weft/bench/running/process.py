@@ -36,10 +36,11 @@ def environment_of(entry: Entry, threads: int) -> dict[str, str]:
 
 
 class ContestantProcess:
-    """One contestant: made on entry, killed at the end with all that it started."""
+    """One contestant: started at once, killed at the end with all that it started, and its temporary files."""
 
     def __init__(self, entry: Entry, threads: int) -> None:
         self.entry = entry
+        self.folder = tempfile.TemporaryDirectory(prefix="weft-bench-", ignore_cleanup_errors=True)
         self.threads = entry.threads or threads
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.child = subprocess.Popen(
@@ -47,7 +48,7 @@ class ContestantProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            env=environment_of(entry, self.threads),
+            env=environment_of(entry, self.threads) | {"TMPDIR": self.folder.name},
             text=True,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C reaches only the holder, who ends all
@@ -106,6 +107,7 @@ class ContestantProcess:
             except ProcessLookupError:
                 self.child.kill()
             self.child.wait()
+        self.folder.cleanup()
         for stream in (self.child.stdin, self.child.stdout, self.errors):
             try:
                 if stream is not None:

@@ -10,10 +10,11 @@ from typing import Any
 
 from weft.bench.contest import BenchOptions, Contest, Entry
 from weft.bench.results import CaseResult, ContestResult, Standing, disagreement
-from weft.bench.running.disturbance import busy_seconds, cores_of_others
+from weft.bench.running.disturbance import MOST_OTHERS, busy_seconds, cores_of_others
 from weft.bench.running.process import ContestantError, ContestantProcess, processor_seconds_of
 from weft.foundation.errors import WeftError
 
+SHORTEST = 0.25  # seconds of a turn from which the system's count of processor time, in hundredths, says anything
 PAUSE = 0.05  # seconds before each turn, in which the threads of the one before fall asleep
 MOST_CALLS = 10_000  # per turn
 MACHINE = "the machine"
@@ -40,9 +41,7 @@ class Turns:
             self._make()
             self._check()
             self._warm()
-            for number in range(self.options.rounds):
-                self.report(f"{self.contest.name}: round {number + 1} of {self.options.rounds}")
-                self._round(number)
+            self._take_rounds()
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -116,6 +115,21 @@ class Turns:
                 wanted = math.ceil(self.options.seconds / max(answer["seconds"], 1e-9))
                 self.calls[standing.name] = 1 if standing.name == MACHINE else max(1, min(MOST_CALLS, wanted))
 
+    def _take_rounds(self) -> None:
+        """The rounds asked for; one that others disturbed is taken again, as often as there are rounds."""
+        wanted, again = self.options.rounds, self.options.rounds
+        number = 0
+        while wanted:
+            self.report(f"{self.contest.name}: round {number + 1}, {wanted - 1} more to come")
+            self._round(number)
+            number += 1
+            if again and any(one.last_others > MOST_OTHERS for one in self.running):
+                again -= 1
+                for one in self.running:
+                    one.drop_last()
+            else:
+                wanted -= 1
+
     def _round(self, number: int) -> None:
         order = self.standings[number % len(self.standings) :] + self.standings[: number % len(self.standings)]
         for standing in order:
@@ -136,7 +150,8 @@ class Turns:
         now = busy_seconds()
         standing.seconds.append(answer["seconds"] / calls)
         standing.waiting.append(waiting / seconds)
-        standing.others.append(cores_of_others(None if busy is None or now is None else now - busy, spent, seconds))
+        known = busy is not None and now is not None and seconds >= SHORTEST
+        standing.others.append(cores_of_others(now - busy if known else None, spent, seconds))  # type: ignore[operator]
         standing.values.append(answer["values"])
 
 
