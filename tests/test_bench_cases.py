@@ -12,12 +12,14 @@ import pytest
 from weft.bench.contest import BenchOptions
 from weft.bench.registry import CASES, run_case
 
-PEERS = {"train": ("plain",), "decode": ("transformers",), "prefill": ("transformers",)}
+PEERS = {"train": ("plain",), "decode": ("transformers",), "prefill": ("llama.cpp",)}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_case_runs(name):
-    options = BenchOptions(peers=PEERS.get(name), rounds=1, seconds=0.0, threads=1, quick=True)
+def test_every_case_runs(name, tmp_path):
+    options = BenchOptions(
+        peers=PEERS.get(name), rounds=1, seconds=0.0, threads=1, quick=True, out=str(tmp_path / "runs")
+    )
     found = run_case(name, options, lambda _: None)
     assert found.contests or found.tables
     for contest in found.contests:

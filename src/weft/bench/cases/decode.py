@@ -165,7 +165,12 @@ def transformers_work(shape: dict[str, int], kind: str, batch: int, prompt: int,
     own = GPTShape(**shape)
     model: Any = transformers_gpt2(weft_gpt2(own), own).eval()
     rows = torch.tensor(prompts_of(own.vocabulary, batch, prompt))
-    settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    settings: dict[str, Any] = {
+        "max_new_tokens": tokens,
+        "min_new_tokens": tokens,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     settings["eos_token_id"] = None
 
     def write() -> None:

@@ -104,7 +104,7 @@ def memory_table(options: BenchOptions, report: Callable[[str], None]) -> Result
     found = {
         entry.name: call_once(entry, options.threads, report)
         for entry in entries_of(arguments, peers, False)
-        if "Muon" not in entry.name
+        if "Muon" not in entry.name and not (options.quick and entry.peer)
     }
     first = found["weft, AdamW"].get("peak MB", math.nan)
     rows, values = [], []

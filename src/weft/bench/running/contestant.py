@@ -32,25 +32,18 @@ def make_work(make: str, arguments: Mapping[str, Any], threads: int) -> Work:
     return work
 
 
-def processor_seconds() -> float:
-    """Processor time of this process, all its threads, and children that have ended."""
-    spent = os.times()  # counts in hundredths of a second, which is enough for children alone
-    return time.process_time() + spent.children_user + spent.children_system
-
-
 def take_turn(work: Work, calls: int) -> dict[str, Any]:
-    """Wall and processor seconds of so many calls, and the numbers that the last one gave."""
+    """Wall seconds of so many calls, and the numbers that the last one gave."""
     gc.collect()
     gc.disable()
     try:
-        before, start = processor_seconds(), time.perf_counter()
+        start = time.perf_counter()
         for _ in range(calls):
             given = work.run()
         seconds = time.perf_counter() - start
-        spent = processor_seconds() - before
     finally:
         gc.enable()
-    return {"seconds": seconds, "processor": spent, "values": given if isinstance(given, dict) else {}}
+    return {"seconds": seconds, "values": given if isinstance(given, dict) else {}}
 
 
 def _answer(work: Work, command: dict[str, Any]) -> dict[str, Any]:

@@ -116,10 +116,18 @@ class ContestantProcess:
                 pass
 
 
-def processor_seconds_of(number: int) -> float:
-    """Processor time of a process so far, 0 where the system does not tell."""
-    try:
-        fields = Path(f"/proc/{number}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+def processor_seconds_by_session() -> dict[int, float]:
+    """Processor time so far of each session's processes, with children that have ended; empty if not told.
+
+    A contestant begins a session of its own, so its id finds it and all that it started.
+    """
+    found: dict[int, float] = {}
+    ticks = os.sysconf("SC_CLK_TCK")
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        session = int(fields[3])
+        found[session] = found.get(session, 0.0) + sum(map(int, fields[11:15])) / ticks
+    return found

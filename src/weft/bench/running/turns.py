@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from weft.bench.contest import BenchOptions, Contest, Entry
 from weft.bench.results import CaseResult, ContestResult, Standing, disagreement
 from weft.bench.running.disturbance import MOST_OTHERS, busy_seconds, cores_of_others
-from weft.bench.running.process import ContestantError, ContestantProcess, processor_seconds_of
+from weft.bench.running.process import ContestantError, ContestantProcess, processor_seconds_by_session
 from weft.foundation.errors import WeftError
 
 SHORTEST = 0.25  # seconds of a turn from which the system's count of processor time, in hundredths, says anything
@@ -138,25 +137,24 @@ class Turns:
 
     def _turn(self, standing: Standing) -> None:
         time.sleep(PAUSE)
-        others = [process.number for name, process in self.processes.items() if name != standing.name]
         calls = self.calls[standing.name]
-        waited, busy, own, start = _seconds_of(others), busy_seconds(), sum(os.times()[:2]), time.perf_counter()
+        spent, busy = processor_seconds_by_session(), busy_seconds()
+        own, start = time.process_time(), time.perf_counter()
         answer = self._try(standing, lambda process: process.ask({"do": "turn", "calls": calls}))
-        seconds = time.perf_counter() - start
+        seconds, now = time.perf_counter() - start, busy_seconds()
         if answer is None:
             return
-        waiting = _seconds_of(others) - waited
-        spent = answer["processor"] + waiting + sum(os.times()[:2]) - own
-        now = busy_seconds()
+        later, own = processor_seconds_by_session(), time.process_time() - own
+        used = {
+            name: later.get(process.number, 0.0) - spent.get(process.number, 0.0)
+            for name, process in self.processes.items()
+        }
+        waiting = sum(cores for name, cores in used.items() if name != standing.name)
+        known = None if busy is None or now is None or seconds < SHORTEST else now - busy
         standing.seconds.append(answer["seconds"] / calls)
-        standing.waiting.append(waiting / seconds)
-        known = busy is not None and now is not None and seconds >= SHORTEST
-        standing.others.append(cores_of_others(now - busy if known else None, spent, seconds))  # type: ignore[operator]
+        standing.waiting.append(waiting / seconds if seconds >= SHORTEST else 0.0)
+        standing.others.append(cores_of_others(known, sum(used.values()) + own, seconds))
         standing.values.append(answer["values"])
-
-
-def _seconds_of(numbers: list[int]) -> float:
-    return sum(map(processor_seconds_of, numbers))
 
 
 def hold_contest(contest: Contest, options: BenchOptions, report: Report = lambda _: None) -> ContestResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,29 @@ from weft.foundation.errors import WeftError
 if TYPE_CHECKING:
     from weft.bench.contest import BenchOptions
     from weft.bench.results import CaseResult
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Files that are asked for: a page, a picture, the table of growth."""
+
+    html: Path | None = None
+    picture: Path | None = None
+    markdown: Path | None = None
+
+    def write(self, results: list[CaseResult], machine: dict[str, Any]) -> None:
+        """Write them."""
+        if self.html is not None or self.picture is not None:
+            from weft.bench.reporting.page import draw_ratios, write_page
+
+            if self.html is not None:
+                write_page(results, machine, self.html)
+            if self.picture is not None:
+                draw_ratios(results, self.picture)
+        if self.markdown is not None:
+            from weft.bench.cases.growth import write_growth
+
+            write_growth(next(result for result in results if result.case == "growth"), machine, self.markdown)
 
 
 @app.command()
@@ -38,6 +62,17 @@ def bench(
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", metavar="FILE")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the ratios: .png, .svg or .pdf.", metavar="FILE")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="growth: write its table as this page.", metavar="FILE")] = None,
+    largest: Annotated[
+        float | None, typer.Option(help="growth: bytes of the largest text; memory: weights of the import.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="quality: folder of the data sets.", metavar="DIR")] = None,
+    runs: Annotated[Path, typer.Option(help="quality: folder of runs and results.", metavar="DIR")] = Path(
+        "runs/bench"
+    ),
+    minutes: Annotated[float | None, typer.Option(help="quality: minutes per training instead of the row's.")] = None,
+    seeds: Annotated[str, typer.Option(help="quality: seeds of the trainings.", metavar="0,1,2")] = "0",
+    again: Annotated[bool, typer.Option("--again", help="quality: also rows that were measured before.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure speed against other libraries, in the same run.
@@ -52,6 +87,8 @@ def bench(
       weft bench train --size 4x128
       weft bench decode prefill --peers transformers --json
       weft bench train decode --html bench.html --picture bench.svg
+      weft bench growth --markdown growth.md
+      weft bench quality --data data --size sst2 --seeds 0,1,2
     """
     from weft.bench.contest import BenchOptions
 
@@ -67,9 +104,25 @@ def bench(
         quick=quick,
         compiled=compiled,
         precision=precision,
+        data=None if data is None else str(data),
+        out=str(runs),
+        minutes=minutes,
+        seeds=read_seeds(seeds),
+        again=again,
+        largest=largest,
     )
     expect_sensible(options)
-    run_cases(cases, options, as_json, html, picture)
+    if markdown is not None and "growth" not in cases:
+        raise WeftError("--markdown writes the table of growth: name that case too")
+    run_cases(cases, options, as_json, Pages(html, picture, markdown))
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """`0,1,2` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise WeftError(f"{text!r} are no seeds: give whole numbers, such as 0,1,2") from None
 
 
 def expect_sensible(options: BenchOptions) -> None:
@@ -99,7 +152,7 @@ def list_cases(as_json: bool) -> None:
     print("\nMeasure one: weft bench train")
 
 
-def run_cases(cases: list[str], options: BenchOptions, as_json: bool, html: Path | None, picture: Path | None) -> None:
+def run_cases(cases: list[str], options: BenchOptions, as_json: bool, pages: Pages) -> None:
     """Measure the cases one after the other, print or write them; Ctrl-C prints what was measured."""
     from weft.bench.machine import describe_machine
     from weft.bench.registry import CASES, run_case
@@ -121,18 +174,6 @@ def run_cases(cases: list[str], options: BenchOptions, as_json: bool, html: Path
         print_json({"machine": machine, "cases": [result.to_tree() for result in results]})
     else:
         print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items() if name != "versions"))
-    write_pages(results, machine, html, picture)
+    pages.write(results, machine)
     if results[-1].interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def write_pages(results: list[CaseResult], machine: dict[str, Any], html: Path | None, picture: Path | None) -> None:
-    """The page and the picture, where they are asked for."""
-    if html is None and picture is None:
-        return
-    from weft.bench.reporting.page import draw_ratios, write_page
-
-    if html is not None:
-        write_page(results, machine, html)
-    if picture is not None:
-        draw_ratios(results, picture)
