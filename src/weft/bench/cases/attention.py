@@ -31,7 +31,7 @@ from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Causal, Window
 
 WIDTH, HEADS, WINDOW = 256, 4, 256
-LENGTHS, LONGEST = (2048, 4096), 65536
+LENGTHS, LONGEST = (2048, 4096, 8192), 65536
 PLACE = "weft.bench.cases.attention:"
 MEMORY = "memory"
 CHECKED = 32

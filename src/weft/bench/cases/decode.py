@@ -25,6 +25,7 @@ from weft.bench.running.turns import hold_contests
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sessions import PrefillOptions, start_session
+from weft.inference.decoding.speculative import PromptLookup, speculate
 from weft.inference.fast.quantize import quantize_model
 
 PEERS = ("transformers", "llama.cpp")
@@ -55,12 +56,13 @@ def contests(
         missing = (*missing, NO_SMOLLM)
     else:
         found.append(smollm_contest(smollm, prompt, tokens, peers))
-    plain = [peer for peer in peers if peer == "transformers"]
     if tokens > 1:
-        found += [
-            gpt2_contest(f"GPT {name} F32", shape, "float32", 1, prompt, tokens, plain) for name, shape in SMALL.items()
-        ]
+        plain = [peer for peer in peers if peer == "transformers"]
+        for name, shape in SMALL.items():
+            found.append(gpt2_contest(f"GPT {name} F32", shape, "float32", 1, prompt, tokens, plain))
+        found.append(gpt2_contest("GPT 6x384, int8 against float32", SMALL["6x384"], "int8", 1, prompt, tokens, plain))
         found.append(gpt2_contest("GPT-2 124M F32, batch 16", GPT2, "float32", 16, prompt, tokens, plain))
+        found += [] if smollm is None else [speculation_contest(smollm, kind, tokens) for kind in TEXTS]
     return found, missing
 
 
@@ -103,6 +105,22 @@ def smollm_contest(path: Path, prompt: int, tokens: int, peers: Sequence[str]) -
     return Contest("SmolLM2-135M Q4_1", tuple(entries), "tokens", amount, TOLERANCES["stored"], cost, notes=STORED)
 
 
+def speculation_contest(path: Path, kind: str, tokens: int) -> Contest:
+    """Prompt look-up against one token at a time, on a text that repeats or one that does not; the same tokens."""
+    arguments = {"path": str(path), "kind": kind, "tokens": 2 * tokens}
+    entries = tuple(
+        Entry(name, f"{PLACE}speculation_work", arguments | {"lookup": name == "prompt look-up"})
+        for name in ("one by one", "prompt look-up")
+    )
+    name = f"SmolLM2-135M, speculation, text that {kind}"
+    return Contest(name, entries, "tokens", 2 * tokens, 0.0, limits=False, reference="one by one")
+
+
+TEXTS = {
+    "repeats": "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n"
+    "    return width * height * depth\n\n",
+    "does not repeat": "The old harbor lay quiet under a pale morning sky while three children argued about maps.",
+}
 STORED = ("weft stored: the file as `weft import` keeps it; weft int8: rounded once more, to 8 bits",)
 
 
@@ -158,6 +176,21 @@ def weft_file_work(path: str, kind: str, prompt: int, tokens: int) -> Work:
     run = weft.import_checkpoint(path, folder / "run", certificate=False)
     model: Any = quantize_model(run.module) if kind == "int8" else run.module
     return weft_work(model, model.spec.vocabulary, 1, prompt, tokens)
+
+
+def speculation_work(path: str, kind: str, tokens: int, lookup: bool) -> Work:
+    """SmolLM2 goes on from a text, with or without prompt look-up; the tokens must be the same."""
+    run = weft.import_checkpoint(path, _temporary() / "run", certificate=False)
+    assert run.tokenizer is not None
+    prompt = run.tokenizer.encode(TEXTS[kind] * (3 if kind == "repeats" else 1))[-512:]
+    request = GenerationRequest([prompt], max_tokens=tokens)
+
+    def call() -> list[int]:
+        if lookup:
+            return list(speculate(run.module, request, PromptLookup())[0].tokens)
+        return list(generate(run.module, request)[0].tokens)
+
+    return Work(call, lambda: {"tokens": [float(token) for token in call()]})
 
 
 def transformers_work(shape: dict[str, int], kind: str, batch: int, prompt: int, tokens: int) -> Work:

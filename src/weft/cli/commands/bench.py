@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,6 +163,7 @@ def run_cases(cases: list[str], options: BenchOptions, as_json: bool, pages: Pag
     for name in cases:
         if name not in CASES:
             raise WeftError(f"there is no case {name!r}: choose from {', '.join(CASES)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it gets what was measured
     machine = describe_machine(options.threads)
     out, results = console(to_stderr=True), []
     for name in cases:
