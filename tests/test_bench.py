@@ -16,8 +16,17 @@ import pytest
 from weft.bench.contest import BenchOptions, Contest, Cost, Entry, Work
 from weft.bench.peers import PEERS, choose_peers
 from weft.bench.reporting.page import page_html
+from weft.bench.reporting.saved import read_results
 from weft.bench.reporting.text import case_text, in_seconds
-from weft.bench.results import CaseResult, ContestResult, Standing, disagreement, fit_exponent, paired_ratio
+from weft.bench.results import (
+    CaseResult,
+    ContestResult,
+    ResultTable,
+    Standing,
+    disagreement,
+    fit_exponent,
+    paired_ratio,
+)
 from weft.bench.running import process
 from weft.bench.running.contestant import take_turn
 from weft.bench.running.disturbance import cores_of_others, find_disturbances, quartiles
@@ -207,6 +216,22 @@ def test_a_disturbed_row_gives_no_number_and_json_keeps_the_times():
     assert first["seconds"] == [1.0, 1.0] and first["disturbed"] == ["others used 0.4 cores"]
     assert tree["ratios"][0]["value"] is None and tree["contestants"][2]["share"]["value"] == pytest.approx(0.1)
     assert set(tree) >= {"contest", "unit", "tolerance", "limits", "contestants", "ratios", "interrupted"}
+
+
+def test_results_are_read_again_as_they_were(tmp_path):
+    made = Contest("one", (), "tokens", 10.0, reference="weft", notes=("a note",))
+    rows = [standing("weft", 1.0, 1.0), standing("peer", 2.0, 2.1, peer="torch")]
+    rows[1].values, rows[0].numbers = [{"peak": 1.0}], {"loss": [2.0]}
+    table = ResultTable("peaks", ("a", "b"), (("x", "1"),), ("why",), ({"a": "x", "b": 1.0},))
+    result = CaseResult("case", [ContestResult(made, rows, {"float32 GFLOP/s": 10.0})], [table], ("lost",))
+    tree = {"machine": {"cores": 2}, "cases": [result.to_tree()]}
+    (tmp_path / "a.json").write_text(json.dumps(tree))
+    [again], machine = read_results(tmp_path / "a.json")
+    assert again.to_tree() == json.loads(json.dumps(result.to_tree())) and machine == {"cores": 2}
+    assert case_text(again) == case_text(result)
+    (tmp_path / "b.json").write_text('{"cases": 3}')
+    with pytest.raises(WeftError, match=r"b.json holds no results of `weft bench --json`"):
+        read_results(tmp_path / "b.json")
 
 
 def test_who_fails_has_no_part_in_ratios():

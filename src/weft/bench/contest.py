@@ -57,8 +57,7 @@ class Contest:
 
     Agreement: |a - b| <= tolerance (1 + |b|). Weft's entries are compared with the best peer, or all others with the
     entry named `reference`. `shapes` are products (M, N, K) that the calls consist of, for the limit of the machine.
-    `steady`: calls repeat, so they are warmed up and spread little; others (one training, one command) run once per
-    turn.
+    `limits`: whether the machine's limits are measured beside them.
     """
 
     name: str

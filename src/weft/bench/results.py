@@ -70,13 +70,13 @@ class Standing:
     def to_tree(self, limits: Mapping[str, float]) -> dict[str, Any]:
         """As plain JSON; times stay where they are disturbed, with the reasons beside them."""
         tree: dict[str, Any] = {"name": self.name, "peer": self.entry.peer, "failure": self.failure or None}
-        tree |= {"disturbed": list(self.disturbed), "seconds": self.seconds}
+        tree |= {"disturbed": list(self.disturbed), "seconds": self.seconds, "cost": asdict(self.cost)}
         tree |= {"others": self.others, "dropped": self.dropped, "waiting": self.waiting, "numbers": self.numbers}
         if self.values:
             tree["values"] = self.values
         if self.seconds:
             share = self.share(limits)
-            tree |= {"median": self.median, "quartiles": quartiles(self.seconds)[::2], "rate": self.rate}
+            tree |= {"median": self.median, "quartiles": list(quartiles(self.seconds)[::2]), "rate": self.rate}
             tree["share"] = None if share is None else {"of": share[0], "value": share[1]}
         return tree
 
@@ -145,6 +145,7 @@ class ContestResult:
             "unit": self.contest.unit,
             "tolerance": self.contest.tolerance,
             "amount": self.contest.amount,
+            "reference": self.contest.reference,
             "limits": self.limits,
             "contestants": [one.to_tree(self.limits) for one in self.standings],
             "ratios": [asdict(ratio) for ratio in self.ratios()],
@@ -165,8 +166,9 @@ class ResultTable:
 
     def to_tree(self) -> dict[str, Any]:
         """As plain JSON: the numbers behind the cells where there are such, else the cells."""
-        cells = [dict(zip(self.headings, row, strict=True)) for row in self.rows]
-        return {"title": self.title, "rows": list(self.values) or cells, "notes": list(self.notes)}
+        cells: list[dict[str, Any]] = [dict(zip(self.headings, row, strict=True)) for row in self.rows]
+        tree = {"title": self.title, "rows": list(self.values) or cells, "notes": list(self.notes)}
+        return tree | {"headings": list(self.headings), "cells": [list(row) for row in self.rows]}
 
 
 @dataclass

@@ -26,7 +26,7 @@ def measured_ratios(results: Sequence[CaseResult]) -> list[tuple[str, Ratio]]:
         for result in results
         for contest in result.contests
         for ratio in contest.ratios()
-        if ratio.value is not None
+        if ratio.value is not None and contest.contest.reference is None
     ]
 
 

@@ -6,11 +6,32 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from weft.cli.app import INTERRUPTED, AsJson, app
+from weft.cli.bench_options import (
+    Again,
+    CaseNames,
+    Compiled,
+    DataFolder,
+    Html,
+    Largest,
+    Markdown,
+    Minutes,
+    PeerNames,
+    PictureFile,
+    Precision,
+    Quick,
+    Results,
+    Rounds,
+    RunsFolder,
+    Seconds,
+    Seeds,
+    Sizes,
+    Threads,
+)
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -43,37 +64,25 @@ class Pages:
 
 @app.command()
 def bench(
-    cases: Annotated[
-        list[str] | None, typer.Argument(help="Cases to measure; none: list them.", metavar="CASE")
-    ] = None,
-    peers: Annotated[
-        str | None, typer.Option(help="Libraries to compare with; all that are installed if left out.", metavar="A,B")
-    ] = None,
-    size: Annotated[
-        list[str],
-        typer.Option(help="Only contests or rows with this word in their names; repeatable.", metavar="WORD"),
-    ] = [],  # noqa: B006
-    rounds: Annotated[int, typer.Option(help="Number of rounds; in each, every contestant has one turn.")] = 9,
-    seconds: Annotated[float, typer.Option(help="Length of a turn in seconds; a turn is at least one call.")] = 1.0,
-    threads: Annotated[int, typer.Option(help="Threads of each contestant; 0: all cores.")] = 0,
-    compiled: Annotated[bool, typer.Option("--compile", help="train: each also through torch.compile.")] = False,
-    precision: Annotated[str, typer.Option(help="train: float32 or bf16, for all contestants alike.")] = "float32",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes: shows that all runs; the numbers say nothing.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", metavar="FILE")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the ratios: .png, .svg or .pdf.", metavar="FILE")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="growth: write its table as this page.", metavar="FILE")] = None,
-    largest: Annotated[
-        float | None, typer.Option(help="growth: bytes of the largest text; memory: weights of the import.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="quality: folder of the data sets.", metavar="DIR")] = None,
-    runs: Annotated[Path, typer.Option(help="quality: folder of runs and results.", metavar="DIR")] = Path(
-        "runs/bench"
-    ),
-    minutes: Annotated[float | None, typer.Option(help="quality: minutes per training instead of the row's.")] = None,
-    seeds: Annotated[str, typer.Option(help="quality: seeds of the trainings.", metavar="0,1,2")] = "0",
-    again: Annotated[bool, typer.Option("--again", help="quality: also rows that were measured before.")] = False,
+    cases: CaseNames = None,
+    peers: PeerNames = None,
+    size: Sizes = [],  # noqa: B006
+    rounds: Rounds = 9,
+    seconds: Seconds = 1.0,
+    threads: Threads = 0,
+    compiled: Compiled = False,
+    precision: Precision = "float32",
+    quick: Quick = False,
+    html: Html = None,
+    picture: PictureFile = None,
+    markdown: Markdown = None,
+    results: Results = [],  # noqa: B006
+    largest: Largest = None,
+    data: DataFolder = None,
+    runs: RunsFolder = Path("runs/bench"),
+    minutes: Minutes = None,
+    seeds: Seeds = "0",
+    again: Again = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure speed against other libraries, in the same run.
@@ -88,11 +97,15 @@ def bench(
       weft bench train --size 4x128
       weft bench decode prefill --peers transformers --json
       weft bench train decode --html bench.html --picture bench.svg
+      weft bench --results a.json --results b.json --picture bench.svg
       weft bench growth --markdown growth.md
       weft bench quality --data data --size sst2 --seeds 0,1,2
     """
     from weft.bench.contest import BenchOptions
 
+    if results and not cases:
+        show_results(results, as_json, Pages(html, picture))
+        return
     if not cases:
         list_cases(as_json)
         return
@@ -151,6 +164,21 @@ def list_cases(as_json: bool) -> None:
     for name, summary in CASES.items():
         print(f"{name:<10} {summary}")
     print("\nMeasure one: weft bench train")
+
+
+def show_results(files: list[Path], as_json: bool, pages: Pages) -> None:
+    """Print and draw results of earlier runs."""
+    from weft.bench.reporting.saved import read_results
+    from weft.bench.reporting.text import case_text
+    from weft.cli.terminal import print_json
+
+    found = [read_results(path) for path in files]
+    cases, machine = [case for some, _ in found for case in some], found[-1][1]
+    if as_json:
+        print_json({"machine": machine, "cases": [case.to_tree() for case in cases]})
+    else:
+        print("\n\n".join(map(case_text, cases)))
+    pages.write(cases, machine)
 
 
 def run_cases(cases: list[str], options: BenchOptions, as_json: bool, pages: Pages) -> None:
