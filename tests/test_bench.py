@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from weft.bench.contest import BenchOptions, Contest, Cost, Entry, Work
 from weft.bench.peers import PEERS, choose_peers
@@ -301,6 +302,20 @@ def test_the_page_is_self_contained():
     assert "<script" not in html and "src=" not in html and "<link" not in html
     svg = html[html.index("<svg") : html.index("</svg>") + 6]
     assert ElementTree.fromstring(svg).tag.endswith("svg")
+
+
+def test_a_stopped_run_prints_what_was_measured(monkeypatch, capsys):
+    from weft.bench import registry
+    from weft.cli.commands.bench import Pages, run_cases
+
+    done = CaseResult("startup", [ContestResult(Contest("one", (), "s"), [standing("weft", 1.0)], interrupted=True)])
+    done.interrupted, before = True, signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(registry, "run_case", lambda *_: done)
+    with pytest.raises(typer.Exit) as stopped:
+        run_cases(["startup", "train"], OPTIONS, True, Pages())
+    assert stopped.value.exit_code == 130 and signal.getsignal(signal.SIGTERM) == before
+    [found] = json.loads(capsys.readouterr().out)["cases"]
+    assert found["interrupted"] and found["contests"][0]["contestants"][0]["seconds"] == [1.0]
 
 
 def call(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -67,7 +67,10 @@ def arguments_of(shape: GPTShape, length: int, batch: int, options: BenchOptions
     return {"shape": shape.to_tree(), "length": length, "batch": batch, "precision": options.precision}
 
 
-NOTES = ("x-transformers has no biases outside its feed-forward: only its first loss is compared",)
+NOTES = (
+    "x-transformers has no biases outside its feed-forward: only its first loss is compared",
+    "the same precision for all; `weft train` alone takes bf16 where the processor has units for it: --precision bf16",
+)
 
 
 def entries_of(arguments: dict[str, Any], peers: Sequence[str], compiled: bool) -> tuple[Entry, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,6 +183,16 @@ def show_results(files: list[Path], as_json: bool, pages: Pages) -> None:
     pages.write(cases, machine)
 
 
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Inside, a request to end (SIGTERM, as from `timeout`) stops the measuring as Ctrl-C does: results are printed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run_cases(cases: list[str], options: BenchOptions, as_json: bool, pages: Pages) -> None:
     """Measure the cases one after the other, print or write them; Ctrl-C prints what was measured."""
     from weft.bench.machine import describe_machine
@@ -191,11 +203,11 @@ def run_cases(cases: list[str], options: BenchOptions, as_json: bool, pages: Pag
     for name in cases:
         if name not in CASES:
             raise WeftError(f"there is no case {name!r}: choose from {', '.join(CASES)}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends it gets what was measured
     machine = describe_machine(options.threads)
     out, results = console(to_stderr=True), []
     for name in cases:
-        results.append(run_case(name, options, lambda line: out.print(f"[dim]{line}[/dim]", soft_wrap=True)))
+        with ended_as_by_ctrl_c():
+            results.append(run_case(name, options, lambda line: out.print(line, style="dim", soft_wrap=True)))
         if not as_json:
             print(case_text(results[-1]), flush=True)
         if results[-1].interrupted:
