@@ -100,7 +100,7 @@ ROWS = {
 }  # fmt: skip
 
 
-QUICK = {"quick": Row("text", ("sample:markov",), 0.02, "loss", "anything")}
+QUICK = {"quick": Row("text", ("sample:markov",), 0.002, "loss", "anything")}
 
 
 def command(row: Row, data: Path, out: Path, minutes: float, seed: int) -> list[str]:
