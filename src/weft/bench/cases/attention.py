@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from weft.bench.contest import BenchOptions, Contest, Cost, Entry, Work
 from weft.bench.peers import choose_peers
 from weft.bench.results import CaseResult, ResultTable
 from weft.bench.running.memory import extra_memory
-from weft.bench.running.turns import call_once, hold_contests
+from weft.bench.running.turns import call_once, hold_contests_and_memory
 from weft.parts.attention import SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.masks import Causal, Window
@@ -33,7 +32,6 @@ from weft.parts.masks import Causal, Window
 WIDTH, HEADS, WINDOW = 256, 4, 256
 LENGTHS, LONGEST = (2048, 4096, 8192), 65536
 PLACE = "weft.bench.cases.attention:"
-MEMORY = "memory"
 CHECKED = 32
 
 
@@ -69,12 +67,7 @@ def _flops(length: int, causal: bool) -> float:
 def run(options: BenchOptions, report: Callable[[str], None]) -> CaseResult:
     """Measure the case."""
     found, missing = contests(options)
-    own = replace(options, sizes=tuple(size for size in options.sizes if size != MEMORY))
-    only_memory = options.sizes == (MEMORY,)
-    result = hold_contests("attention", [] if only_memory else found, missing, own, report)
-    if (not options.sizes or MEMORY in options.sizes) and not result.interrupted:
-        result.tables.append(memory_table(options, report))
-    return result
+    return hold_contests_and_memory("attention", found, missing, options, report, memory_table)
 
 
 def memory_table(options: BenchOptions, report: Callable[[str], None]) -> ResultTable:

@@ -24,7 +24,7 @@ from weft.bench.models.plain_gpt import PlainGPT
 from weft.bench.peers import choose_peers
 from weft.bench.results import CaseResult, ResultTable
 from weft.bench.running.memory import peak_memory
-from weft.bench.running.turns import call_once, hold_contests
+from weft.bench.running.turns import call_once, hold_contests_and_memory
 from weft.checkpoints.run_folder import RunFolder
 from weft.tasks.support.splits.split import Batch, Split
 from weft.tasks.text import TextOptions, TextTask
@@ -41,7 +41,6 @@ SIZES = {  # name: (shape, length, batch)
     "GPT-2 124M T512 B2": (GPT2, 512, 2),
 }
 QUICK = {"quick 1x8 T7 B2": (GPTShape(1, 8, 2, 17, 7), 7, 2)}
-MEMORY = "memory"
 TOLERANCES = {"float32": 1e-3, "bf16": 2e-2}
 Step = Callable[[], Tensor]
 
@@ -89,14 +88,7 @@ def entries_of(arguments: dict[str, Any], peers: Sequence[str], compiled: bool) 
 def run(options: BenchOptions, report: Callable[[str], None]) -> CaseResult:
     """Measure the case."""
     found, missing = contests(options)
-    memory = not options.sizes or MEMORY in options.sizes
-    own = replace(options, sizes=tuple(size for size in options.sizes if size != MEMORY))
-    if options.sizes == (MEMORY,):
-        found, own = [], options
-    result = CaseResult("train", missing=missing) if not found else hold_contests("train", found, missing, own, report)
-    if memory and not result.interrupted:
-        result.tables.append(memory_table(options, report))
-    return result
+    return hold_contests_and_memory("train", found, missing, options, report, memory_table)
 
 
 def memory_table(options: BenchOptions, report: Callable[[str], None]) -> ResultTable:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from weft.bench.contest import BenchOptions, Contest, Entry
-from weft.bench.results import CaseResult, ContestResult, Standing, disagreement
+from weft.bench.results import CaseResult, ContestResult, ResultTable, Standing, disagreement
 from weft.bench.running.disturbance import MOST_OTHERS, busy_seconds, cores_of_others
 from weft.bench.running.process import ContestantError, ContestantProcess, processor_seconds_by_session
 from weft.foundation.errors import WeftError
@@ -17,6 +18,7 @@ SHORTEST = 0.25  # seconds of a turn from which the system's count of processor 
 PAUSE = 0.05  # seconds before each turn, in which the threads of the one before fall asleep
 MOST_CALLS = 10_000  # per turn
 MACHINE = "the machine"
+MEMORY = "memory"
 Report = Callable[[str], None]
 
 
@@ -172,6 +174,26 @@ def hold_contests(
         if result.contests[-1].interrupted:
             result.interrupted = True
             break
+    return result
+
+
+def hold_contests_and_memory(
+    case: str,
+    contests: Sequence[Contest],
+    missing: tuple[str, ...],
+    options: BenchOptions,
+    report: Report,
+    make_table: Callable[[BenchOptions, Report], ResultTable],
+) -> CaseResult:
+    """Contests, then a table of memory, which the size "memory" asks for."""
+    others = tuple(size for size in options.sizes if size != MEMORY)
+    wanted = contests if others or not options.sizes else ()
+    result = hold_contests(case, wanted, missing, replace(options, sizes=others), report)
+    if (not options.sizes or MEMORY in options.sizes) and not result.interrupted:
+        try:
+            result.tables.append(make_table(options, report))
+        except KeyboardInterrupt:
+            result.interrupted = True
     return result
 
 
