@@ -39,7 +39,6 @@ PEERS = {
         Peer("transformers", "transformers", "transformers"),
         Peer("x-transformers", "x_transformers", "x-transformers"),
         Peer("llama.cpp", "llama_cpp", "llama-cpp-python", "compiles for about ten minutes"),
-        Peer("tokenizers", "tokenizers", "tokenizers"),
     )
 }
 

@@ -46,7 +46,8 @@ def ratio_figure(results: Sequence[CaseResult]) -> Figure:
             axes.barh(place, ratio.value, height=0.62, color=COLORS[0] if ahead else COLORS[1], alpha=0.85)
             axes.plot([ratio.low, ratio.high], [place, place], color=GRAY, linewidth=1.6)
             words = f" {ratio.value:.2f} x {ratio.against}"
-            axes.text(max(ratio.value, ratio.high), place, drawable_text(words), va="center", fontsize=8.5)
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            axes.text(ratio.high, place, drawable_text(words), va="center", fontsize=8.5, bbox=paper, zorder=3)
         axes.axvline(1.0, color=GRAY, linewidth=1.2, linestyle=(0, (5, 3)))
         axes.set_yticks(range(len(found)), [drawable_text(f"{name}: {ratio.name}", 64) for name, ratio in found])
         axes.invert_yaxis()
