@@ -57,9 +57,9 @@ real: $(READY_DEV)
 parallel: $(READY_DEV)
 	$(BIN)/python -m pytest -m parallel
 
+# Hours at most; llama.cpp takes part where it is installed (pip install llama-cpp-python, which compiles).
 bench: $(READY_DEV)
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/experts.py
+	$(BIN)/weft bench train decode prefill attention vision encoder recurrent experts engine startup --html bench.html
 
 docs: $(READY_DEV)
 	$(BIN)/python docs/parts.py

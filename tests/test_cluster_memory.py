@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 import weft
 from live_tensors import LiveTensors
+from weft.bench.memory import planned_training
+from weft.bench.memory.planned_training import Case, gpt
 from weft.models.cluster import loss_memory
 from weft.models.cluster.device_memory import SIZES, DeviceMemory, device_memory
 from weft.models.cluster.layouts import Layout, Pieces
@@ -17,11 +17,6 @@ from weft.models.cluster.loss_memory import OutputProfile
 from weft.models.cluster.training_profile import training_profile
 from weft.parts.outputs import LOGITS_AT_ONCE
 from weft.tasks.support import losses
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import plan_memory
-from plan_memory import Case, gpt
 
 ONE = Layout(1, 1, 1)
 FLOAT32 = SIZES["fp32"]
@@ -129,14 +124,16 @@ def test_live_tensors_of_small_trainings(name, monkeypatch):
     for module in (losses, loss_memory):
         monkeypatch.setattr(module, "LOGITS_AT_ONCE", 200_000)
     with LiveTensors() as live:
-        plan_memory.train(SMALL[name])
-    assert plan_memory.predicted(SMALL[name]).total == pytest.approx(live.peak, rel=0.05)
+        planned_training.train(SMALL[name])
+    assert planned_training.predicted(SMALL[name]).total == pytest.approx(live.peak, rel=0.05)
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("name", plan_memory.CASES)
+@pytest.mark.parametrize("name", planned_training.CASES)
 def test_resident_memory_of_large_trainings(name):
     """Cases of 1 GB and more, each in a process of its own."""
-    found = plan_memory.measured(name)
+    found = planned_training.measured(name)
     assert found >= 1e9
-    assert plan_memory.predicted(plan_memory.CASES[name]).total == pytest.approx(found, rel=plan_memory.WITHIN)
+    assert planned_training.predicted(planned_training.CASES[name]).total == pytest.approx(
+        found, rel=planned_training.WITHIN
+    )

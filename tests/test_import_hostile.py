@@ -366,12 +366,9 @@ print(peak() - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell a program's peak memory")
 def test_an_import_needs_a_fraction_of_the_file(tmp_path):
-    """160 MB of weights pass through, a tensor at a time; the large case is benchmarks/import_memory.py."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-    try:
-        from import_memory import count, llama_spec, write_folder
-    finally:
-        sys.path.pop(0)
+    """160 MB of weights pass through, a tensor at a time; the large case is `weft bench memory`."""
+    from weft.bench.memory.import_peak import count, llama_spec, write_folder
+
     spec = llama_spec(4e7)
     size = write_folder(tmp_path / "folder", spec, torch.float32)
     assert size > 4 * count(spec) > 1.4e8

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from weft import (
+        bench,
         checkpoints,
         data,
         figures,
@@ -54,13 +55,14 @@ _HOMES = {
 }
 _ROOMS = (
     *("foundation", "figures", "parts", "models", "foreign", "data", "checkpoints", "laws"),
-    *("inference", "tasks", "runs", "training", "inspection"),
+    *("inference", "tasks", "runs", "training", "inspection", "bench"),
 )
 
 __all__ = [
     "Run",
     "WeftError",
     "__version__",
+    "bench",
     "build",
     "checkpoints",
     "compare",

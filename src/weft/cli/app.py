@@ -32,6 +32,7 @@ ORDER = (
     "plan",
     "import",
     "export",
+    "bench",
 )
 
 
@@ -132,6 +133,7 @@ def _weft(
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
       weft plan llama-2-7b --devices 64xH100      memory, time and layout on many devices, estimated
       weft laws gpt2              check the laws that it declares
+      weft bench                  what can be measured against other libraries
     """
     if verbose:
         _log_to_stderr(ctx)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.cli.app import app, run
 from weft.cli.commands import (
+    bench,
     chat,
     compare,
     demo,
@@ -22,6 +23,7 @@ from weft.cli.commands import (
 
 __all__ = [
     "app",
+    "bench",
     "chat",
     "compare",
     "demo",

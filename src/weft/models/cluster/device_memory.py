@@ -68,7 +68,7 @@ def device_memory(
 
     fsdp also holds what is gathered: weights outside of blocks and of two blocks (one runs, the next one is gathered),
     and gradients outside of blocks and of one block. What the loss takes counts as activations. Slopes inside the block
-    that the backward pass has reached are left out: 0 to 5 % of what `benchmarks/plan_memory.py` measures.
+    that the backward pass has reached are left out: 0 to 5 % of what `weft bench memory` measures.
     """
     parameters, number, shards = profile.model.parameters, sizes.number, layout.fsdp * layout.tp
     weights, gradients, optimizer = state_memory(parameters, sizes, shards)

@@ -1,17 +1,12 @@
 """Peak memory of `weft import` compared with the size of the checkpoint on disk.
 
 A Llama-shaped folder of random weights is written tensor by tensor, imported in a process of its own, and the peak of
-resident memory of that process is compared with the folder's size:
-
-    .venv/bin/python benchmarks/import_memory.py --weights 1.2e9
-
-Memory-mapped files count as resident, so this is an upper bound; it includes the parity certificate unless
---no-certificate is given.
+resident memory of that process is compared with the folder's size. Memory-mapped files count as resident, so this is an
+upper bound; it includes the parity certificate unless that is left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -24,6 +19,7 @@ from weft.checkpoints.families.llama import FAMILY
 from weft.checkpoints.formats.foreign_checkpoint import state_shapes
 from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.data.tokenizers.tokenizer import train_tokenizer
+from weft.foundation.errors import WeftError
 from weft.models.decoder import DecoderSpec
 from weft.models.presets import preset
 
@@ -38,7 +34,9 @@ COMMAND = (
 def llama_spec(weights: float) -> DecoderSpec:
     """A Llama with about this many weights: 22 layers of width 2,048 have 1.1 billion."""
     width = 2048 if weights > 3e8 else 256
-    base = preset("llama-2-7b").replace(
+    base = preset("llama-2-7b")
+    assert isinstance(base, DecoderSpec)
+    base = base.replace(
         width=width, length=2048, **{"mixer.heads": 32, "mixer.key_heads": 4, "feedforward.hidden": width * 11 // 4}
     )
     fixed, one = (count(base.replace(layers=n)) for n in (0, 1))
@@ -46,6 +44,7 @@ def llama_spec(weights: float) -> DecoderSpec:
 
 
 def count(spec: DecoderSpec) -> int:
+    """Number of weights."""
     return sum(torch.Size(shape).numel() for shape in state_shapes(spec).values())
 
 
@@ -69,26 +68,15 @@ def write_folder(folder: Path, spec: DecoderSpec, kind: torch.dtype) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=float, default=1.2e9)
-    parser.add_argument("--type", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--no-certificate", action="store_true")
-    parser.add_argument("--folder", type=Path, help="where the folders are written; a temporary folder by default")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.folder) as place:
-        spec = llama_spec(given.weights)
-        size = write_folder(Path(place) / "folder", spec, getattr(torch, given.type))
+def measure_import(weights: float, kind: str = "bfloat16", certificate: bool = True) -> dict[str, float]:
+    """Write a folder of about so many weights, import it in a process of its own: bytes on disk, and its peak."""
+    with tempfile.TemporaryDirectory() as place:
+        spec = llama_spec(weights)
+        size = write_folder(Path(place) / "folder", spec, getattr(torch, kind))
         command = [sys.executable, "-c", COMMAND, "import", f"{place}/folder", "--out", f"{place}/run", "--json"]
-        done = subprocess.run(
-            [*command, *(["--no-certificate"] if given.no_certificate else [])], capture_output=True, text=True
-        )
+        command += [] if certificate else ["--no-certificate"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SystemExit(done.stderr)
+            raise WeftError(f"the import fails: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
         peak = 1024 * int(done.stderr.strip().splitlines()[-1])
-        print(json.dumps({"weights": count(spec), "bytes": size, "peak": peak, "ratio": round(peak / size, 3)}))
-        print(done.stdout)
-
-
-if __name__ == "__main__":
-    main()
+        return {"weights": count(spec), "bytes": size, "peak": peak, "ratio": peak / size}

@@ -1,17 +1,13 @@
-"""What models reach in a given time on real data: the rows of the README's table, one `weft train` each.
+"""`weft bench quality`: what models reach in a given time on real data, one `weft train` per row and seed.
 
-    .venv/bin/python benchmarks/training.py shakespeare --data DIR        one row
-    .venv/bin/python benchmarks/training.py --list                        all rows with their commands
-    .venv/bin/python benchmarks/training.py sst2 --data DIR --seeds 0,1,2
-
-DIR holds one folder per data set (tinyshakespeare, multi30k, ...); rows without data are skipped. Scores are on
-held-out data that was not used for selection: where the test set is the only validation set, the last weights are kept
-(training.weights=last). Times are of this machine, so run nothing else on it.
+`--data DIR` holds one folder per data set (tinyshakespeare, multi30k, ...); rows without data are skipped. Scores are
+of held-out data that was not used for selection: where the test set is the only validation set, the last weights are
+kept (training.weights=last). Each result is added to results.jsonl in the folder of runs as soon as it is there, and
+not measured again unless `--again` asks for it. Times are of this machine, so run nothing else on it.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import shutil
@@ -20,15 +16,24 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from weft.bench.contest import BenchOptions
+from weft.bench.results import CaseResult, ResultTable
+from weft.foundation.errors import WeftError
+
+RESULTS = "results.jsonl"
+WEFT = (sys.executable, "-m", "weft")
 
 
 @dataclass(frozen=True)
 class Row:
     """One training: task, data, minutes, options; the evaluation data, the metric and its target.
 
-    `base` is a wheel with the model to fine-tune (`make real` installs it).
+    `base` is a wheel with the model to fine-tune (`make real` installs it); `judged` is held-out data in other files.
     """
 
     task: str
@@ -95,16 +100,18 @@ ROWS = {
 }  # fmt: skip
 
 
+QUICK = {"quick": Row("text", ("sample:markov",), 0.002, "loss", "anything")}
+
+
 def command(row: Row, data: Path, out: Path, minutes: float, seed: int) -> list[str]:
     """`weft train ...` as a user types it."""
-    paths = [str(data / path) for path in row.data]
+    paths = [path if path.startswith("sample:") else str(data / path) for path in row.data]
     options = [option.replace("DATA", str(data)) for option in row.options]
     if row.unpack is not None:
         options += ["--set", f"data.images={out.parent / row.unpack}"]
     if row.base is not None:
         options += ["--from", str(out.parent / row.base)]
-    weft = str(Path(sys.executable).with_name("weft"))
-    return [weft, "train", row.task, *paths, "--out", str(out), f"--minutes={minutes:g}", f"--seed={seed}", *options]
+    return ["train", row.task, *paths, "--out", str(out), f"--minutes={minutes:g}", f"--seed={seed}", *options]
 
 
 def unpack_images(row: Row, data: Path, out: Path) -> None:
@@ -125,57 +132,89 @@ def import_base(row: Row, out: Path) -> None:
         return
     found = importlib.util.find_spec(row.base)
     if found is None or not found.submodule_search_locations:
-        sys.exit(f"the wheel {row.base} is not installed: run make real first")
+        raise WeftError(f"the wheel {row.base} is not installed: run make real first")
     folder = Path(found.submodule_search_locations[0]) / "model"
-    weft = str(Path(sys.executable).with_name("weft"))
-    subprocess.run([weft, "import", str(folder), "--out", str(out / row.base)], check=True)
+    call_weft(["import", str(folder), "--out", str(out / row.base)])
 
 
-def measure(name: str, row: Row, data: Path, out: Path, minutes: float, seed: int) -> tuple[float, float]:
-    """(score, seconds of the whole command)."""
+def call_weft(words: list[str]) -> str:
+    """What a command prints; its last line is the error if it fails."""
+    done = subprocess.run([*WEFT, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise WeftError(f"weft {' '.join(words[:2])} fails: {last}")
+    return done.stdout
+
+
+def measure(name: str, row: Row, data: Path, out: Path, minutes: float, seed: int) -> dict[str, Any]:
+    """Train and judge one row: score, seconds of the whole command, metrics."""
     unpack_images(row, data, out)
     import_base(row, out)
     run = out / f"{name}-{seed}"
     shutil.rmtree(run, ignore_errors=True)
     words = command(row, data, run, minutes, seed)
-    print(" ".join(words), flush=True)
     began = time.perf_counter()
-    result = json.loads(subprocess.run([*words, "--json"], check=True, stdout=subprocess.PIPE).stdout)
+    result = json.loads(call_weft([*words, "--json"]))
     seconds = time.perf_counter() - began
     metrics = result["metrics"]
     if row.judged:
-        judge = [words[0], "eval", str(run), *(str(data / path) for path in row.judged), "--json"]
-        metrics = json.loads(subprocess.run(judge, check=True, stdout=subprocess.PIPE).stdout)
-    print(json.dumps({"row": name, "seed": seed, "seconds": round(seconds, 1), "metrics": metrics,
-                      "references": result["references"], "parameters": result["parameters"]}), flush=True)  # fmt: skip
-    return float(metrics[row.key]), seconds
+        metrics = json.loads(call_weft(["eval", str(run), *(str(data / path) for path in row.judged), "--json"]))
+    return {
+        "row": name, "seed": seed, "minutes": minutes, "score": float(metrics[row.key]), "seconds": round(seconds, 1),
+        "metrics": metrics, "references": result["references"], "parameters": result["parameters"],
+    }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", choices=[[], *ROWS], default=[])
-    parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"))
-    parser.add_argument("--minutes", type=float, help="instead of the row's minutes")
-    parser.add_argument("--seeds", default="0")
-    parser.add_argument("--list", action="store_true")
-    given = parser.parse_args()
-    for name in given.rows or list(ROWS):
-        row = ROWS[name]
-        minutes = given.minutes or row.minutes
-        if given.list:
-            print(
-                f"{name}: {row.key} {row.reach}\n  {' '.join(command(row, given.data, given.out / name, minutes, 0))}"
-            )
-            continue
-        missing = [path for path in (*row.data, *row.judged) if not (given.data / path).exists()]
-        if missing:
-            print(f"{name}: skipped, there is no {given.data / missing[0]} (give --data DIR)")
-            continue
-        found = [measure(name, row, given.data, given.out, minutes, int(seed)) for seed in given.seeds.split(",")]
-        mean = statistics.mean(score for score, _ in found)
-        print(f"{name}: {row.key} {mean:.4f} in {found[0][1] / 60:.1f} min, to reach {row.reach}")
+def read_results(path: Path) -> dict[tuple[str, int, float], dict[str, Any]]:
+    """What was measured before, by row, seed and minutes; the last one counts."""
+    if not path.is_file():
+        return {}
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {(one["row"], one["seed"], one["minutes"]): one for one in found}
 
 
-if __name__ == "__main__":
-    main()
+def run(options: BenchOptions, report: Callable[[str], None]) -> CaseResult:
+    """Measure the rows asked for with all seeds, and show them with those that were measured before."""
+    known = QUICK if options.quick else ROWS
+    for size in options.sizes:
+        if size not in known:
+            raise WeftError(f"there is no row {size!r}: choose from {', '.join(known)}")
+    data, out = Path(options.data or "data"), Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    before, result, lines, values = read_results(out / RESULTS), CaseResult("quality"), [], []
+    notes = []
+    try:
+        for name in options.sizes or known:
+            row, minutes = known[name], options.minutes or known[name].minutes
+            wanted = [path for path in (*row.data, *row.judged) if not path.startswith("sample:")]
+            lost = next((path for path in wanted if not (data / path).exists()), None)
+            if lost is not None:
+                notes.append(f"{name} is skipped: there is no {data / lost}; give --data DIR")
+                continue
+            found = []
+            for seed in options.seeds:
+                one = before.get((name, seed, minutes))
+                if one is None or options.again:
+                    report(
+                        f"quality: {name}, seed {seed}: weft {' '.join(command(row, data, out / name, minutes, seed))}"
+                    )
+                    one = measure(name, row, data, out, minutes, seed)
+                    with (out / RESULTS).open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(one) + "\n")
+                found.append(one)
+            values += found
+            lines.append(_cells(name, row, minutes, found))
+    except KeyboardInterrupt:
+        result.interrupted = True
+    headings = ("row", "minutes", "seconds in all", "seeds", "score", "to reach")
+    title = "quality for a given time, held-out data"
+    result.tables.append(ResultTable(title, headings, tuple(lines), tuple(notes), tuple(values)))
+    return result
+
+
+def _cells(name: str, row: Row, minutes: float, found: list[dict[str, Any]]) -> tuple[str, ...]:
+    scores = [one["score"] for one in found]
+    spread = f" ({min(scores):.4f} to {max(scores):.4f})" if len(scores) > 1 else ""
+    seconds = statistics.mean(one["seconds"] for one in found)
+    score = f"{row.key} {statistics.mean(scores):.4f}{spread}"
+    return (name, f"{minutes:g}", f"{seconds:.0f}", str(len(found)), score, row.reach)

@@ -1,8 +1,5 @@
 """Peak memory of real training steps compared with what `weft plan` predicts for one device.
 
-    .venv/bin/python benchmarks/plan_memory.py                    all cases, one after the other
-    .venv/bin/python benchmarks/plan_memory.py deep wide --json
-
 Each case trains a model for two steps of AdamW (the second one has the optimizer's state from its beginning) on a CPU,
 in float32 and with one thread, in a process of its own. Measured is the kernel's peak of resident memory above what
 was resident before the model existed. A training of a tiny model comes first, because torch imports modules and loads
@@ -15,14 +12,13 @@ peak is what is in use, as with an allocator that uses its blocks again.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 import weft
-from timing import extra_memory, fresh, limit, report, table
+from weft.bench.running.memory import extra_memory, in_fresh_process
 from weft.models.build import AnySpec
 from weft.models.cluster.device_memory import SIZES, DeviceMemory, device_memory
 from weft.models.cluster.layouts import Layout, Pieces
@@ -70,6 +66,8 @@ CASES = {
     "encoder": Case(encoder(), rows=10),
 }
 
+QUICK = {"tiny": Case(gpt(24, 2, 89, 7, 3), rows=2)}
+
 
 def predicted(case: Case) -> DeviceMemory:
     """What the plan says for one device."""
@@ -80,7 +78,7 @@ def predicted(case: Case) -> DeviceMemory:
 
 def loss_of(module: nn.Module, case: Case) -> Tensor:
     """The mean loss of random tokens, by the functions that tasks use."""
-    length, vocabulary = case.spec.length, getattr(case.spec, "vocabulary", 1009)
+    length, vocabulary = case.spec.declares().length or 1, getattr(case.spec, "vocabulary", 1009)
     tokens = torch.randint(vocabulary, (case.rows, length + 1))
     output = module(tokens[:, :-1])
     if isinstance(case.spec, EncoderSpec):
@@ -108,7 +106,7 @@ def train(case: Case) -> None:
 def peak(name: str) -> int:
     """Bytes above what is resident without the model; for a process of its own."""
     torch.set_num_threads(1)
-    case = CASES[name]
+    case = (CASES | QUICK)[name]
     tiny = {"width": 8, "layers": 1, "length": 7, "mixer.heads": 2}
     train(Case(case.spec.replace(**tiny), 2, case.micro_steps, case.recompute))
     return extra_memory(lambda: train(case))
@@ -116,24 +114,4 @@ def peak(name: str) -> int:
 
 def measured(name: str) -> int:
     """The peak of this case, measured in a new process."""
-    return int(fresh(peak, name))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    results, rows = [], []
-    for name in given.cases or list(CASES):
-        memory, found = predicted(CASES[name]), measured(name)
-        ratio = memory.total / found
-        results.append({"case": name, "predicted": memory.total, "measured": found, "ratio": ratio})
-        rows.append([name, f"{memory.total / 1e6:,.0f}", f"{found / 1e6:,.0f}", f"{ratio:.3f}"])
-    worst = max(abs(result["ratio"] - 1) for result in results)
-    limits = [limit("largest error of a prediction", worst, WITHIN)]
-    report(results, limits, table(["case", "predicted MB", "measured MB", "ratio"], rows), given.json)
-
-
-if __name__ == "__main__":
-    main()
+    return int(in_fresh_process(peak, name))
