@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import AsJson, Device, Module, Quantize, app
+from weft.cli.environment import load_torch
 from weft.cli.factory import find_factory
 from weft.cli.generation_options import (
     MaxTokens,
@@ -114,6 +115,7 @@ def predict(
         overflow=overflow, question=question,
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
+    load_torch()
     from weft.data.readers.tables import TableOptions
 
     table = TableOptions(**_table_settings(settings))
