@@ -61,7 +61,7 @@ def chat(
     seed: Seed = 0,
     repetition: Repetition = 1.0,
     stop: Stop = None,
-    speculative: Speculative = False,
+    speculative: Speculative = None,
     quantize: Quantize = None,
     device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per turn.")] = False,

@@ -70,7 +70,7 @@ def predict(
     samples: Annotated[int, typer.Option(help="Number of answers per input.")] = 1,
     repetition: Repetition = 1.0,
     stop: Stop = None,
-    speculative: Speculative = False,
+    speculative: Speculative = None,
     top: Annotated[
         int | None, typer.Option(help="Show the N most probable first tokens with their probabilities.", metavar="N")
     ] = None,
@@ -235,7 +235,7 @@ def _note(run: Run) -> None:
 
 def _waits_for_one(given: list[str], how: dict[str, Any]) -> bool:
     """Whether a terminal waits for one text that can be shown token by token."""
-    alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how and not how.get("speculative")
+    alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how
     return alone and sys.stdout.isatty()
 
 
