@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 EXTRA = 0.2  # of a step, for one more token to judge; SmolLM2-135M in float32 on two threads: 0.16 to 0.19
 FORGET = 0.9  # weight of older evidence at each new judgement
+MOST_EVIDENCE = 8.0  # judgements that all older ones count for at most, so that a change is noticed soon
 PRIOR_WEIGHT = 2.0  # judgements that the prior counts for
 
 
@@ -57,8 +58,9 @@ class AcceptanceRates:
         pairs = list(zip(proposed, came, strict=False))
         same = next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
         n = self._index(kind)
-        self.accepted[n] = FORGET * self.accepted[n] + same
-        self.judged[n] = FORGET * self.judged[n] + min(same + 1, len(pairs))
+        kept = min(FORGET, MOST_EVIDENCE / max(self.judged[n], 1.0))
+        self.accepted[n] = kept * self.accepted[n] + same
+        self.judged[n] = kept * self.judged[n] + min(same + 1, len(pairs))
 
     def _index(self, kind: int) -> int:
         return min(kind, len(self.priors) - 1)
