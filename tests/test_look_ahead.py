@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from weft.inference.decoding import look_ahead
-from weft.inference.decoding.drafts import PromptLookup, Proposal
+from weft.inference.decoding import look_ahead, speculative
+from weft.inference.decoding.drafts import PRIORS, PromptLookup, Proposal
 from weft.inference.decoding.generate import generate, stream
-from weft.inference.decoding.look_ahead import AcceptanceRates, best_ahead, expected_tokens
+from weft.inference.decoding.look_ahead import AcceptanceRates, best_ahead
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import GREEDY, Sampling
 from weft.inference.decoding.speculative import Verifier, speculate, speculates_unasked, stream_speculative
@@ -21,9 +21,7 @@ PROMPT = [5, 17, 3, 19, 5, 17, 3]
 SAMPLED = Sampling(temperature=0.7, top_k=11)
 
 
-def test_expected_tokens_and_the_best_look_ahead():
-    assert expected_tokens(0.5, 3) == 1 + 0.5 + 0.25 + 0.125
-    assert expected_tokens(1.0, 4) == 5 and expected_tokens(0.0, 4) == 1
+def test_the_best_look_ahead():
     assert best_ahead([0.1], [16]) == 0  # 1.1 tokens for 1.2 steps
     assert best_ahead([0.3], [16]) == 1
     assert best_ahead([1.0], [16]) == 16 and best_ahead([1.0], [5]) == 5 and best_ahead([0.9], [0]) == 0
@@ -46,7 +44,7 @@ def test_the_look_ahead_grows_after_acceptance_and_shrinks_after_refusal():
         rates.learn(0, [1] * 16, [1] * (ahead() + 1))
         grown.append(ahead())
     assert first < grown[0] and grown == sorted(grown) and grown[-1] > 9
-    for _ in range(8):
+    for _ in range(19):
         rates.learn(0, [1] * 16, [2])
         grown.append(ahead())
     assert grown[5] < grown[4] and grown[-1] == 0
@@ -60,6 +58,14 @@ def test_kinds_of_matches_are_judged_apart():
     rates = AcceptanceRates((0.1, 0.4, 0.6))
     rates.learn(2, [4, 5], [4, 5, 6])
     assert rates.rate(2) > 0.6 and (rates.rate(0), rates.rate(1)) == (0.1, 0.4)
+
+
+@pytest.mark.parametrize("kind", range(len(PRIORS)))
+def test_every_kind_pauses_in_the_end_where_nothing_is_accepted(kind):
+    rates = AcceptanceRates(PRIORS)
+    for _ in range(19):
+        rates.learn(kind, [1, 1], [2])
+    assert best_ahead([rates.rate(kind)], [16]) == 0
 
 
 def slow_lookup(text: list[int], most: int, ngram: int) -> list[int]:
@@ -137,6 +143,10 @@ def test_a_verifier_that_accepts_what_was_not_chosen_is_noticed(monkeypatch):
 
 @pytest.mark.skipif(library() is None, reason="no compiler")
 def test_it_is_on_unasked_where_no_bit_changes(monkeypatch):
+    assert not speculates_unasked(
+        copy.deepcopy(writer("nano-gpt")).float(), GenerationRequest([PROMPT], GREEDY, max_tokens=9)
+    )
+    monkeypatch.setattr(speculative, "WORTH", 0)
     model = copy.deepcopy(writer("nano-gpt")).float()
     one = GenerationRequest([PROMPT], GREEDY, max_tokens=31)
     assert speculates_unasked(model, one)

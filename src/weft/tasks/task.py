@@ -117,8 +117,8 @@ class GenerationOptions:
 
     `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings.
     `speculative`: speculative decoding by prompt look-up, which changes the time only; if not given, for one text at a
-    time where the native step runs, which computes tokens bit for bit the same. `chat`: the input is what a user says,
-    and the answer is the assistant's.
+    time by models of 20 million weights or more where the native step runs, which computes tokens bit for bit alike.
+    `chat`: the input is what a user says, and the answer is the assistant's.
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
     probabilities, 8 or all there are if not given; `steps`: those of every further step too. `labels`: texts, of which

@@ -46,6 +46,9 @@ __all__ = [
 ]
 
 
+WORTH = 20_000_000  # weights from which looking up is nothing beside a step; nano-gpt would lose a fifth
+
+
 @dataclass(frozen=True)
 class SpeculativeText(GeneratedText):
     """A text and its cost: calls of the model (the prompt's included), tokens proposed, proposals accepted."""
@@ -77,12 +80,15 @@ def speculate(model: nn.Module, request: GenerationRequest, draft: Draft | None 
 def speculates_unasked(model: nn.Module, request: GenerationRequest) -> bool:
     """Whether prompt look-up is on where nobody asked: it changes no bit of the text, and costs next to nothing.
 
-    So for one text whose tokens are computed alike alone and beside others, and which does not slide.
+    So for one text whose tokens are computed alike alone and beside others, and which does not slide, by a model whose
+    step takes much longer than looking up.
     """
     length = declared(model).length
     slides = length is not None and max(map(len, request.prompts)) + request.max_tokens > length
     alone = len(request.prompts) * request.samples == 1
-    return alone and not slides and request.prefill == PrefillOptions() and rows_are_exact(model)
+    if not alone or slides or request.prefill != PrefillOptions():
+        return False
+    return sum(weight.numel() for weight in model.parameters()) >= WORTH and rows_are_exact(model)
 
 
 def _alone(request: GenerationRequest, row: int) -> GenerationRequest:
@@ -206,7 +212,8 @@ class Verifier:
         """
         for n in range(len(logits)):
             row, last = logits[n : n + 1], n == len(proposal.tokens)
-            mark = mark_seen(text + proposal.tokens[:n], logits, self.sampling)
+            penalized = self.sampling.repetition != 1.0
+            mark = mark_seen(text + proposal.tokens[:n], logits, self.sampling) if penalized else None
             seen = None if mark is None else mark[None]
             if last or proposal.probabilities is None:
                 numbers = None if self.sampling.greedy else self.uniform.next()
