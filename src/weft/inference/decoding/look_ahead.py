@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-EXTRA = 0.2  # of a step, for one more token to judge; SmolLM2-135M in float32 on two threads: 0.16 to 0.19
+EXTRA = 0.2  # of a step, for one more token to judge; SmolLM2-135M in float32 on two threads: 0.15 to 0.20
 FORGET = 0.85  # weight of older evidence at each new judgement
 MOST_EVIDENCE = 8.0  # judgements that all older ones count for at most, so that a change is noticed soon
 PRIOR_WEIGHT = 2.0  # judgements that the prior counts for
