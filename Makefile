@@ -11,11 +11,13 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
 setup: $(READY_DEV)
 
-# torch first and alone: another package's looser range could otherwise pull a CUDA build.
+# torch first and alone: another package's looser range could otherwise pull a CUDA build. The command at the end has
+# Python keep the bytecode of what it imports, also where the environment forbids it: else torch alone loads for 3 s.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) -e .
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/weft laws nano-gpt > /dev/null
 	touch $(READY)
 
 # What tests need and users do not: other libraries to compare with, linters, type checks.

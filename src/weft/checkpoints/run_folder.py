@@ -10,7 +10,7 @@ data.json            size, time of change and SHA-256 of each data file, by whic
 training/            the newest training state: weights, optimizer, position in the data; one file, so one rename,
                      or while several processes train, a folder with a file of each (`sharded_files`)
 
-Every file is written atomically. Never a pickle.
+Every file is written atomically. Never a pickle. torch is loaded with the first tensor that is read or written.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from weft.checkpoints.sharded_files import INDEX, read_index, read_whole, write_index
 from weft.data.fingerprints import Fingerprint
@@ -32,7 +31,9 @@ from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
-from weft.foundation.tensor_files import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STATE = "state-{step:08d}.safetensors"
 WRITTEN_BEFORE_SPEC = {"tokenizer.json", "target_tokenizer.json", "plan.json", "data.json"}
@@ -153,9 +154,13 @@ class RunFolder:
         return self._read_json("references.json") if (self.path / "references.json").is_file() else {}
 
     def write_model(self, weights: dict[str, Tensor], facts: Tree | None = None) -> None:
+        from weft.foundation.tensor_files import write_tensors
+
         write_tensors(self.path / "model.safetensors", weights, _note(facts or {}))
 
     def read_model(self) -> dict[str, Tensor]:
+        from weft.foundation.tensor_files import read_tensors
+
         if not (self.path / "model.safetensors").is_file():
             raise DiskError(f"{self.path} has no model.safetensors yet: train on with --resume")
         return read_tensors(self.path / "model.safetensors")
@@ -174,6 +179,8 @@ class RunFolder:
 
     def write_snapshot(self, snapshot: Snapshot, keep: int = 1) -> None:
         """Write the training state, then remove older ones; the last one stays until the new one is in place."""
+        from weft.foundation.tensor_files import write_tensors
+
         folder = self.path / "training"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -216,6 +223,8 @@ class RunFolder:
     def read_state(self, path: Path) -> Snapshot:
         """One training state: a file, or a folder that several processes wrote."""
         from safetensors import SafetensorError, safe_open
+
+        from weft.foundation.tensor_files import read_tensors
 
         if path.is_dir():
             return Snapshot(*read_whole(path))

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from weft.foundation.atomic_files import DiskError, write_text
 from weft.foundation.spec import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INDEX, SECTION = "state.json", "#"
 
@@ -48,6 +48,7 @@ def read_index(folder: Path) -> Tree:
 
 def read_whole(folder: Path) -> tuple[int, dict[str, Tensor], Tree]:
     """(step, whole tensors by name, facts): the state as one process would have written it."""
+    import torch
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     index = read_index(folder)
@@ -73,12 +74,16 @@ def load(state: dict[str, Any], folder: Path, no_dist: bool = False, planner: An
 
 def as_tensors(scalars: dict[str, float]) -> dict[str, Tensor]:
     """Numbers as the tensors without axes that they were; optimizers count steps in float32."""
+    import torch
+
     kinds = {name: torch.float32 if name.endswith(".step") else torch.float64 for name in scalars}
     return {name: torch.tensor(value, dtype=kinds[name]) for name, value in scalars.items()}
 
 
 def _joined(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Sections put together again."""
+    import torch
+
     found: dict[str, list[tuple[int, Tensor]]] = {}
     for key, tensor in state.items():
         name, _, number = key.partition(SECTION)

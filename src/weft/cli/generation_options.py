@@ -18,7 +18,12 @@ Repetition = Annotated[float, typer.Option(help="Repetition penalty: above 1, re
 Stop = Annotated[list[str] | None, typer.Option(help="Text to stop before; repeatable.")]
 Question = Annotated[str | None, typer.Option(help="What is asked about an image, of a run that answers questions.")]
 Speculative = Annotated[
-    bool, typer.Option(help="Speculative decoding by prompt lookup: faster where texts repeat themselves.")
+    bool | None,
+    typer.Option(
+        help="Speculative decoding by prompt lookup, the same text sooner where it repeats itself; on if left out, "
+        "for one text at a time by a model of 20 million weights or more where the native step runs.",
+        show_default=False,
+    ),
 ]
 
 

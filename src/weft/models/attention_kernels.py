@@ -6,30 +6,17 @@ Asked of the attentions themselves, for one sequence without padding on this mac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
 from weft.foundation.numerics import pick_device
+from weft.models.estimate_types import KernelUse, Purpose
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.block import Block
 from weft.parts.stack import Stack
 from weft.parts.token_positions import TokenPositions
-
-Purpose = Literal["prediction", "training"]
-
-
-@dataclass(frozen=True)
-class KernelUse:
-    """One kernel of a model: what for, its name, why it is chosen, and whether A is in memory as a whole."""
-
-    purpose: Purpose
-    kernel: str
-    reason: str
-    stores_weights: bool
 
 
 def attention_kernels(model: nn.Module, tokens: int) -> tuple[KernelUse, ...]:

@@ -11,7 +11,7 @@ Memory: in bytes, for one sequence; activations of training are not counted.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
@@ -21,13 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 from weft.foundation.errors import SpecError, WeftError
 from weft.foundation.matrix_products import MatrixProduct, Products, ProductView
-from weft.models.attention_kernels import KernelUse, attention_kernels
+from weft.models.attention_kernels import attention_kernels
 from weft.models.build import AnySpec, build
 from weft.models.decoder import Decoder
 from weft.models.encoder import Encoder
 from weft.models.encoder_decoder import EncoderDecoder
+from weft.models.estimate_types import Estimate, Group, KeptMemory, MemoryUse
 from weft.models.image_text import ImageTextDecoder
-from weft.models.part_tree import PartNode, active_parameters, parameters_by_role, part_tree
+from weft.models.part_tree import active_parameters, parameters_by_role, part_tree
 from weft.models.products import position_products, products
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.models.series import SeriesDecoder
@@ -41,104 +42,6 @@ from weft.parts.linear_attention import LinearAttention
 from weft.parts.masks import Mask
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.stack import Stack
-
-
-@dataclass(frozen=True)
-class Group:
-    """Matrix products that run together: of a block, `copies` of which are alike, or of the input or output."""
-
-    where: str
-    copies: int
-    products: Products
-
-    @property
-    def flops(self) -> int:
-        """Of all copies."""
-        return self.copies * sum(product.flops for product in self.products)
-
-
-@dataclass(frozen=True)
-class KeptMemory:
-    """What the state keeps of one sequence while decoding: the count of `numbers` of one kind, over all layers."""
-
-    what: str
-    numbers: int
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Bytes. `training_adamw`: weights, gradients and two moments in float32. `unfused_attention`: one layer's
-    H x N x N weights in 2 bytes if they were stored; `Estimate.kernels` says whether they are."""
-
-    weights_float32: int
-    weights_2_bytes: int
-    training_adamw: int
-    state_float32: int
-    state_2_bytes: int
-    unfused_attention: int
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a model costs: `length` is N, `tokens` what the blocks see of it (with class token or image).
-
-    `layers` counts all blocks, `active_parameters` those that one token uses (fewer with experts).
-    """
-
-    family: str
-    width: int
-    heads: int
-    layers: int
-    length: int
-    tokens: int
-    parameters: int
-    active_parameters: int
-    parts: PartNode
-    roles: dict[str, int]
-    groups: tuple[Group, ...]
-    state: tuple[KeptMemory, ...]
-    memory: MemoryUse
-    kernels: tuple[KernelUse, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def flops_forward(self) -> int:
-        """One forward pass over one sequence of N tokens."""
-        return sum(group.flops for group in self.groups)
-
-    @property
-    def flops_per_token(self) -> int:
-        """Forward, for one of the tokens that the blocks see, rounded; of source and target in encoder-decoders."""
-        return round(self.flops_forward / self.tokens)
-
-    @property
-    def training_flops_per_token(self) -> int:
-        """3 x forward."""
-        return round(3 * self.flops_forward / self.tokens)
-
-    def to_tree(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers, for JSON."""
-        keys = ("family", "width", "heads", "layers", "length", "tokens", "parameters", "active_parameters")
-        return {
-            **{key: getattr(self, key) for key in keys},
-            "parameters_by_part": self.roles,
-            "parts": asdict(self.parts),
-            "products": [_product_tree(group, product) for group in self.groups for product in group.products],
-            "flops": {
-                "forward": self.flops_forward,
-                "forward_per_token": self.flops_per_token,
-                "training_per_token": self.training_flops_per_token,
-                "convention": "2 per multiply-add, attention scores at length N, causal not discounted; training 3 x",
-            },
-            "memory": {**asdict(self.memory), "state_numbers": {kept.what: kept.numbers for kept in self.state}},
-            "attention_kernels": [asdict(use) for use in self.kernels],
-            "notes": list(self.notes),
-        }
-
-
-def _product_tree(group: Group, product: MatrixProduct) -> dict[str, Any]:
-    names = {"where": group.where, "copies": group.copies, "name": product.name, "formula": product.formula}
-    return {**names, "shapes": product.shapes, "flops": product.flops}
 
 
 def unfused_attention_bytes(heads: int, length: int, bytes_each: int = 2) -> int:

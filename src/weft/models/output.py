@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,3 +93,8 @@ class Declaration:
     seq2seq: bool = False
     isolates: bool = True
     source_length: int | None = None
+
+    def to_tree(self) -> dict[str, Any]:
+        """Plain values for JSON; masks in words."""
+        masks = None if self.masks is None else [repr(mask) for mask in self.masks]
+        return {**asdict(replace(self, masks=None)), "masks": masks}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import nn
 
+from weft.models.estimate_types import PartNode
 from weft.parts.experts import Experts
 
 # The first step of a parameter's path that is named here says what the parameter is for.
@@ -40,28 +40,6 @@ ROLES: dict[str, str] = {
     "text_head": "output",
     "similarity": "output",
 }
-
-
-@dataclass(frozen=True)
-class PartNode:
-    """One part: `parameters` of a single copy with all that is inside, `shapes` of its own tensors."""
-
-    name: str
-    kind: str
-    shapes: str
-    parameters: int
-    copies: int = 1
-    children: tuple[PartNode, ...] = ()
-
-    @property
-    def total(self) -> int:
-        return self.copies * self.parameters
-
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, PartNode]]:
-        """(depth, part) for this part and all inside, from the top."""
-        yield depth, self
-        for child in self.children:
-            yield from child.walk(depth + 1)
 
 
 def part_tree(module: nn.Module, name: str = "model") -> PartNode:

@@ -30,6 +30,7 @@ from weft.foundation.spec import Tree
 from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import stream
 from weft.inference.decoding.request import GenerationRequest
+from weft.inference.decoding.speculative import speculates_unasked, stream_speculative
 from weft.models.build import AnySpec
 from weft.models.decoder import DecoderSpec
 from weft.models.output import Output
@@ -265,7 +266,7 @@ class TextTask(FewShot, Task):
         """Continuations; with each, the likeliest tokens and their probabilities if `top` and `steps` ask for them."""
         texts = [str(text) for text in inputs]
         request = self._request(texts, generation)
-        speculative = generation.speculative and self._fits(module, request)
+        speculative = self._speculates(module, request, generation)
         answers = []
         found = generate_texts(module, request, generation, speculative=speculative)
         for text, prompt, own in zip(texts, request.prompts, found, strict=True):
@@ -294,13 +295,17 @@ class TextTask(FewShot, Task):
             detokenizer=Detokenizer(self.tokenizer, tuple(generation.stop)),
         )
 
-    def _fits(self, module: nn.Module, request: GenerationRequest) -> bool:
-        """Whether no text slides, which speculative decoding cannot."""
-        return max(map(len, request.prompts)) + request.max_tokens <= self._longest(module)
+    def _speculates(self, module: nn.Module, request: GenerationRequest, generation: GenerationOptions) -> bool:
+        """Whether texts are written by prompt look-up: as asked for, where no text slides, or where it is free."""
+        if generation.speculative is None:
+            return generation.beam is None and speculates_unasked(module, request)
+        fits = max(map(len, request.prompts)) + request.max_tokens <= self._longest(module)
+        return generation.speculative and fits
 
     def stream(self, module: nn.Module, given: Any, generation: GenerationOptions) -> Iterator[str]:
         """A continuation as it is generated."""
-        steps = stream(module, self._request([str(given)], replace(generation, samples=1)))
+        request = self._request([str(given)], replace(generation, samples=1))
+        steps = (stream_speculative if self._speculates(module, request, generation) else stream)(module, request)
         return (step.text for step in steps if step.text)
 
     def chat(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.app import Device, Quantize, app
+from weft.cli.environment import load_torch
 from weft.cli.generation_options import (
     MaxTokens,
     MinP,
@@ -60,7 +61,7 @@ def chat(
     seed: Seed = 0,
     repetition: Repetition = 1.0,
     stop: Stop = None,
-    speculative: Speculative = False,
+    speculative: Speculative = None,
     quantize: Quantize = None,
     device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per turn.")] = False,
@@ -73,6 +74,7 @@ def chat(
       weft chat runs/book --template plain --temperature 0.7
       printf 'Hello!\\nWhy?\\n' | weft chat runs/smollm --json
     """
+    load_torch()
     from weft.runs.run import load
 
     how = given_options(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import AsJson, Device, Limit, app
+from weft.cli.environment import load_torch
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def compare(
       weft compare runs/a runs/b test.csv
       weft compare runs/ende runs/ende-large test.en test.de --limit 500 --examples 20
     """
+    load_torch()
     from weft.cli.settings import read_settings
     from weft.cli.terminal import print_json, progress
     from weft.runs.compare import compare as compare_runs

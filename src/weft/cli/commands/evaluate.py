@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import AsJson, Device, Limit, Module, Quantize, app
+from weft.cli.environment import load_torch
 from weft.cli.factory import find_factory
 from weft.foundation.errors import WeftError
 
@@ -62,6 +63,7 @@ def evaluate(
       weft eval runs/ende test.en test.de --limit 500 --json
       weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive --prompt 'Review: {text}\\nMood: {label}'
     """
+    load_torch()
     from weft.cli.settings import read_settings
 
     more: dict[str, object] = {"examples": examples}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import FAILED, AsJson, Module, app
+from weft.cli.environment import load_torch
 from weft.cli.factory import find_factory, make_module
 from weft.foundation.errors import WeftError
 
@@ -92,6 +93,7 @@ def laws(
 
 def _check(model: str, module: str | None, example: str | None, declared: dict[str, Any], compiled: bool) -> Report:
     """The report on a run, a preset, or what a factory in the user's own code makes."""
+    load_torch()
     from weft.checkpoints.sample_runs import locate_run
     from weft.laws import check
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import AsJson, Device, Module, app
+from weft.cli.environment import load_torch
 from weft.cli.factory import find_factory
 from weft.cli.generation_options import Question
 from weft.foundation.errors import WeftError
@@ -64,6 +65,7 @@ def look(
       weft look runs/book "Once upon" --explain --layer 2 --head 1 --row upon
       weft look gpt2 --kind scale --out scale.png
     """
+    load_torch()
     from weft.checkpoints.sample_runs import locate_run
     from weft.inspection.pictures.kinds.registry import SPEC_PICTURE_KINDS
     from weft.inspection.pictures.look_options import LookOptions, parse_pair

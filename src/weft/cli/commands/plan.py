@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.app import AsJson, app
+from weft.cli.environment import load_torch
 from weft.foundation.errors import WeftError
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def run_plan(
     as_json: bool,
 ) -> None:
     """Read what was asked, plan, and print."""
+    load_torch()
     from weft.cli.commands.show import find_spec
     from weft.cli.terminal import console, print_json
     from weft.models.cluster.cluster_plan import plan_cluster

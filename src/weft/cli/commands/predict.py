@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.app import AsJson, Device, Module, Quantize, app
+from weft.cli.environment import load_torch
 from weft.cli.factory import find_factory
 from weft.cli.generation_options import (
     MaxTokens,
@@ -69,7 +70,7 @@ def predict(
     samples: Annotated[int, typer.Option(help="Number of answers per input.")] = 1,
     repetition: Repetition = 1.0,
     stop: Stop = None,
-    speculative: Speculative = False,
+    speculative: Speculative = None,
     top: Annotated[
         int | None, typer.Option(help="Show the N most probable first tokens with their probabilities.", metavar="N")
     ] = None,
@@ -114,6 +115,7 @@ def predict(
         overflow=overflow, question=question,
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
+    load_torch()
     from weft.data.readers.tables import TableOptions
 
     table = TableOptions(**_table_settings(settings))
@@ -233,7 +235,7 @@ def _note(run: Run) -> None:
 
 def _waits_for_one(given: list[str], how: dict[str, Any]) -> bool:
     """Whether a terminal waits for one text that can be shown token by token."""
-    alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how and not how.get("speculative")
+    alone = len(given) == 1 and how.get("samples", 1) == 1 and "beam" not in how
     return alone and sys.stdout.isatty()
 
 

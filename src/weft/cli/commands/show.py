@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli.app import AsJson, app
+from weft.cli.environment import load_torch
 from weft.foundation.errors import SpecError, WeftError
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from weft.models.build import AnySpec
-    from weft.models.estimates import Estimate
-    from weft.models.part_tree import PartNode
+    from weft.models.estimate_types import Estimate, PartNode
 
 
 SUFFIXES = (".json", ".toml")
@@ -61,46 +60,49 @@ def show(
 def show_presets(as_json: bool) -> None:
     """Print all presets with family and number of parameters."""
     from weft.cli.terminal import console, print_json
-    from weft.models.estimates import estimate
-    from weft.models.plain_presets import PLAIN
-    from weft.models.presets import preset, presets
+    from weft.models.stored_estimates import stored_estimate, stored_presets
 
-    rows = []
-    for name in presets():
-        found = estimate(preset(name))
-        rows.append({"preset": name, "family": found.family, "parameters": found.parameters})
+    stored = {name: found for name in stored_presets() if (found := stored_estimate(name)) is not None}
+    rows = [
+        {"preset": name, "family": found.estimate.family, "parameters": found.estimate.parameters}
+        for name, found in stored.items()
+    ]
     if as_json:
         print_json(rows)
         return
     table = plain_table("preset", "family", "parameters>")
     for row in rows:
         table.add_row(str(row["preset"]), str(row["family"]), f"{row['parameters']:,}")
-    out = console()
+    out, plain = console(), [name for name, found in stored.items() if found.plain]
     out.print(table)
-    names = list(PLAIN)
     out.print(
-        f"\n[dim]{names[0]} to {names[-1]}: the models as lectures draw them; training chooses their size.[/dim]",
+        f"\n[dim]{plain[0]} to {plain[-1]}: the models as lectures draw them; training chooses their size.[/dim]",
         soft_wrap=True,
     )
     out.print("[dim]Details of one: weft show gpt2[/dim]")
 
 
 def show_model(source: str, length: int | None, as_json: bool) -> None:
-    """Print parts, matrix products, memory and FLOPs of one model at length N."""
+    """Print parts, matrix products, memory and FLOPs of one model at length N; a preset's own are stored."""
     from weft.cli.terminal import console, print_json
-    from weft.models.estimates import estimate
+    from weft.models.stored_estimates import stored_estimate
 
-    spec = find_spec(source)
-    found = estimate(spec, length)
+    stored = stored_estimate(source) if length is None else None
+    if stored is not None and stored.everywhere:
+        spec, found, declares = None, stored.estimate, stored.declares
+    else:
+        load_torch()
+        from weft.models.estimates import estimate
+
+        spec = find_spec(source)
+        found, declares = estimate(spec, length), spec.declares().to_tree()
     if as_json:
-        declares = spec.declares()
-        masks = None if declares.masks is None else [repr(mask) for mask in declares.masks]
-        tree = {**asdict(replace(declares, masks=None)), "masks": masks}
-        print_json({"name": source, **found.to_tree(), "declares": tree})
+        print_json({"name": source, **found.to_tree(), "declares": declares})
         return
     out = console()
     _print_head(out, source, found)
-    _print_masks(out, spec, found.length)
+    if spec is not None:
+        _print_masks(out, spec, found.length)
     _print_parts(out, found)
     _print_products(out, found)
     _print_memory(out, found)

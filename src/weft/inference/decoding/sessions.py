@@ -220,8 +220,7 @@ class RewindableSession:
 
     def rewind_to(self, text: Sequence[int]) -> None:
         """Take back whatever is not a beginning of `text`; its last token stays to be read."""
-        same = next((n for n, (a, b) in enumerate(zip(self.text, text, strict=False)) if a != b), len(self.text))
-        length = min(same, len(text) - 1)
+        length = min(_same(self.text, list(text)), len(text) - 1)
         if length < self.prefix:
             length = 0  # each token of a prefix that is seen in both directions depends on all of it
         if length == self.length:
@@ -244,6 +243,17 @@ class RewindableSession:
         twin = copy.copy(self)
         twin.state, twin.text, twin.copies = self.state.copy(), list(self.text), list(self.copies)
         return twin
+
+
+def _same(one: list[int], other: list[int]) -> int:
+    """How many tokens two texts have in common from their beginning."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low < high:  # all before `low` are equal, and not all before `high` + 1
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _last(real: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor:

@@ -1,116 +1,52 @@
 """Speculative decoding: a cheap draft proposes several tokens, the model verifies all of them in one call.
 
-A proposal x drawn from q is accepted with probability min(1, p(x) / q(x)); the first one rejected is drawn again from
-max(0, p - q), normalized. The text has the model's own distribution exactly (Leviathan et al. 2023); greedy text is
-the very same. Drafts come from the text itself (prompt look-up, Saxena 2023) or from a smaller model.
+Drafts come from the text itself (prompt look-up, Saxena 2023), or from a smaller model. Text by look-up is the very
+same as without, greedy or sampled, however far it looks ahead. A smaller model's proposal x, drawn from q, is accepted
+with probability min(1, p(x) / q(x)); the first one rejected is drawn again from max(0, p - q), normalized: sampled text
+has the model's own distribution exactly (Leviathan et al. 2023), greedy text is the very same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.foundation.seeds import derive
-from weft.inference.decoding.conditioning import condition, declared, device_of, eval_mode
+from weft.inference.decoding.conditioning import condition, declared, eval_mode
+from weft.inference.decoding.drafts import Adaptive, Draft, DraftModel, PromptLookup, Proposal, mark_seen
 from weft.inference.decoding.generated import FinishReason, GeneratedText, GeneratedToken, TokenProbabilities
+from weft.inference.decoding.look_ahead import AcceptanceRates, best_ahead
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import (
-    Sampling,
     UniformStreams,
     choice_probabilities,
+    choose_tokens,
     distribution,
     draw,
     top_probabilities,
 )
-from weft.inference.decoding.sessions import RewindableSession
+from weft.inference.decoding.sessions import PrefillOptions, RewindableSession
+from weft.inference.fast.optimized import rows_are_exact
 from weft.models.output import Memory
-from weft.parts.state import RING_SLACK
+
+__all__ = [
+    "Draft",
+    "DraftModel",
+    "PromptLookup",
+    "Proposal",
+    "SpeculativeText",
+    "Verifier",
+    "speculate",
+    "speculates_unasked",
+    "stream_speculative",
+]
 
 
-class Proposal(NamedTuple):
-    """Tokens that may come next, and the distributions [n, C] they were drawn from; None: they are deterministic."""
-
-    tokens: list[int]
-    probabilities: Tensor | None = None
-
-
-class Draft(Protocol):
-    """Proposes how a text goes on."""
-
-    def begin(self, sampling: Sampling, seed: int) -> None:
-        """Called before each new text."""
-        ...
-
-    def propose(self, text: list[int], most: int) -> Proposal:
-        """At most `most` tokens to follow `text`."""
-        ...
-
-
-class PromptLookup:
-    """What followed the last time that the text's last tokens occurred: the longest match, up to `ngram` tokens."""
-
-    def __init__(self, ahead: int = 8, ngram: int = 3) -> None:
-        if ngram < 1:
-            raise WeftError(f"n-grams of {ngram} tokens match nothing: use at least 1")
-        self.ahead, self.ngram = expect_ahead(ahead), ngram
-
-    def begin(self, sampling: Sampling, seed: int) -> None:
-        pass
-
-    def propose(self, text: list[int], most: int) -> Proposal:
-        """The tokens after the match that is nearest to the end; where the text ends, it is taken to repeat."""
-        for size in range(min(self.ngram, len(text) - 1), 0, -1):
-            tail = text[-size:]
-            for at in range(len(text) - size - 1, -1, -1):
-                if text[at + size - 1] == tail[-1] and text[at : at + size] == tail:
-                    return Proposal(_repeat(text[at + size :], min(self.ahead, most)))
-        return Proposal([])
-
-
-def _repeat(period: list[int], length: int) -> list[int]:
-    """The first `length` tokens of a periodic text."""
-    return (period * (length // len(period) + 1))[:length]
-
-
-class DraftModel:
-    """A smaller decoder of the same vocabulary proposes `ahead` tokens, sampled as the large one is."""
-
-    def __init__(self, model: nn.Module, ahead: int = 4) -> None:
-        declaration = declared(model)
-        if declaration.seq2seq:
-            raise WeftError("a draft model is a decoder: an encoder-decoder would need the source too")
-        self.model, self.ahead, self.vocabulary = model, expect_ahead(ahead), declaration.vocabulary
-        self.length = declaration.length
-
-    def begin(self, sampling: Sampling, seed: int) -> None:
-        """A new session, with random numbers of its own."""
-        self.session = RewindableSession(condition(self.model, 1))
-        self.sampling = sampling
-        self.uniform = UniformStreams([seed], device_of(self.model))
-
-    def propose(self, text: list[int], most: int) -> Proposal:
-        """Drawn one after the other; a text longer than the draft was trained for gets no proposal."""
-        count = min(self.ahead, most, (self.length or len(text) + most) - len(text) + 1)
-        if count < 1:
-            return Proposal([])
-        with eval_mode(self.model):
-            self.session.rewind_to(text)
-            logits = self.session.read(text[self.session.length :])
-            self.session.commit()
-            tokens: list[int] = []
-            probabilities: list[Tensor] = []
-            for n in range(count):
-                p = distribution(logits[-1], self.sampling, _seen(text + tokens, logits, self.sampling))
-                probabilities.append(p)
-                tokens.append(int(draw(p[None], self.uniform.next())))
-                if n + 1 < count:
-                    logits = self.session.read(tokens[-1:])
-        return Proposal(tokens, torch.stack(probabilities))
+WORTH = 20_000_000  # weights from which looking up is nothing beside a step; nano-gpt would lose a fifth
 
 
 @dataclass(frozen=True)
@@ -139,6 +75,20 @@ def speculate(model: nn.Module, request: GenerationRequest, draft: Draft | None 
             own = seeds[row * request.samples : (row + 1) * request.samples]
             found += _continue_prompt(model, _alone(request, row), draft, own)
     return found
+
+
+def speculates_unasked(model: nn.Module, request: GenerationRequest) -> bool:
+    """Whether prompt look-up is on where nobody asked: it changes no bit of the text, and costs next to nothing.
+
+    So for one text whose tokens are computed alike alone and beside others, and which does not slide, by a model whose
+    step takes much longer than looking up.
+    """
+    length = declared(model).length
+    slides = length is not None and max(map(len, request.prompts)) + request.max_tokens > length
+    alone = len(request.prompts) * request.samples == 1
+    if not alone or slides or request.prefill != PrefillOptions():
+        return False
+    return sum(weight.numel() for weight in model.parameters()) >= WORTH and rows_are_exact(model)
 
 
 def _alone(request: GenerationRequest, row: int) -> GenerationRequest:
@@ -193,12 +143,14 @@ def _continue_prompt(
 
 
 class Verifier:
-    """The model's side: reads proposals, accepts or rejects them."""
+    """The model's side: reads proposals, accepts or rejects them, and looks as far ahead as it paid so far."""
 
     def __init__(self, session: RewindableSession, draft: Draft, request: GenerationRequest, seed: int) -> None:
         self.session, self.draft, self.request, self.sampling = session, draft, request, request.sampling
         self.uniform = UniformStreams([seed], session.device)
         self.texts = None if request.detokenizer is None else request.detokenizer.stream(request.prompts[0])
+        self.rates = AcceptanceRates(draft.priors if isinstance(draft, Adaptive) else (0.5,))
+        self.found = Proposal([])
         self.proposed = self.accepted = 0
 
     def run(self, logits: Tensor) -> SpeculativeText:
@@ -213,53 +165,75 @@ class Verifier:
         text, count, max_tokens = list(self.request.prompts[0]), 0, self.request.max_tokens
         proposal = Proposal([])
         while True:
+            before = len(text)
             for step in self._verified(logits, proposal, text, max_tokens - count):
                 count += 1
                 text.append(step.token)
                 yield step
                 if step.finish_reason is not None:
                     return
+            self._learn(proposal, text[before:])
             self.session.rewind_to(text)
             self.session.commit()
             left = max_tokens - count
-            proposal = self.draft.propose(text, left - 1) if left > 1 else Proposal([])
+            proposal = self._propose(text, left - 1) if left > 1 else Proposal([])
             logits = self.session.read(text[self.session.length :] + proposal.tokens, len(proposal.tokens) + 1)
+
+    def _propose(self, text: list[int], most: int) -> Proposal:
+        """What the draft proposes, as far as it is expected to pay."""
+        self.found = self.draft.propose(text, most)
+        if not isinstance(self.draft, Adaptive):
+            return self.found
+        return self.found.first(best_ahead([self.rates.rate(self.found.kind)], [len(self.found.tokens)]))
+
+    def _learn(self, proposal: Proposal, came: list[int]) -> None:
+        """Count what was accepted, and compare all that the draft found with the tokens that came."""
+        self.proposed, self.accepted = self.proposed + len(proposal.tokens), self.accepted + len(came) - 1
+        if self.found.tokens:
+            self.rates.learn(self.found.kind, self.found.tokens, came)
 
     @torch.inference_mode()
     def _verified(self, logits: Tensor, proposal: Proposal, text: list[int], left: int) -> list[GeneratedToken]:
         """The tokens of one round, up to the end of the text; `left`: how many it may still have."""
-        rows = [_seen(text + proposal.tokens[:n], logits, self.sampling) for n in range(len(logits))]
-        marked = [row for row in rows if row is not None]
-        seen = torch.stack(marked) if marked else None
-        tokens = self._verify(distribution(logits, self.sampling, seen), proposal)
-        log_probabilities, choices = _log_probabilities(logits, tokens), self._choices(logits, tokens, seen)
         found: list[GeneratedToken] = []
-        for token, log_probability, choice in zip(tokens, log_probabilities, choices, strict=True):
+        for token, log_probability, choice in self._judged(logits, proposal, text):
             found.append(self._step(token, log_probability, len(found) + 1 == left, choice))
             if found[-1].finish_reason is not None:
                 break
         return found
 
-    def _verify(self, p: Tensor, proposal: Proposal) -> list[int]:
-        """The proposed tokens that are accepted by p [n + 1, C], and one token of the model's own."""
-        self.proposed += len(proposal.tokens)
-        for n, token in enumerate(proposal.tokens):
-            q = _point_mass(token, p[n]) if proposal.probabilities is None else proposal.probabilities[n]
-            if bool(self.uniform.next() * q[token] >= p[n, token]):
-                return [*proposal.tokens[:n], self._draw((p[n] - q).clamp(min=0))]
-            self.accepted += 1
-        return [*proposal.tokens, self._draw(p[-1])]
+    def _judged(
+        self, logits: Tensor, proposal: Proposal, text: list[int]
+    ) -> Iterator[tuple[int, float, TokenProbabilities | None]]:
+        """The proposed tokens that are accepted by logits [n + 1, C], then one of the model's own.
 
-    def _draw(self, p: Tensor) -> int:
-        return int(draw(p[None], self.uniform.next()))
+        Where proposals are certain, each token is chosen as `generate` chooses it, by the same random number, and a
+        proposal is accepted if it is that token: which has probability p(x), as the rule for q(x) = 1 demands.
+        """
+        for n in range(len(logits)):
+            row, last = logits[n : n + 1], n == len(proposal.tokens)
+            penalized = self.sampling.repetition != 1.0
+            mark = mark_seen(text + proposal.tokens[:n], logits, self.sampling) if penalized else None
+            seen = None if mark is None else mark[None]
+            if last or proposal.probabilities is None:
+                numbers = None if self.sampling.greedy else self.uniform.next()
+                tokens, log_probabilities = choose_tokens(row, self.sampling, numbers, seen)
+            else:
+                tokens = self._accept(distribution(row[0], self.sampling, mark), proposal, n)
+                log_probabilities = _log_probabilities(row, tokens)
+            top = self.request.step_top
+            choices = choice_probabilities(row, tokens, top, self.sampling, seen) if top else [None]
+            yield int(tokens), float(log_probabilities), choices[0]
+            if last or int(tokens) != proposal.tokens[n]:
+                return
 
-    def _choices(self, logits: Tensor, tokens: list[int], seen: Tensor | None) -> Sequence[TokenProbabilities | None]:
-        """What each token was chosen from, if the request asks for it; accepted proposals follow p too."""
-        n = len(tokens)
-        if not self.request.step_top:
-            return [None] * n
-        marked = None if seen is None else seen[:n]
-        return choice_probabilities(logits[:n], torch.tensor(tokens), self.request.step_top, self.sampling, marked)
+    def _accept(self, p: Tensor, proposal: Proposal, n: int) -> Tensor:
+        """Proposal n, drawn from q, with probability min(1, p / q); else one from max(0, p - q); [1]."""
+        assert proposal.probabilities is not None
+        token, q = proposal.tokens[n], proposal.probabilities[n]
+        if bool(self.uniform.next() * q[token] >= p[token]):
+            return draw((p - q).clamp(min=0)[None], self.uniform.next())
+        return torch.tensor([token], device=p.device)
 
     def _step(
         self, token: int, log_probability: float, last: bool, probabilities: TokenProbabilities | None
@@ -272,27 +246,6 @@ class Verifier:
         return GeneratedToken(0, token, log_probability, reason, text, probabilities)
 
 
-def _point_mass(token: int, like: Tensor) -> Tensor:
-    """All probability on one token."""
-    return torch.zeros_like(like).index_fill_(0, torch.tensor(token, device=like.device), 1.0)
-
-
-def _log_probabilities(logits: Tensor, tokens: list[int]) -> list[float]:
-    """The model's own log-probabilities of these tokens, one per row."""
-    index = torch.tensor(tokens, device=logits.device)[:, None]
-    return logits[: len(tokens)].double().log_softmax(-1).gather(1, index)[:, 0].tolist()
-
-
-def _seen(text: list[int], logits: Tensor, sampling: Sampling) -> Tensor | None:
-    if sampling.repetition == 1.0:
-        return None
-    seen = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    seen[torch.tensor(text, device=logits.device)] = True
-    return seen
-
-
-def expect_ahead(ahead: int) -> int:
-    """How many tokens may be proposed at once: as many as every kind of state can take back."""
-    if not 1 <= ahead < RING_SLACK:
-        raise WeftError(f"proposing {ahead} tokens ahead: use 1 to {RING_SLACK - 1}")
-    return ahead
+def _log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The model's own log-probabilities [B] of tokens [B], from logits [B, C]."""
+    return logits.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0]

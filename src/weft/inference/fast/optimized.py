@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.inference.fast.native import native_head, native_stack
+from weft.inference.fast.native.stack import NativeStack
 from weft.inference.fast.packed_weights import LinearFunction, packed_linear
 from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
@@ -100,6 +101,19 @@ def _optimize(model: nn.Module) -> nn.Module:
         packed = PackedHead(own, getattr(model, "target_embedding", None) or model.embedding)  # type: ignore[arg-type]
         twin._modules["head"] = packed if own is head else CappedHead(packed, head.cap, head.vocabulary)  # type: ignore[union-attr]
     return twin
+
+
+def rows_are_exact(model: nn.Module) -> bool:
+    """Whether the optimized model computes a token bit for bit the same alone and beside others: stack and head native.
+
+    Not while somebody watches: what is recorded is one token at a time.
+    """
+    own: Any = optimized(model)
+    stacks = [getattr(own, name) for name in STACKS if isinstance(getattr(own, name, None), nn.Module)]
+    head = getattr(own, "head", None)
+    head = head.head if type(head) is CappedHead else head
+    native = all(isinstance(stack, NativeStack) for stack in stacks) and getattr(head, "native", None) is not None
+    return bool(stacks) and native and not observer.active
 
 
 class UncheckedEmbedding(nn.Module):

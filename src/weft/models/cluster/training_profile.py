@@ -13,7 +13,8 @@ from weft.models.build import AnySpec
 from weft.models.cluster.loss_memory import OutputProfile, output_profile
 from weft.models.cluster.saved_activations import Saved, branches, saved, saved_by_block
 from weft.models.encoder_decoder import EncoderDecoder
-from weft.models.estimates import Estimate, blank_model, estimate
+from weft.models.estimate_types import Estimate
+from weft.models.estimates import blank_model, estimate
 from weft.models.recurrent_seq2seq import RecurrentSeq2Seq
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block import Block

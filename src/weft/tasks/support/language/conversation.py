@@ -21,7 +21,7 @@ from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import stream
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sessions import RewindableSession
-from weft.inference.decoding.speculative import stream_speculative
+from weft.inference.decoding.speculative import speculates_unasked, stream_speculative
 from weft.tasks.support.language.chat_templates import TEMPLATES, read_template
 from weft.tasks.support.language.generation import TEMPERATURE
 from weft.tasks.support.language.prompt_format import PromptFormat
@@ -94,7 +94,10 @@ class Conversation:
             detokenizer=Detokenizer(self.tokenizer, self.stop_strings),
         )
         self.left_out, self.said = left_out, self.said + 1
-        decode = stream_speculative if self.generation.speculative else stream
+        speculative = self.generation.speculative
+        if speculative is None:
+            speculative = speculates_unasked(self.module, request)
+        decode = stream_speculative if speculative else stream
         pieces: list[str] = []
         reason, tokens = None, 0
         try:
