@@ -61,8 +61,9 @@ def groups_of_like_length(
     """Examples in groups that cost least to compute, short ones first: at most `tokens` with padding and `rows` each.
 
     A group of n examples, the longest of m tokens, costs n m tokens with its padding, and as much as some tokens more
-    for each call that it takes, which is little on a CPU. Sorted by length, the best borders follow from the best ones of all shorter examples:
-    cost(j) = min over i < j of cost(i) + cost of one group from i to j, over the different lengths i and j.
+    for each call that it takes, which is little on a CPU. Sorted by length, the best borders follow from the best ones
+    of all shorter examples: cost(j) = min over i < j of cost(i) + cost of one group from i to j, over the different
+    lengths i and j.
     """
     order = sorted(range(len(lengths)), key=lambda example: lengths[example])
     kinds, counts = np.unique(np.array(lengths, dtype=np.int64), return_counts=True)

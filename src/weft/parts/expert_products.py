@@ -2,9 +2,9 @@
 
     y_i = W_2 f(W_1 x_i) for every row i of expert e, with W_1 = up[e] [F, D] and W_2 = down[e] [D, F']
 
-One expert after the other, up and down at once: its hidden rows are still in the cache for the way down. Where a CPU has
-many experts with few rows each, every thread takes whole experts instead of a part of each product, so that no thread
-waits for another 2 E times. A row's numbers are the same either way: an expert's products do not depend on the others.
+One expert after the other, up and down at once: its hidden rows are still in the cache for the way down. Where a CPU
+has many experts with few rows each, every thread takes whole experts instead of a part of each product: otherwise
+threads wait for each other 2 E times. Both give the same numbers, to rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPERTS_PER_THREAD = 8  # with fewer, some thread would be without an expert at 
 LEAST_WORK = 1 << 27  # multiplications below which threads that wake up cost more than they save
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def run_experts(x: Tensor, up: Tensor, down: Tensor, sizes: list[int], activate: Activate) -> Tensor:
     """Rows x [N, D], of which expert e has sizes[e], in their order -> y [N, D]; up [E, F, D], down [E, D, F']."""
     if torch.is_autocast_enabled(x.device.type):

@@ -133,7 +133,8 @@ class EmbeddingTask(ImportedTextTask):
         """Correlations of cosines with scores: of their ranks (Spearman), and of themselves (Pearson)."""
         assert isinstance(split, SimilaritySplit)
         vectors = self.embed_rows(module, [pair[side] for side in (0, 1) for pair in split.rows], size)
-        cosines = nn.functional.cosine_similarity(*vectors.chunk(2)).double().numpy()
+        first, second = vectors.chunk(2)
+        cosines = nn.functional.cosine_similarity(first, second).double().numpy()
         return {
             "spearman": spearman(cosines, split.scores),
             "pearson": pearson(cosines, split.scores),
