@@ -68,6 +68,14 @@ def test_threads_compute_the_same(in_threads):
     assert used and all(name.startswith("weft-experts") for name in used)
 
 
+def test_a_compiler_sees_a_product_per_expert(monkeypatch):
+    sizes = [3, 0, 2]
+    x, up, down = tensors(sizes)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(expert_products, "_for_each", None)
+    torch.testing.assert_close(run_experts(x, up, down, sizes, swiglu), one_by_one(x, up, down, sizes, swiglu))
+
+
 def test_frozen_experts_have_no_gradient_and_pass_one_on():
     sizes = [2, 3]
     x, up, down = tensors(sizes)
