@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -294,6 +295,16 @@ def test_embeddings_pool_as_sentence_transformers_does(tmp_path, pool, run):
     assert code == 0 and json.loads(out)["spearman"] == pytest.approx(1.0)
     with pytest.raises(weft.WeftError, match="gives no vectors"):
         weft.load(Path(__file__).parent / "frozen" / "run-1").embed(["a"])
+
+
+def test_texts_of_any_length_have_the_vectors_that_they_have_alone(made, monkeypatch):
+    _, _, run = made("bert")
+    module, task = copy.deepcopy(run.module).double(), run.task
+    monkeypatch.setattr("weft.data.batching.CALL_ON_CPU", 5)
+    rows = [[2, *([5, 6, 7] * n)[:n], 3] for n in (1, 17, 2, 16, 1, 11, 3)]
+    together, alone = task.embed_rows(module, rows), torch.cat([task.embed_rows(module, [row]) for row in rows])
+    assert together.dtype == torch.float64 and together.shape == (7, module.spec.width)
+    torch.testing.assert_close(together, alone, atol=1e-12, rtol=0)
 
 
 def test_pictures_are_prepared_as_the_preprocessor_says(tmp_path):

@@ -16,6 +16,12 @@ from weft.foundation.seeds import generator
 
 PaddingSide = Literal["left", "right"]
 
+READ_AT_ONCE = 8192  # tokens per batch in prediction
+
+# What a call of a model costs beside its tokens, in tokens. Other devices start kernels one by one and have room for
+# thousands of tokens at once, so padding costs them little.
+CALL_ON_CPU, CALL_ELSEWHERE = 64, 8192
+
 
 def shuffled_order(count: int, seed: int, epoch: int) -> list[int]:
     """A permutation of 0 .. count - 1 that depends on seed and epoch alone."""
@@ -47,6 +53,37 @@ def batches_by_length(
         batches.append(current)
     mixed = torch.randperm(len(batches), generator=generator(seed, "batches", epoch)).tolist()
     return [batches[number] for number in mixed]
+
+
+def groups_of_like_length(
+    lengths: Sequence[int], tokens: int, device: torch.device, rows: int | None = None
+) -> list[list[int]]:
+    """Examples in groups that cost least to compute, short ones first: at most `tokens` with padding and `rows` each.
+
+    A group of n examples, the longest of m tokens, costs n m tokens with its padding, and as much as some tokens more
+    for each call that it takes, which is little on a CPU. Sorted by length, the best borders follow from the best ones
+    of all shorter examples: cost(j) = min over i < j of cost(i) + cost of one group from i to j, over the different
+    lengths i and j.
+    """
+    order = sorted(range(len(lengths)), key=lambda example: lengths[example])
+    kinds, counts = np.unique(np.array(lengths, dtype=np.int64), return_counts=True)
+    ends = np.concatenate(([0], counts.cumsum()))
+    room = np.maximum(1, tokens // np.maximum(kinds, 1))  # how many rows of a length one call may have
+    room = room if rows is None else np.minimum(room, rows)
+    call = CALL_ON_CPU if device.type == "cpu" else CALL_ELSEWHERE
+    least, border = np.zeros(len(ends)), np.zeros(len(ends), dtype=np.int64)
+    for j, (longest, most) in enumerate(zip(kinds, room, strict=True), start=1):
+        members = ends[j] - ends[:j]
+        costs = least[:j] + members * longest + -(-members // most) * call
+        border[j] = costs.argmin()
+        least[j] = costs[border[j]]
+    groups: list[list[int]] = []
+    j = len(kinds)
+    while j > 0:
+        first, last, most = int(ends[border[j]]), int(ends[j]), int(room[j - 1])
+        pieces = [order[k : min(k + most, last)] for k in range(first, last, most)]
+        groups, j = pieces + groups, int(border[j])
+    return groups
 
 
 @dataclass(frozen=True)

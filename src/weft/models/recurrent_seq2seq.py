@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Literal, Self
 
 import torch
+import torch.nn.functional as F
 from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
@@ -124,6 +125,9 @@ class RecurrentSeq2Seq(nn.Module):
         kept = state.layers[0] if state is not None else None
         start = kept.tensors if isinstance(kept, TensorState) else None
         y = self.drop(self.target_embedding(target))
+        if state is None and token_positions.pads == "right":
+            # Padding comes after every real token, so no state that counts has seen it.
+            token_positions = TokenPositions.run(0, target.shape[1], target.device)
         run = self._plain if self.score is None else (self._before if self.combine is None else self._after)
         hidden, end, alignment, query = run(y, token_positions, memory, start or self._start(memory.summary))
         if self.score is not None and alignment is not None and query is not None:
@@ -178,12 +182,18 @@ class RecurrentSeq2Seq(nn.Module):
         assert self.score is not None
         prepared = self.score.prepare(memory.hidden[:, None])
         visible, real = _visible(memory), token_positions.real
+        W_y, W_c = self.decoder.input_weight.split((y.shape[-1], memory.hidden.shape[-1]), dim=1)
+        # W [y; c] = W_y y + W_c c: the first part is known for all steps. With many steps W_c is applied to all h_i
+        # before, and not to each c_t = sum_i a_(t,i) h_i.
+        mapped = F.linear(y, W_y, self.decoder.input_bias).unbind(1)
+        before = 2 * len(mapped) >= memory.hidden.shape[1]
+        values = F.linear(memory.hidden, W_c) if before else memory.hidden
         state, states, alignment = start, [], []
-        for t in range(y.shape[1]):
+        for t, given in enumerate(mapped):
             scores = self.score.compare(state[0][:, None, None], prepared)[:, 0]
             weights = self.score.weigh(scores, visible).to(y.dtype)
-            context = (weights @ memory.hidden)[:, 0]
-            new = self.decoder.step(torch.cat((y[:, t], context), -1), state)
+            context = (weights @ values)[:, 0]
+            new = self.decoder.update(given + (context if before else F.linear(context, W_c)), state)
             if real is not None:
                 new = tuple(torch.where(real[:, t, None], n, o) for n, o in zip(new, state, strict=True))
             state = new

@@ -19,6 +19,7 @@ from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
 from weft.parts import observer
 from weft.parts.auxiliary import Auxiliary, batch_sum
+from weft.parts.expert_products import run_experts
 from weft.parts.feedforward import activation
 from weft.parts.parameters import normal_parameter
 
@@ -123,9 +124,7 @@ class Experts(nn.Module):
             hidden = grouped_linear(tokens[rows], up, ends)
             out = grouped_linear(self._activate(hidden), down, ends)
         else:
-            # One expert after the other, up and down at once: its hidden rows are still in the cache for the way down.
-            pieces = zip(tokens[rows].split(sizes.tolist()), up.unbind(0), down.unbind(0), strict=True)
-            out = torch.cat([F.linear(self._activate(F.linear(x, W_1)), W_2) for x, W_1, W_2 in pieces])
+            out = run_experts(tokens[rows], up, down, sizes.tolist(), self._activate)
         out = out * gates.flatten()[order, None].to(out.dtype)
         return torch.zeros_like(tokens).index_add(0, rows, out.to(tokens.dtype))
 

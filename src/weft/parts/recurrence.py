@@ -7,9 +7,10 @@ Shapes: x [B, D_in], h [B, D_h]; W [gates x D_h, D_in], U [gates x D_h, D_h].
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -26,21 +27,36 @@ Hidden = tuple[Tensor, ...]
 
 def rnn_step(x: Tensor, h: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """h' = tanh(W x + b + U h + c) (Elman 1990)."""
-    return torch.tanh(x @ W.T + b + h @ U.T + c)
+    return rnn_update(F.linear(x, W, b), h, U, c)
 
 
 def gru_step(x: Tensor, h: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """r, z = sigmoid(W x + U h); n = tanh(W_n x + r * (U_n h)); h' = (1 - z) * n + z * h (Cho et al. 2014)."""
-    W_r, W_z, W_n = (x @ W.T + b).chunk(3, dim=-1)
-    U_r, U_z, U_n = (h @ U.T + c).chunk(3, dim=-1)
-    r, z = torch.sigmoid(W_r + U_r), torch.sigmoid(W_z + U_z)
-    return (1 - z) * torch.tanh(W_n + r * U_n) + z * h
+    return gru_update(F.linear(x, W, b), h, U, c)
 
 
 def lstm_step(x: Tensor, h: Tensor, m: Tensor, W: Tensor, U: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """i, f, o = sigmoid(.), g = tanh(.); memory m' = f * m + i * g; h' = o * tanh(m') (Hochreiter 1997)."""
-    i, f, g, o = (x @ W.T + b + h @ U.T + c).chunk(4, dim=-1)
-    m = torch.sigmoid(f) * m + torch.sigmoid(i) * torch.tanh(g)
+    return lstm_update(F.linear(x, W, b), h, m, U, c)
+
+
+def rnn_update(mapped: Tensor, h: Tensor, U: Tensor, c: Tensor) -> Tensor:
+    """`rnn_step` from W x + b, which needs no hidden state and may be computed for all steps at once."""
+    return torch.tanh(mapped + F.linear(h, U, c))
+
+
+def gru_update(mapped: Tensor, h: Tensor, U: Tensor, c: Tensor) -> Tensor:
+    """`gru_step` from W x + b; (1 - z) * n + z * h = n + z * (h - n)."""
+    both, W_n = mapped.tensor_split((2 * h.shape[-1],), dim=-1)
+    other, U_n = F.linear(h, U, c).tensor_split((2 * h.shape[-1],), dim=-1)
+    r, z = torch.sigmoid(both + other).chunk(2, dim=-1)
+    return torch.lerp(torch.tanh(torch.addcmul(W_n, r, U_n)), h, z)
+
+
+def lstm_update(mapped: Tensor, h: Tensor, m: Tensor, U: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """`lstm_step` from W x + b."""
+    i, f, g, o = (mapped + F.linear(h, U, c)).chunk(4, dim=-1)
+    m = torch.addcmul(torch.sigmoid(f) * m, torch.sigmoid(i), torch.tanh(g))
     return torch.sigmoid(o) * torch.tanh(m), m
 
 
@@ -90,15 +106,24 @@ class Recurrent(nn.Module):
 
     def step(self, x: Tensor, hidden: Hidden) -> Hidden:
         """One step of a one-directional net: [B, D], hidden -> hidden, by the lectures' equations."""
-        weights: tuple[Any, ...] = (
-            self.net.weight_ih_l0,
-            self.net.weight_hh_l0,
-            self.net.bias_ih_l0,
-            self.net.bias_hh_l0,
-        )
+        return self.update(F.linear(x, self.input_weight, self.input_bias), hidden)
+
+    def update(self, mapped: Tensor, hidden: Hidden) -> Hidden:
+        """`step` from W x + b [B, gates x H], which may be computed for all steps at once."""
+        U, c = cast(Tensor, self.net.weight_hh_l0), cast(Tensor, self.net.bias_hh_l0)
         if self.cell == "lstm":
-            return lstm_step(x, hidden[0], hidden[1], *weights)
-        return ((rnn_step if self.cell == "rnn" else gru_step)(x, hidden[0], *weights),)
+            return lstm_update(mapped, hidden[0], hidden[1], U, c)
+        return ((rnn_update if self.cell == "rnn" else gru_update)(mapped, hidden[0], U, c),)
+
+    @property
+    def input_weight(self) -> Tensor:
+        """W [gates x H, D] of a one-directional net."""
+        return cast(Tensor, self.net.weight_ih_l0)
+
+    @property
+    def input_bias(self) -> Tensor:
+        """b [gates x H] of a one-directional net."""
+        return cast(Tensor, self.net.bias_ih_l0)
 
     def _pack(self, hidden: Hidden) -> Tensor | Hidden:
         """[B, ways x H] -> torch's [ways, B, H]."""

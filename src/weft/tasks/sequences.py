@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 from torch import nn
 
+from weft.data.batching import READ_AT_ONCE, groups_of_like_length
 from weft.data.readers.files import DataError
 from weft.data.readers.sequences import LabeledSequences, Values, read_sequences
 from weft.data.readers.skeletons import SKELETON_FILE
@@ -254,9 +255,8 @@ class SequencesTask(FileExamples, Task):
         device = next(module.parameters()).device
         rows = [split.row(number) for number in range(len(split))]
         found = torch.zeros(len(rows), len(self.classes))
-        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-        for first in range(0, len(order), generation.batch):
-            some = order[first : first + generation.batch]
+        lengths = [len(row) for row in rows]
+        for some in groups_of_like_length(lengths, READ_AT_ONCE, device, generation.batch):
             given = {name: x.to(device) for name, x in padded([rows[number] for number in some]).items()}
             found[some] = class_probabilities(module, given).float().cpu()
         return class_answers(data.names, found, self.classes)

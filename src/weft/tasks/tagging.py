@@ -14,6 +14,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import nn
 
+from weft.data.batching import READ_AT_ONCE
 from weft.data.readers.classes import number_labels
 from weft.data.readers.files import DataError
 from weft.data.readers.texts import read_tagged
@@ -55,7 +56,6 @@ from weft.tasks.task import (
 
 Tagged = tuple[Sequence[str], Sequence[str]]
 LONGEST_SENTENCE = 512
-READ_AT_ONCE = 8192  # words per batch in prediction
 SHOWN = 12
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.data.batching import pad_rows
+from weft.data.batching import READ_AT_ONCE, groups_of_like_length, pad_rows
 from weft.data.readers.files import DataError, find_files
 from weft.data.readers.tables import TABLE_SUFFIXES, open_table
 from weft.data.tokenizers.tokenizer import Tokenizer
@@ -132,13 +132,9 @@ class EmbeddingTask(ImportedTextTask):
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Correlations of cosines with scores: of their ranks (Spearman), and of themselves (Pearson)."""
         assert isinstance(split, SimilaritySplit)
-        device, found = next(module.parameters()).device, []
-        with torch.inference_mode():
-            for examples in split.batches(size, None):
-                x = split.batch(examples).to(device).inputs
-                first, second = self._vectors(module, x["tokens"], x["lengths"]).chunk(2)
-                found.append(nn.functional.cosine_similarity(first, second).double().cpu().numpy())
-        cosines = np.concatenate(found)
+        vectors = self.embed_rows(module, [pair[side] for side in (0, 1) for pair in split.rows], size)
+        first, second = vectors.chunk(2)
+        cosines = nn.functional.cosine_similarity(first, second).double().numpy()
         return {
             "spearman": spearman(cosines, split.scores),
             "pearson": pearson(cosines, split.scores),
@@ -152,19 +148,21 @@ class EmbeddingTask(ImportedTextTask):
         return [Answer(text, vector.tolist()) for text, vector in zip(texts, vectors, strict=True)]
 
     def embed(self, module: nn.Module, texts: Sequence[str], batch: int = 64) -> Tensor:
-        """Vectors [N, D] of texts; texts of like length are read together."""
-        rows = self._rows(texts)
+        """Vectors [N, D] of texts."""
+        return self.embed_rows(module, self._rows(texts), batch=batch)
+
+    def embed_rows(
+        self, module: nn.Module, rows: Sequence[Sequence[int]], size: int = READ_AT_ONCE, batch: int | None = None
+    ) -> Tensor:
+        """Vectors [N, D] of texts in tokens; those of like length are read together, up to `size` tokens at once."""
         device = next(module.parameters()).device
-        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        found: dict[int, Tensor] = {}
+        vectors = torch.zeros(len(rows), cast(EncoderSpec, module.spec).width)
         with torch.inference_mode():
-            for first in range(0, len(order), batch):
-                places = order[first : first + batch]
+            for places in groups_of_like_length([len(row) for row in rows], size, device, batch):
                 padded = pad_rows([rows[place] for place in places], self.tokenizer.pad)
-                vectors = self._vectors(module, padded.tokens.to(device), padded.lengths.to(device)).cpu()
-                found |= dict(zip(places, vectors, strict=True))
-        width = cast(EncoderSpec, module.spec).width
-        return torch.stack([found[place] for place in range(len(rows))]) if rows else torch.zeros(0, width)
+                found = self._vectors(module, padded.tokens.to(device), padded.lengths.to(device))
+                vectors = vectors.to(found.dtype).index_copy(0, torch.tensor(places), found.cpu())
+        return vectors
 
     def _vectors(self, module: nn.Module, tokens: Tensor, lengths: Tensor) -> Tensor:
         real = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]

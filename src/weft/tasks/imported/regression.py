@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from weft.data.batching import READ_AT_ONCE, groups_of_like_length
 from weft.data.readers.files import DataError, find_files
 from weft.data.readers.tables import TABLE_SUFFIXES, open_table
 from weft.data.tokenizers.tokenizer import Tokenizer
@@ -162,11 +163,13 @@ class RegressionTask(ImportedTextTask):
         given = [_texts_of(one) for one in inputs]
         rows = tuple(map(self._row, given))
         split = ScoredSplit(rows, np.zeros(len(rows)), self.tokenizer.pad)
-        device, found = next(module.parameters()).device, []
+        device, found = next(module.parameters()).device, [0.0] * len(rows)
+        lengths = [len(ids) for ids, _ in rows]
         with torch.inference_mode():
-            for first in range(0, len(rows), generation.batch):
-                batch = split.batch(range(first, min(first + generation.batch, len(rows)))).to(device)
-                found += self.scores(module, batch.inputs).cpu().tolist()
+            for places in groups_of_like_length(lengths, READ_AT_ONCE, device, generation.batch):
+                scores = self.scores(module, split.batch(places).to(device).inputs)
+                for place, score in zip(places, scores.tolist(), strict=True):
+                    found[place] = score
         return [Answer(BETWEEN.join(texts), score) for texts, score in zip(given, found, strict=True)]
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from torch import nn
 
+from weft.data.batching import READ_AT_ONCE
 from weft.data.tokenizers.lexicon import Lexicon, split_words
 from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foreign.user_module import ModuleInterface
@@ -25,7 +26,6 @@ from weft.tasks.task import Answer, GenerationOptions, Recipe, Size, Split
 LONGEST_TEXT = 512
 PREVIEWS, SHOWN = 2, 60
 LONG_WORD = 24  # characters
-READ_AT_ONCE = 8192  # tokens per batch in prediction
 
 
 class InputEncoder(ABC):

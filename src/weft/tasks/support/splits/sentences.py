@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from weft.data.batching import batches_by_length
+from weft.data.batching import batches_by_length, groups_of_like_length
 from weft.data.tokenizers.lexicon import UNKNOWN_WORD, Lexicon
 from weft.foundation.numerics import widen
 from weft.models.output import Output
@@ -209,7 +209,8 @@ def probabilities(module: nn.Module, split: Split, size: int) -> list[Tensor]:
     module.eval()
     found: dict[int, Tensor] = {}
     with torch.inference_mode():
-        for examples in split.batches(size, None):
+        like = groups_of_like_length(split.lengths, size, device) if isinstance(split, Sentences) else None
+        for examples in split.batches(size, None) if like is None else like:
             batch = split.batch(examples).to(device)
             shares = widen(ask(module, batch).logits).softmax(-1).cpu()
             lengths = batch.inputs["mask"].sum(1).tolist()
