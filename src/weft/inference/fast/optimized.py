@@ -21,6 +21,7 @@ from weft.inference.fast.packed_weights import LinearFunction, packed_linear
 from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
+from weft.parts.quantized import BlockMatrix
 from weft.parts.stack import Stack
 
 STACKS = ("stack", "decoder")
@@ -127,11 +128,11 @@ class PackedHead(nn.Module):
     def __init__(self, head: LanguageHead | TiedHead, embedding: TokenEmbedding) -> None:
         super().__init__()
         self.own, self.scale = head, getattr(head, "scale", 1.0)
-        weight, bias = (embedding.weight, head.bias) if isinstance(head, TiedHead) else (head.linear.weight, head.bias)
-        quantized = getattr(getattr(head, "linear", None), "scale", None)
-        self.native = native_head(weight, bias, quantized)
-        packs = self.native is None and quantized is None
-        self.packed_linear: LinearFunction | None = packed_linear(weight, bias) if packs else None
+        holder = embedding if isinstance(head, TiedHead) else head.linear
+        weight = holder if isinstance(holder, BlockMatrix) else holder.weight
+        self.native = native_head(weight, head.bias)
+        packs = self.native is None and isinstance(weight, Tensor)
+        self.packed_linear: LinearFunction | None = packed_linear(weight, head.bias) if packs else None
 
     def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """[..., D] -> [..., C]."""
