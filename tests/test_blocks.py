@@ -1,4 +1,4 @@
-"""Matrices in blocks: read as the package gguf reads them, multiplied with the same bits in any company and by any way."""
+"""Matrices in blocks: read as the package gguf reads them, multiplied with the same bits in any company and any way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def numbers(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def product_of_rounded_rows(matrix: BlockMatrix, x: torch.Tensor) -> torch.Tensor:
-    """The native product by its formula: whole-number sums per block, then float32 additions from the first to the last."""
+    """The native product by its formula: whole-number sums per block, then float32 additions in their order."""
     columns = -(-matrix.columns // 32) * 32
     padded = torch.nn.functional.pad(x, (0, columns - matrix.columns)).unflatten(1, (-1, 32))
     largest = padded.abs().amax(2)

@@ -13,7 +13,7 @@ from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
 from weft.checkpoints.formats.huggingface_folder import open_huggingface
 from weft.checkpoints.formats.safetensors_writer import stream_safetensors
 from weft.checkpoints.parity_certificate import ParityCertificate, certify_parity
-from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.run_folder import RunFolder, RunSpec, block_notes
 from weft.data.hub import local_model
 from weft.data.readers.files import DataError
 from weft.foundation.atomic_files import atomic_folder, write_text
@@ -96,9 +96,9 @@ def _write(found: ForeignCheckpoint, folder: RunFolder, progress: ConversionProg
         if progress is not None:
             progress(done / whole, name)
         done += infos[name].bytes
-        return found.matched[name].read(found.tensors)
+        return found.read(name)
 
-    stream_safetensors(folder.path / "model.safetensors", infos, make)
+    stream_safetensors(folder.path / "model.safetensors", infos, make, block_notes(found.block_layouts))
     if found.tokenizer is not None:
         folder.write_tokenizer(found.tokenizer)
     source = str(found.source)

@@ -10,7 +10,7 @@ each row by itself: they are offered by `products_by`, and batch company changes
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.parts.block_formats import block_format, dequantize_blocks, quantize_blocks
+from weft.parts.embeddings import TokenEmbedding
 
 
 class BlockSegment(NamedTuple):
@@ -29,25 +30,47 @@ class BlockSegment(NamedTuple):
     rows: int
 
 
-class BlockMatrix(nn.Module):
-    """W [C, D] in blocks: `blocks` holds the bytes of all segments, one after the other, row by row."""
+class BlockLayout(NamedTuple):
+    """What the bytes of a matrix in blocks are: its segments from the first row to the last, and its columns."""
 
-    blocks: Tensor
-
-    def __init__(self, blocks: Tensor, segments: Sequence[BlockSegment], columns: int) -> None:
-        super().__init__()
-        self.segments, self.columns = tuple(BlockSegment(*one) for one in segments), columns
-        needed = sum(rows * block_format(kind).row_bytes(columns) for kind, rows in self.segments)
-        if blocks.dtype != torch.uint8 or blocks.numel() != needed:
-            raise ShapeError(
-                f"{blocks.numel():,} {str(blocks.dtype).removeprefix('torch.')} for a matrix of {self.rows} x {columns} "
-                f"that takes {needed:,} bytes in blocks of {', '.join(sorted({one.kind for one in self.segments}))}"
-            )
-        self.register_buffer("blocks", blocks.reshape(-1))
+    segments: tuple[BlockSegment, ...]
+    columns: int
 
     @property
     def rows(self) -> int:
         return sum(segment.rows for segment in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        return sum(rows * block_format(kind).row_bytes(self.columns) for kind, rows in self.segments)
+
+
+class BlockMatrix(nn.Module):
+    """W [C, D] in blocks: `blocks` holds the bytes of all segments, one after the other, row by row."""
+
+    blocks: Tensor
+    unit: Tensor
+
+    def __init__(self, blocks: Tensor, segments: Sequence[BlockSegment], columns: int) -> None:
+        nn.Module.__init__(self)
+        self.segments, self.columns = tuple(BlockSegment(*one) for one in segments), columns
+        needed = self.layout.bytes
+        if blocks.dtype != torch.uint8 or blocks.numel() != needed:
+            raise ShapeError(
+                f"{blocks.numel():,} numbers of {blocks.dtype} for a matrix of {self.rows} x {columns} that "
+                f"takes {needed:,} bytes in blocks of {', '.join(sorted({one.kind for one in self.segments}))}"
+            )
+        self.register_buffer("blocks", blocks.reshape(-1))
+        # Not stored: its type is the one that weights are computed in, and follows `.double()` and the like.
+        self.register_buffer("unit", torch.ones((), device="cpu"), persistent=False)
+
+    @property
+    def layout(self) -> BlockLayout:
+        return BlockLayout(self.segments, self.columns)
+
+    @property
+    def rows(self) -> int:
+        return self.layout.rows
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Kind and bytes [rows, row bytes] of each segment."""
@@ -59,15 +82,26 @@ class BlockMatrix(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W as a float32 matrix [C, D], computed from its blocks."""
-        return torch.cat([dequantize_blocks(kind, stored, self.columns) for kind, stored in self.stored()])
+        """W as a floating-point matrix [C, D], computed from its blocks."""
+        return dequantize_segments(self.blocks, self.layout).to(self.unit.dtype)
 
     def look_up(self, rows: Tensor) -> Tensor:
         """Some rows of W: [...] -> [..., D]."""
         if len(self.segments) > 1:
             return F.embedding(rows, self.weight)
         kind, stored = next(self.stored())
-        return dequantize_blocks(kind, stored[rows], self.columns)
+        return dequantize_blocks(kind, stored[rows], self.columns).to(self.unit.dtype)
+
+
+def dequantize_segments(blocks: Tensor, layout: BlockLayout) -> Tensor:
+    """Bytes of all segments -> float32 [C, D]."""
+    sizes = [rows * block_format(kind).row_bytes(layout.columns) for kind, rows in layout.segments]
+    return torch.cat(
+        [
+            dequantize_blocks(kind, part.view(rows, -1), layout.columns)
+            for (kind, rows), part in zip(layout.segments, blocks.split(sizes), strict=True)
+        ]
+    )
 
 
 Product = Callable[["BlockQuantizedLinear", Tensor], "Tensor | None"]
@@ -119,11 +153,23 @@ class BlockQuantizedLinear(BlockMatrix):
         y = None if product is None else product(self, x)
         if y is not None:
             return y
-        return F.linear(x, self.weight.to(x), None if self.bias is None else self.bias.to(x))
+        return F.linear(x, self.weight, self.bias)
+
+
+class BlockQuantizedEmbedding(BlockMatrix, TokenEmbedding):  # type: ignore[misc]  # its weight is computed
+    """A token embedding whose table E [C, D] is in blocks; a tied head multiplies by the same blocks."""
+
+    def __init__(self, blocks: Tensor, segments: Sequence[BlockSegment], columns: int, scale: float = 1.0) -> None:
+        super().__init__(blocks, segments, columns)
+        self.vocabulary, self.scale = self.rows, scale
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
 
 
 def quantize(module: nn.Module, kind: str = "Q8_0") -> nn.Module:
-    """Put a `BlockQuantizedLinear` in the place of every linear layer inside `module`; a linear layer alone gives its own.
+    """Put a `BlockQuantizedLinear` in the place of every linear layer inside `module`; a linear layer gives its own.
 
     Embeddings, norms, routers and the stacked matrices of experts stay as they are.
     """
@@ -135,3 +181,40 @@ def quantize(module: nn.Module, kind: str = "Q8_0") -> nn.Module:
         else:
             quantize(child, kind)
     return module
+
+
+def takes_blocks(part: nn.Module) -> bool:
+    """Whether a part's weight can be in blocks: a plain linear layer, or a table of tokens."""
+    if isinstance(part, nn.Linear):
+        return type(part).forward is nn.Linear.forward
+    return type(part) is TokenEmbedding
+
+
+def hold_blocks(model: nn.Module, layouts: Mapping[str, BlockLayout]) -> nn.Module:
+    """Put quantized parts, still without their bytes, in the place of those named, in place; for a state dict with
+    `NAME.blocks` instead of `NAME.weight`."""
+    for name, layout in layouts.items():
+        parent, _, own = name.rpartition(".")
+        holder = model.get_submodule(parent)
+        part, empty = getattr(holder, own), torch.empty(layout.bytes, dtype=torch.uint8, device="meta")
+        made: BlockMatrix
+        if isinstance(part, TokenEmbedding):
+            made = BlockQuantizedEmbedding(empty, layout.segments, layout.columns, part.scale)
+        else:
+            bias = None if part.bias is None else part.bias.detach()
+            made = BlockQuantizedLinear(empty, layout.segments, layout.columns, bias)
+        setattr(holder, own, made.train(part.training))
+    return model
+
+
+def block_layouts(model: nn.Module) -> dict[str, BlockLayout]:
+    """The parts of a model whose weights are in blocks, by name."""
+    return {name: part.layout for name, part in model.named_modules() if isinstance(part, BlockMatrix)}
+
+
+def dequantized_state(state: Mapping[str, Tensor], layouts: Mapping[str, BlockLayout]) -> dict[str, Tensor]:
+    """A state dict with `NAME.weight` in float32 for every `NAME.blocks`."""
+    found = dict(state)
+    for name, layout in layouts.items():
+        found[f"{name}.weight"] = dequantize_segments(found.pop(f"{name}.blocks"), layout)
+    return found

@@ -1,4 +1,4 @@
-"""Quantization: the same model with matrices in blocks of 8 or 4 bits, a quarter of the memory to read at each step or less.
+"""Quantization: the same model with matrices in blocks of 8 or 4 bits, so less memory to read at each step.
 
     int8   blocks of Q8_0: 32 weights share a scale; 8.5 bits per weight
     int4   blocks of Q4_1: 32 weights share a scale and a least value; 5 bits per weight. The head over the vocabulary,

@@ -54,7 +54,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def compiled(compiler: str, *defines: str) -> ctypes.CDLL | None:
-    """The library by this compiler, kept for the next time; `defines` such as -DWEFT_PORTABLE choose other code in it."""
+    """The library by this compiler, kept for the next time; `defines` (-DWEFT_PORTABLE) choose other code."""
     folder = resources.files("weft.inference.fast.native")
     sources = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in SOURCES}
     facts = (*sources.values(), compiler, _machine(), *FLAGS, *defines)

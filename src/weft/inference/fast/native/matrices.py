@@ -1,4 +1,4 @@
-"""Matrices as the native code reads them: float32 as they are, blocks packed once into the order of its instructions.
+"""Matrices as the native code reads them: float32 by rows, blocks packed once into the order of its instructions.
 
 They lie in memory of large pages where the system has them: decoding reads every weight once per token, and with pages
 of 4 KB looking up addresses would take a good part of that time.
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from weft.inference.fast.native.layout import BLOCK_KINDS, Matrix, Segment, matrix_of
+from weft.inference.fast.packed_weights import free_memory
 from weft.parts.quantized import BlockMatrix, BlockQuantizedLinear
 
+WORTH_COPYING = 1 << 18  # weights
 CHUNK = 1 << 28  # bytes of address space at a time; memory is taken only where something is written
 ALIGNMENT = 64
 NATIVE_ROWS = 32  # rows of a float32 product up to which reading weights is most of the work
@@ -56,7 +58,7 @@ class NativeMatrix:
         if isinstance(weight, BlockMatrix):
             self.matrix, held = _packed(found, weight, bias, room or WeightRoom())
         else:
-            held = [_required(weight)]
+            held = [_in_large_pages(_required(weight), room or WeightRoom())]
             self.matrix = matrix_of(held[0], bias)
         self._held = [*held, *([] if bias is None else [bias])]
 
@@ -84,9 +86,7 @@ class NativeMatrix:
         return y
 
 
-def _packed(
-    found: ctypes.CDLL, weight: BlockMatrix, bias: Tensor | None, room: WeightRoom
-) -> tuple[Matrix, list[Any]]:
+def _packed(found: ctypes.CDLL, weight: BlockMatrix, bias: Tensor | None, room: WeightRoom) -> tuple[Matrix, list[Any]]:
     if weight.blocks.device.type != "cpu":
         raise Unsupported
     held: list[Any] = []
@@ -107,7 +107,7 @@ class BlockProducts:
     """The products of all quantized layers inside a module, for `products_by`."""
 
     def __init__(self, found: ctypes.CDLL, module: nn.Module) -> None:
-        room = WeightRoom()
+        self.room = room = WeightRoom()
         parts = (part for part in module.modules() if isinstance(part, BlockQuantizedLinear))
         self.matrices = {
             id(part): NativeMatrix(found, part, part.bias, room) for part in parts if part.blocks.device.type == "cpu"
@@ -126,6 +126,14 @@ def float32(x: Tensor | None) -> Tensor | None:
     if x.dtype != torch.float32 or x.device.type != "cpu":
         raise Unsupported
     return x.detach().contiguous()
+
+
+def _in_large_pages(weight: Tensor, room: WeightRoom) -> Tensor:
+    """A copy in large pages, of matrices that are not kept in a cache anyway and where there is memory for two."""
+    size = weight.numel() * weight.element_size()
+    if weight.numel() < WORTH_COPYING or 2 * size > free_memory():
+        return weight
+    return room.take(size).view(torch.float32).view(weight.shape).copy_(weight)
 
 
 def _required(x: Tensor) -> Tensor:

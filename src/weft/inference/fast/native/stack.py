@@ -305,7 +305,7 @@ class NativeStack(ProductStack):
         if found is None:
             if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
                 raise Unsupported
-            found = NativeMatrix(self._library, linear.weight, linear.bias)
+            found = NativeMatrix(self._library, linear.weight, linear.bias, self._products.room)
         self._held.append(found)
         return found.matrix
 
