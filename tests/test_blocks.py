@@ -13,7 +13,14 @@ import weft
 from weft.inference.fast.native import NativeMatrix, library
 from weft.inference.fast.native.library import compiled
 from weft.parts.block_formats import BLOCK_FORMATS, dequantize_blocks, quantize_blocks
-from weft.parts.quantized import BlockMatrix, BlockQuantizedLinear, BlockSegment, products_by, quantize
+from weft.parts.quantized import (
+    BlockMatrix,
+    BlockQuantizedLinear,
+    BlockSegment,
+    dequantize,
+    products_by,
+    quantize,
+)
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler on this machine")
 SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}
@@ -195,3 +202,10 @@ def test_errors():
         BlockMatrix(torch.zeros(67, dtype=torch.uint8), [BlockSegment("Q8_0", 2)], 32)
     with pytest.raises(weft.WeftError, match="are not rounded to Q4_K here"):
         quantize(torch.nn.Linear(7, 3), "Q4_K")
+
+
+def test_parts_become_floats_again():
+    model = quantize(torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 3, bias=False)), "Q4_1")
+    x = numbers(2, 7)
+    expected = model(x)
+    assert torch.equal(dequantize(model)(x), expected) and type(model[0]) is torch.nn.Linear

@@ -218,3 +218,21 @@ def dequantized_state(state: Mapping[str, Tensor], layouts: Mapping[str, BlockLa
     for name, layout in layouts.items():
         found[f"{name}.weight"] = dequantize_segments(found.pop(f"{name}.blocks"), layout)
     return found
+
+
+def dequantize(module: nn.Module) -> nn.Module:
+    """Put floating-point parts in the place of all quantized ones, in place; a quantized part alone gives its own."""
+    if not isinstance(module, BlockMatrix):
+        for name, child in module.named_children():
+            setattr(module, name, dequantize(child))
+        return module
+    made: nn.Module
+    if isinstance(module, BlockQuantizedEmbedding):
+        made = TokenEmbedding(module.vocabulary, module.columns, module.scale)
+    else:
+        bias = getattr(module, "bias", None)
+        made = nn.Linear(module.columns, module.rows, bias is not None)
+        if bias is not None:
+            made.bias = nn.Parameter(bias)
+    made.weight = nn.Parameter(module.weight)
+    return made.train(module.training)

@@ -144,17 +144,19 @@ static inline RoundedRow rounded_row(const uint8_t *rounded, int64_t columns, in
 }
 
 static inline void round_block(const float *x, int8_t *p, float *a, int32_t *sums) {
-    int32_t most = 0, first = 0, second = 0; /* the bits of numbers from 0 are ordered as they are; NaN is the largest */
-    int32_t bits[BLOCK];
-    memcpy(bits, x, sizeof bits);
+    int32_t bits[BLOCK], most = 0, first = 0, second = 0;
+    float largest, y[BLOCK];
+    memcpy(bits, x, sizeof bits); /* the bits of numbers from 0 are ordered as the numbers are; NaN is the largest */
     for (int i = 0; i < BLOCK; i++) {
         int32_t size = bits[i] & 0x7fffffff;
         most = size > most ? size : most;
     }
-    float largest;
     memcpy(&largest, &most, 4);
     float one = most ? 127.0f / largest : 0;
-    for (int i = 0; i < BLOCK; i++) p[i] = (int8_t)(int32_t)rintf(x[i] * one);
+    /* A sum with 1.5 * 2^23 has a whole number in its last bits: the nearest, of two the even one. */
+    for (int i = 0; i < BLOCK; i++) y[i] = x[i] * one + 12582912.0f;
+    memcpy(bits, y, sizeof y);
+    for (int i = 0; i < BLOCK; i++) p[i] = (int8_t)bits[i];
     for (int i = 0; i < 16; i++) first += p[i], second += p[i + 16];
     *a = largest / 127.0f, sums[0] = first, sums[1] = second;
 }
@@ -175,7 +177,7 @@ static void round_row(const float *x, int64_t columns, uint8_t *rounded, int64_t
 
 /* ---- products of one group with some rows of x: block_products(kind, group, columns, rows, count, y) ---- */
 
-enum { TILE = 8 };
+enum { TILE = 8, PREFETCH_AHEAD = 16 << 10 };
 
 /* Where the parts of a block stand in a group. */
 typedef struct { const uint8_t *quants, *scales, *tops; } BlockAt;
@@ -184,6 +186,13 @@ static inline BlockAt block_at(int64_t kind, const uint8_t *group, int64_t n, in
     const Kind *k = KINDS + kind;
     const uint8_t *scales = group + n * k->quants, *tops = scales + n * k->scales;
     return (BlockAt){group + b * k->quants, scales + b * k->scales, tops + b / 8 * k->tops};
+}
+
+/* With one row of x all the work is to read W: as much of it as a block takes is asked for, some groups ahead. */
+static inline void prefetch_block(int64_t kind, const uint8_t *group, int64_t columns, int64_t b) {
+    int64_t each = group_size(kind, columns) / blocks_of(columns);
+    const uint8_t *ahead = group + PREFETCH_AHEAD + b * each;
+    for (int64_t i = 0; i < each; i += 64) prefetch(ahead + i);
 }
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(WEFT_PORTABLE) && !defined(WEFT_AVX2)

@@ -54,7 +54,7 @@ typedef struct {
     const int64_t *positions;   /* [batch, tokens]: where they stand */
     const uint8_t *source_real; /* [batch, source] or none */
     float *scratch;
-    uint8_t *rounded; /* room of each thread for rows in whole numbers, where a matrix is in blocks */
+    uint8_t *rounded; /* room for the rows in whole numbers, of each thread, where a matrix is in blocks */
     int64_t scratch_row, longest, rounded_row;
 } StepCall;
 
@@ -219,7 +219,8 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
     float *heads = c->scratch, *mixed = heads + B * row, *branch = mixed + B * row, *wide = branch + B * row;
     float *own = wide + B * row + team->id * (3 * B * D + c->longest + 16);
     float *x = own, *normed = own + B * D, *weights = own + 3 * B * D;
-    uint8_t *room = c->rounded + team->id * B * c->rounded_row;
+    uint8_t *rooms = c->rounded;
+    int64_t room = c->rounded_row;
     /* What a branch reads: the stream as it is, or in parallel blocks as it was when it entered the block. */
     float *read = s->arrangement == PARALLEL ? own + 2 * B * D : x;
     memcpy(x, input, B * D * sizeof(float));
@@ -228,7 +229,7 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
         if (read != x) memcpy(read, x, B * D * sizeof(float));
         const float *z = before(s, &l->mixer_norm, read, normed, B);
         if (l->qkv.rows) {
-            product(team, &l->qkv, rows_for(&l->qkv, z, D, B, room), heads, row, B);
+            product(team, &l->qkv, rows_for(team, &l->qkv, z, D, B, rooms, room), heads, row, B);
             meet(team);
             for (int64_t job = team->id; job < c->batch * s->key_heads; job += team->count) {
                 int64_t b = job / s->key_heads, g = job % s->key_heads;
@@ -236,27 +237,27 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
                     self_attend(s, l, c, b, t, g, heads + r * row, mixed + r * row, weights);
             }
             meet(team);
-            product(team, &l->output, rows_for(&l->output, mixed, row, B, room), branch, row, B);
+            product(team, &l->output, rows_for(team, &l->output, mixed, row, B, rooms, room), branch, row, B);
             meet(team);
             add(s, &l->mixer_norm, &l->mixer_output_norm, x, branch, row, B, normed);
         }
         if (l->cross_query.rows) {
             z = before(s, &l->cross_norm, read, normed, B);
-            product(team, &l->cross_query, rows_for(&l->cross_query, z, D, B, room), heads, row, B);
+            product(team, &l->cross_query, rows_for(team, &l->cross_query, z, D, B, rooms, room), heads, row, B);
             meet(team);
             for (int64_t job = team->id; job < B * s->cross_heads; job += team->count) {
                 int64_t r = job / s->cross_heads, h = job % s->cross_heads;
                 cross_attend(s, l, c, r / T, h, heads + r * row, mixed + r * row, weights);
             }
             meet(team);
-            product(team, &l->cross_output, rows_for(&l->cross_output, mixed, row, B, room), branch, row, B);
+            product(team, &l->cross_output, rows_for(team, &l->cross_output, mixed, row, B, rooms, room), branch, row, B);
             meet(team);
             add(s, &l->cross_norm, &l->cross_output_norm, x, branch, row, B, normed);
         }
         if (l->up.rows) {
             int64_t F = s->hidden, first, last;
             z = before(s, &l->feedforward_norm, read, normed, B);
-            Rows rows = rows_for(&l->up, z, D, B, room);
+            Rows rows = rows_for(team, &l->up, z, D, B, rooms, room);
             share(team, F, step_of(&l->up), &first, &last);
             multiply(&l->up, rows, wide, row, B, first, last);
             if (s->gated) multiply(&l->up, rows, wide, row, B, F + first, F + last);
@@ -266,7 +267,7 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
                 if (s->gated) for (int64_t i = first; i < last; i++) h[i] *= h[F + i];
             }
             meet(team);
-            product(team, &l->down, rows_for(&l->down, wide, row, B, room), branch, row, B);
+            product(team, &l->down, rows_for(team, &l->down, wide, row, B, rooms, room), branch, row, B);
             meet(team);
             add(s, &l->feedforward_norm, &l->feedforward_output_norm, x, branch, row, B, normed);
         }
@@ -290,7 +291,8 @@ void weft_step(const StackShape *s, const Layer *layers, const StepCall *c, cons
 #endif
 }
 
-/* y [batch, rows] = x [batch, cols] W^T + b; `room` has rounded_size(cols) bytes per row where W is in blocks. */
+/* y [batch, rows] = x [batch, cols] W^T + b; where W is in blocks, `room` has rounded_size(cols)
+ * bytes per row and thread. */
 void weft_product(const Matrix *m, const float *x, float *y, int64_t batch, uint8_t *room, int64_t threads) {
     int64_t arrived = 0;
 #ifdef _OPENMP

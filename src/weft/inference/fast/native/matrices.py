@@ -76,13 +76,14 @@ class NativeMatrix:
             return None
         x = x.contiguous()
         y = torch.empty(*x.shape[:-1], self.matrix.rows)
-        size = rows * self._library.weft_rounded_size(self.matrix.cols) if self.in_blocks else 0
-        rounded = torch.empty(size, dtype=torch.uint8)
         alone = self.matrix.rows * self.matrix.cols * rows < ONE_THREAD_WEIGHTS
+        threads = 1 if alone else torch.get_num_threads()
+        rooms = rows * (threads if rows <= 2 else 1)
+        size = rooms * self._library.weft_rounded_size(self.matrix.cols) if self.in_blocks else 0
+        rounded = torch.empty(size, dtype=torch.uint8)
         self._library.weft_product(
-            ctypes.byref(self.matrix), x.data_ptr(), y.data_ptr(), rows, rounded.data_ptr(),
-            1 if alone else torch.get_num_threads(),
-        )  # fmt: skip
+            ctypes.byref(self.matrix), x.data_ptr(), y.data_ptr(), rows, rounded.data_ptr(), threads
+        )
         return y
 
 

@@ -56,7 +56,7 @@ static inline __attribute__((always_inline)) void tile(const float *w, int64_t D
         for (int n = 0; n < N; n++) v[n] = load_wide(x + n * x_row + i);
         for (int k = 0; k < R; k++) {
             const float *at = w + k * w_row + i;
-            if (N == 1 && R == W_ROWS) __builtin_prefetch(at + R * w_row, 0, 2);
+            if (N == 1 && R == W_ROWS) prefetch(at + R * w_row);
             vf m = load_wide(at);
             for (int n = 0; n < N; n++) acc[n][k] = fused_wide(m, v[n], acc[n][k]);
         }
@@ -172,9 +172,15 @@ static inline int64_t step_of(const Matrix *m) { return m->weight ? W_ROWS : GRO
 /* Rows of x as a product takes them: as they are, and rounded where W is in blocks. */
 typedef struct { const float *x; int64_t row; const uint8_t *rounded; } Rows;
 
-static Rows rows_for(const Matrix *m, const float *x, int64_t row, int64_t B, uint8_t *room) {
-    if (!m->weight) for (int64_t b = 0; b < B; b++) round_row(x + b * row, m->cols, room, b);
-    return (Rows){x, row, room};
+/* Of a few rows each thread rounds all into a room of its own; more are shared, and then the threads meet. */
+static Rows rows_for(Team *team, const Matrix *m, const float *x, int64_t row, int64_t B, uint8_t *rooms, int64_t room) {
+    int64_t first = 0, last = B;
+    if (m->weight) return (Rows){x, row, 0};
+    if (B > 2) share(team, B, 1, &first, &last);
+    else rooms += team->id * B * room;
+    for (int64_t b = first; b < last; b++) round_row(x + b * row, m->cols, rooms, b);
+    if (B > 2) meet(team);
+    return (Rows){x, row, rooms};
 }
 
 static void multiply(const Matrix *m, Rows rows, float *y, int64_t y_row, int64_t B, int64_t first, int64_t last) {
@@ -188,15 +194,9 @@ static void product(Team *team, const Matrix *m, Rows rows, float *y, int64_t y_
     multiply(m, rows, y, y_row, B, first, last);
 }
 
-/* y [batch, rows] = x [batch, cols] W^T + b by one thread of a team; `room` has rounded_size(cols) bytes per row. */
+/* y [batch, rows] = x [batch, cols] W^T + b by one thread of a team; `room` has rounded_size(cols) bytes per row, and for two rows or one so much per thread. */
 static void shared_product(Team *team, const Matrix *m, const float *x, float *y, int64_t batch, uint8_t *room) {
-    if (!m->weight) {
-        int64_t first, last;
-        share(team, batch, 1, &first, &last);
-        for (int64_t b = first; b < last; b++) round_row(x + b * m->cols, m->cols, room, b);
-        meet(team);
-    }
-    product(team, m, (Rows){x, m->cols, room}, y, m->rows, batch);
+    product(team, m, rows_for(team, m, x, m->cols, batch, room, rounded_size(m->cols)), y, m->rows, batch);
 }
 
 #endif
