@@ -188,7 +188,7 @@ static inline BlockAt block_at(int64_t kind, const uint8_t *group, int64_t n, in
     return (BlockAt){group + b * k->quants, scales + b * k->scales, tops + b / 8 * k->tops};
 }
 
-/* With one row of x all the work is to read W: as much of it as a block takes is asked for, some groups ahead. */
+/* With few rows of x most of the work is to read W: as much of it as a block takes is asked for, some groups ahead. */
 static inline void prefetch_block(int64_t kind, const uint8_t *group, int64_t columns, int64_t b) {
     int64_t each = group_size(kind, columns) / blocks_of(columns);
     const uint8_t *ahead = group + PREFETCH_AHEAD + b * each;

@@ -79,7 +79,7 @@ static inline __attribute__((always_inline)) void tile_256(int64_t kind, const u
     for (int64_t b = 0; b < n; b++) {
         BlockAt at = block_at(kind, group, n, b);
         const uint8_t *q = at.quants + 4 * from;
-        if (count == 1 && from == 0) prefetch_block(kind, group, columns, b);
+        if (from == 0) prefetch_block(kind, group, columns, b);
         __m256i one[ROWS_256], other[ROWS_256];
         for (int r = 0; r < count; r++) {
             one[r] = first_256(kind, x[r].sums[2 * b]), other[r] = first_256(kind, x[r].sums[2 * b + 1]);

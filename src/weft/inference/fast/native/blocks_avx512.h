@@ -55,7 +55,7 @@ static inline __attribute__((always_inline)) void tile_512(int64_t kind, const u
         BlockAt at = block_at(kind, group, n, b);
         __m512i w[8];
         __m512 d, m, first, second;
-        if (count == 1) prefetch_block(kind, group, columns, b);
+        prefetch_block(kind, group, columns, b);
         quants_512(kind, at.quants, w);
         if (kind <= Q4_1) d = halves_512(at.scales);
         if (kind == Q4_1) m = halves_512(at.scales + 32);
