@@ -75,6 +75,7 @@ def test_weights_stay_in_their_blocks_and_mean_the_same(tmp_path, llama, kind):
     made = convert_checkpoint(path, tmp_path / "run")
     assert made.certificate is not None and made.certificate.holds
     assert made.parameters == sum(p.numel() for p in llama.parameters())
+    assert made.blocks == (("Q4_K", "Q6_K") if kind == "mixed" else (kind,)) and json.dumps(made.to_tree())
     assert (tmp_path / "run" / "model.safetensors").stat().st_size < 1.2 * path.stat().st_size
     found, run = open_checkpoint(path), weft.load(tmp_path / "run")
     state = RunFolder(tmp_path / "run").read_model()

@@ -24,7 +24,10 @@ ConversionProgress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import made: the run's folder and its facts; `certificate` is None, with a reason, if there is none."""
+    """What an import made: the run's folder and its facts; `certificate` is None, with a reason, if there is none.
+
+    `blocks`: kinds of the blocks of few bits that weights stay in.
+    """
 
     run: Path
     source: str
@@ -35,11 +38,13 @@ class ImportReport:
     left_out: tuple[str, ...]
     certificate: ParityCertificate | None
     uncertified: str | None = None
+    blocks: tuple[str, ...] = ()
 
     def to_tree(self) -> Tree:
         """Plain JSON; `parity` is the largest difference of logits, or null."""
         parity = None if self.certificate is None else self.certificate.difference
-        return {**asdict(self), "run": str(self.run), "left_out": list(self.left_out), "parity": parity}
+        lists = {"left_out": list(self.left_out), "blocks": list(self.blocks)}
+        return {**asdict(self), "run": str(self.run), **lists, "parity": parity}
 
 
 def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
@@ -81,6 +86,7 @@ def convert_checkpoint(
             found.left_out,
             certificate,
             why,
+            found.block_kinds,
         )
         write_text(folder / "import.json", json.dumps(made.to_tree(), indent=2) + "\n")
     return made

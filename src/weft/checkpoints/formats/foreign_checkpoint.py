@@ -66,6 +66,11 @@ class ForeignCheckpoint:
                 found[name] = layout
         return found
 
+    @property
+    def block_kinds(self) -> tuple[str, ...]:
+        """The kinds of those blocks."""
+        return tuple(sorted({one.kind for layout in self.block_layouts.values() for one in layout.segments}))
+
     def read(self, name: str) -> Tensor:
         """One of our tensors."""
         part, _, last = name.rpartition(".")

@@ -1,9 +1,9 @@
 """A stack that decodes by the native step: the same weights, masks and state, one call for all layers.
 
 It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or in
-blocks of few bits, with layer or RMS norms, rotary or no positions inside attention, and dot products, scaled or capped,
-as scores. For anything else and for many tokens at once the single-token stack runs, there too with native products of
-matrices in blocks.
+blocks of few bits, with layer or RMS norms, rotary or no positions inside attention, and dot products, scaled or
+capped, as scores. For anything else and for many tokens at once the single-token stack runs, there too with native
+products of matrices in blocks.
 """
 
 from __future__ import annotations
