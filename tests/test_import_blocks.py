@@ -162,6 +162,11 @@ def test_notes_that_do_not_fit(tmp_path, llama):
     for notes, reason in (
         ({"blocks": {"embedding": 3}}, "nothing readable about its blocks"),
         ({"blocks": {"embedding": {"columns": 256, "segments": [["Q3_X", 277]]}}}, "no blocks of kind 'Q3_X'"),
+        (
+            {"blocks": {"embedding": {"columns": 256, "segments": [["Q8_0", 276]]}}},
+            "embedding is no matrix of 276 x 256",
+        ),
+        ({"blocks": {"none": {"columns": 256, "segments": [["Q8_0", 277]]}}}, "does not fit spec.json"),
         ({}, "does not fit spec.json"),
     ):
         write_tensors(file, weights, {"weft": json.dumps(notes)})

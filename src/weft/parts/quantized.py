@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -193,17 +193,20 @@ def takes_blocks(part: nn.Module) -> bool:
 def hold_blocks(model: nn.Module, layouts: Mapping[str, BlockLayout]) -> nn.Module:
     """Put quantized parts, still without their bytes, in the place of those named, in place; for a state dict with
     `NAME.blocks` instead of `NAME.weight`."""
+    parts = dict(model.named_modules())
     for name, layout in layouts.items():
         parent, _, own = name.rpartition(".")
-        holder = model.get_submodule(parent)
-        part, empty = getattr(holder, own), torch.empty(layout.bytes, dtype=torch.uint8, device="meta")
+        part: Any = parts.get(name)
+        if part is None or not takes_blocks(part) or part.weight.shape != (layout.rows, layout.columns):
+            raise ShapeError(f"{name} is no matrix of {layout.rows} x {layout.columns} in this model")
+        empty = torch.empty(layout.bytes, dtype=torch.uint8, device="meta")
         made: BlockMatrix
         if isinstance(part, TokenEmbedding):
             made = BlockQuantizedEmbedding(empty, layout.segments, layout.columns, part.scale)
         else:
             bias = None if part.bias is None else part.bias.detach()
             made = BlockQuantizedLinear(empty, layout.segments, layout.columns, bias)
-        setattr(holder, own, made.train(part.training))
+        setattr(model.get_submodule(parent), own, made.train(part.training))
     return model
 
 

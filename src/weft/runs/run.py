@@ -17,7 +17,7 @@ from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
 from weft.foreign.wrap_module import GivenModule, rewrap_module
 from weft.foundation.atomic_files import DiskError
-from weft.foundation.errors import WeftError
+from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
@@ -250,7 +250,7 @@ def load(
             weights = dequantized_state(weights, layouts)
         loaded.load_state_dict(weights, assign=not isinstance(model, ModuleSpec))
         loaded.float()
-    except RuntimeError as error:
+    except (RuntimeError, ShapeError) as error:
         line = str(error).splitlines()[-1].strip()
         raise DiskError(f"{folder}: model.safetensors does not fit spec.json ({line[:160]}): train again") from None
     loaded.eval()
