@@ -111,14 +111,20 @@ static void score(const float *q, const float *keys, int64_t key_slot, int64_t n
 /* y + a V for n slots in a row. */
 static void gather(const float *a, const float *values, int64_t value_slot, int64_t n, int64_t V, float *y) {
     int64_t i = 0;
-    for (; i + 32 <= V; i += 32) {
-        v8 sum[4];
-        for (int k = 0; k < 4; k++) sum[k] = load(y + i + 8 * k);
+    for (; i + 4 * WIDE <= V; i += 4 * WIDE) {
+        vf sum[4];
+        for (int k = 0; k < 4; k++) sum[k] = load_wide(y + i + WIDE * k);
         for (int64_t j = 0; j < n; j++) {
             const float *v = values + j * value_slot + i;
-            for (int k = 0; k < 4; k++) sum[k] = fused(splat(a[j]), load(v + 8 * k), sum[k]);
+            for (int k = 0; k < 4; k++) sum[k] = fused_wide(splat_wide(a[j]), load_wide(v + WIDE * k), sum[k]);
         }
-        for (int k = 0; k < 4; k++) store(y + i + 8 * k, sum[k]);
+        memcpy(y + i, sum, sizeof sum);
+    }
+    for (; i + WIDE <= V; i += WIDE) {
+        vf sum = load_wide(y + i);
+        for (int64_t j = 0; j < n; j++)
+            sum = fused_wide(splat_wide(a[j]), load_wide(values + j * value_slot + i), sum);
+        memcpy(y + i, &sum, sizeof sum);
     }
     for (int64_t j = 0; j < n && i < V; j++)
         for (int64_t k = i; k < V; k++) y[k] += a[j] * values[j * value_slot + k];

@@ -38,13 +38,20 @@ class WeightRoom:
     def take(self, size: int) -> Tensor:
         """uint8 [size], aligned."""
         if self._used + size > self._chunk.numel():
-            area = mmap.mmap(-1, max(size, CHUNK))
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                area.madvise(mmap.MADV_HUGEPAGE)
+            area = _private_memory(max(size, CHUNK))
             self._chunk, self._used = torch.frombuffer(area, dtype=torch.uint8), 0
         taken = self._chunk[self._used : self._used + size]
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
         return taken
+
+
+def _private_memory(size: int) -> mmap.mmap:
+    """Zeros of its own, in large pages where the system has them: Linux gives them to private memory only."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(mmap.MADV_HUGEPAGE)
+    return area
 
 
 class NativeMatrix:

@@ -42,9 +42,11 @@ static inline vf fused_wide(vf a, vf b, vf c) { return fused(a, b, c); }
 static inline float total_wide(vf v) { return total(v); }
 #endif
 
+static inline vf splat_wide(float x) { return x - (vf){0}; }
+
 static inline vf load_wide(const float *x) { vf v; memcpy(&v, x, sizeof v); return v; }
 
-enum { W_ROWS = 4 };
+enum { W_ROWS = 8, HALF = 4 }; /* rows of W at a time, with one row of x and with several */
 
 /* sums[r][k] of R rows of W from w on and N rows of x: WIDE by WIDE, then the rest, in the same order for all R and N. */
 static inline __attribute__((always_inline)) void tile(const float *w, int64_t D, int64_t w_row, const float *x, int64_t x_row,
@@ -75,6 +77,15 @@ static inline float dot(const float *w, const float *x, int64_t D) {
     return sums[0][0];
 }
 
+/* W_ROWS rows of W with MOST_ROWS of x, as many at a time as there are registers. */
+static inline void several(const float *w, int64_t D, const float *x, int64_t x_row, float sums[MOST_ROWS][W_ROWS]) {
+    for (int half = 0; half < W_ROWS; half += HALF) {
+        float some[MOST_ROWS][W_ROWS];
+        tile(w + half * D, D, D, x, x_row, HALF, MOST_ROWS, some);
+        for (int n = 0; n < MOST_ROWS; n++) memcpy(sums[n] + half, some[n], HALF * sizeof(float));
+    }
+}
+
 static inline void finish(const Matrix *m, int64_t o, int64_t n, const float *sums, float *out) {
     for (int64_t k = 0; k < n; k++) out[k] = m->bias ? sums[k] + m->bias[o + k] : sums[k];
 }
@@ -92,7 +103,7 @@ static void multiply_float(const Matrix *m, const float *x, int64_t x_row, float
             const float *at = x + b * x_row;
             if (n < W_ROWS) for (int64_t k = 0; k < n; k++) sums[0][k] = dot(w + k * D, at, D);
             else if (count == 1) tile(w, D, D, at, x_row, W_ROWS, 1, sums);
-            else tile(w, D, D, at, x_row, W_ROWS, MOST_ROWS, sums);
+            else several(w, D, at, x_row, sums);
             for (int64_t r = 0; r < count; r++) finish(m, o, n, sums[r], y + (b + r) * y_row + o);
             b += count;
         }

@@ -35,7 +35,13 @@ static inline v8 fused(v8 a, v8 b, v8 c) {
 }
 
 static inline float total(v8 v) {
+#if defined(__AVX__) && !defined(WEFT_PORTABLE) /* the same sums, two and four at a time */
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+#endif
 }
 
 static inline v8 pick(i8v which, v8 a, v8 b) { return (v8)(((i8v)a & which) | ((i8v)b & ~which)); }
