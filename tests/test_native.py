@@ -17,7 +17,7 @@ from weft.inference.fast.optimized import optimized
 from weft.inference.fast.packed_weights import packed_linear
 from weft.inference.fast.quantize import quantize_model
 from weft.inference.fast.single_token import SingleTokenStack
-from weft.parts.quantized import Int8Linear
+from weft.parts.quantized import BlockQuantizedLinear
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler on this machine")
 
@@ -81,11 +81,11 @@ def test_it_computes_what_the_modules_compute(name):
 
 
 @needs_compiler
-@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
 def test_a_row_is_bit_for_bit_the_same_in_any_company_and_chunk(weights):
     model = model_of("grouped")
-    if weights == "int8":
-        quantize_model(model)
+    if weights != "float32":
+        quantize_model(model, weights)
     twin = optimized(model)
     assert isinstance(twin.stack, NativeStack)
     start, text = tokens_of(5, 1), tokens_of(5, 12, seed=5)
@@ -96,9 +96,14 @@ def test_a_row_is_bit_for_bit_the_same_in_any_company_and_chunk(weights):
 
 
 @needs_compiler
-def test_threads_change_no_bit(monkeypatch):
-    monkeypatch.setattr("weft.inference.fast.native.stack.ONE_THREAD_WEIGHTS", 0)
-    twin, text = optimized(model_of()), tokens_of(2, 9)
+@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
+def test_threads_change_no_bit(weights, monkeypatch):
+    for file in ("stack", "matrices"):
+        monkeypatch.setattr(f"weft.inference.fast.native.{file}.ONE_THREAD_WEIGHTS", 0)
+    model, text = model_of("gated"), tokens_of(2, 9)
+    if weights != "float32":
+        quantize_model(model, weights)
+    twin = optimized(model)
     found = []
     before = torch.get_num_threads()
     for threads in (1, 2, 3):
@@ -185,9 +190,9 @@ def test_int8_weights_stay_near_and_a_tied_head_gets_its_own():
         before = model(tokens).logits.log_softmax(-1)
         quantize_model(model)
         after = model(tokens).logits.log_softmax(-1)
-    assert isinstance(model.head.linear, Int8Linear) and model.embedding.weight.dtype == torch.float32
+    assert isinstance(model.head.linear, BlockQuantizedLinear) and model.embedding.weight.dtype == torch.float32
     assert 0 < (before - after).abs().mean() < 0.02 * before.abs().mean()
-    with pytest.raises(weft.WeftError, match="choose int8"):
+    with pytest.raises(weft.WeftError, match="choose int8, int4"):
         quantize_model(model, "int3")
 
 

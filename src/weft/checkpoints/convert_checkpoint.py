@@ -13,7 +13,7 @@ from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint
 from weft.checkpoints.formats.huggingface_folder import open_huggingface
 from weft.checkpoints.formats.safetensors_writer import stream_safetensors
 from weft.checkpoints.parity_certificate import ParityCertificate, certify_parity
-from weft.checkpoints.run_folder import RunFolder, RunSpec
+from weft.checkpoints.run_folder import RunFolder, RunSpec, block_notes
 from weft.data.hub import local_model
 from weft.data.readers.files import DataError
 from weft.foundation.atomic_files import atomic_folder, write_text
@@ -24,7 +24,10 @@ ConversionProgress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import made: the run's folder and its facts; `certificate` is None, with a reason, if there is none."""
+    """What an import made: the run's folder and its facts; `certificate` is None, with a reason, if there is none.
+
+    `blocks`: kinds of the blocks of few bits that weights stay in.
+    """
 
     run: Path
     source: str
@@ -35,11 +38,13 @@ class ImportReport:
     left_out: tuple[str, ...]
     certificate: ParityCertificate | None
     uncertified: str | None = None
+    blocks: tuple[str, ...] = ()
 
     def to_tree(self) -> Tree:
         """Plain JSON; `parity` is the largest difference of logits, or null."""
         parity = None if self.certificate is None else self.certificate.difference
-        return {**asdict(self), "run": str(self.run), "left_out": list(self.left_out), "parity": parity}
+        lists = {"left_out": list(self.left_out), "blocks": list(self.blocks)}
+        return {**asdict(self), "run": str(self.run), **lists, "parity": parity}
 
 
 def open_checkpoint(source: str | Path) -> ForeignCheckpoint:
@@ -81,6 +86,7 @@ def convert_checkpoint(
             found.left_out,
             certificate,
             why,
+            found.block_kinds,
         )
         write_text(folder / "import.json", json.dumps(made.to_tree(), indent=2) + "\n")
     return made
@@ -96,9 +102,9 @@ def _write(found: ForeignCheckpoint, folder: RunFolder, progress: ConversionProg
         if progress is not None:
             progress(done / whole, name)
         done += infos[name].bytes
-        return found.matched[name].read(found.tensors)
+        return found.read(name)
 
-    stream_safetensors(folder.path / "model.safetensors", infos, make)
+    stream_safetensors(folder.path / "model.safetensors", infos, make, block_notes(found.block_layouts))
     if found.tokenizer is not None:
         folder.write_tokenizer(found.tokenizer)
     source = str(found.source)

@@ -30,6 +30,7 @@ from weft.models.two_tower import TwoTowers, TwoTowerSpec
 from weft.models.vision import VisionSpec
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import TiedHead
+from weft.parts.quantized import hold_blocks
 
 TOLERANCE = 1e-4  # of the largest logit, in float32
 HALF_TOLERANCE = 2e-2  # where a model itself rounds activations to half precision
@@ -149,8 +150,9 @@ def _their_output(library: Any, found: ForeignCheckpoint, inputs: dict[str, Tens
 
 
 def _our_output(found: ForeignCheckpoint, run: Path, inputs: dict[str, Tensor], large: bool) -> Tensor:
-    model = build(found.spec, device="meta")
-    model.load_state_dict(RunFolder(run).read_model(), assign=True)
+    weights, layouts = RunFolder(run).read_stored_model()
+    model = hold_blocks(build(found.spec, device="meta"), layouts)
+    model.load_state_dict(weights, assign=True)
     model = model.eval() if large else model.eval().float()
     with upcast_weights(model):
         if "target" in inputs:

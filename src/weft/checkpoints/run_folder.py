@@ -1,7 +1,7 @@
 """The run folder, the product of training:
 
 spec.json            task, data options, model and training in one versioned tree
-model.safetensors    the best weights so far
+model.safetensors    the best weights so far; of an imported GGUF file, in the blocks of few bits that it has
 tokenizer.json       where the task has one; target_tokenizer.json if the target language has its own
 metrics.jsonl        one line per report
 plan.json            the frozen time plan
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,7 +35,10 @@ from weft.foundation.spec import Tree, VersionedSpec, expect_table
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.parts.quantized import BlockLayout
+
 STATE = "state-{step:08d}.safetensors"
+BLOCK_NOTES = "blocks"
 WRITTEN_BEFORE_SPEC = {"tokenizer.json", "target_tokenizer.json", "plan.json", "data.json"}
 
 
@@ -159,11 +162,19 @@ class RunFolder:
         write_tensors(self.path / "model.safetensors", weights, _note(facts or {}))
 
     def read_model(self) -> dict[str, Tensor]:
+        """The weights; those that are stored in blocks of few bits are computed from them, in float32."""
+        from weft.parts.quantized import dequantized_state
+
+        return dequantized_state(*self.read_stored_model())
+
+    def read_stored_model(self) -> tuple[dict[str, Tensor], dict[str, BlockLayout]]:
+        """The weights as they are stored, and the parts that have `NAME.blocks` in place of `NAME.weight`."""
         from weft.foundation.tensor_files import read_tensors
 
         if not (self.path / "model.safetensors").is_file():
             raise DiskError(f"{self.path} has no model.safetensors yet: train on with --resume")
-        return read_tensors(self.path / "model.safetensors")
+        file = self.path / "model.safetensors"
+        return read_tensors(file), _read_block_notes(file)
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Write tokenizer.json, and target_tokenizer.json if the target language has its own."""
@@ -292,6 +303,30 @@ def _current_name(tensor: str) -> str:
     """Today's name of a tensor in a training state that version 1 may have written (`optimiser.0.NAME.exp_avg`)."""
     prefix, dot, rest = tensor.partition(".")
     return f"{RENAMED_IN_2.get(prefix, prefix)}{dot}{rest}"
+
+
+def block_notes(layouts: Mapping[str, BlockLayout]) -> dict[str, str] | None:
+    """Which parts are stored in blocks, as metadata of a safetensors file."""
+    if not layouts:
+        return None
+    parts = {name: {"columns": layout.columns, "segments": layout.segments} for name, layout in layouts.items()}
+    return _note({BLOCK_NOTES: parts})
+
+
+def _read_block_notes(file: Path) -> dict[str, BlockLayout]:
+    from weft.foundation.tensor_files import read_notes
+    from weft.parts.quantized import BlockLayout, BlockSegment
+
+    try:
+        parts = json.loads(read_notes(file).get("weft", "{}")).get(BLOCK_NOTES, {})
+        return {
+            str(name): BlockLayout(
+                tuple(BlockSegment(str(kind), int(rows)) for kind, rows in one["segments"]), one["columns"]
+            )
+            for name, one in parts.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DiskError(f"{file} says nothing readable about its blocks ({str(error)[:80]}): import it again") from None
 
 
 def _note(facts: Tree) -> dict[str, str]:

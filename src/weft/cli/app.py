@@ -91,7 +91,10 @@ Limit = Annotated[
     ),
 ]
 Quantize = Annotated[
-    str | None, typer.Option(help="Quantization of the weights: int8 takes a quarter of the memory; none if left out.")
+    str | None,
+    typer.Option(
+        help="Quantization of the weights: int8 or int4, a quarter or a sixth of the memory; none if left out."
+    ),
 ]
 
 Module = Annotated[

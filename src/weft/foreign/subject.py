@@ -21,6 +21,7 @@ from weft.foreign.exact import Exact
 from weft.foundation.errors import WeftError
 from weft.models.output import Declaration
 from weft.parts.masks import Mask
+from weft.parts.quantized import dequantize
 
 
 def fill_zero_weights(module: nn.Module) -> int:
@@ -163,7 +164,7 @@ class Subject:
             module = copy.deepcopy(self.module)
         except Exception as error:
             raise NotTestable(f"the module cannot be copied ({type(error).__name__})") from error
-        other = self.over(module.cpu().double().eval())
+        other = self.over(dequantize(module.cpu()).double().eval())
         filled = fill_zero_weights(other.module)
         if filled:
             said = f"{filled} weights that are exactly zero got small values in the copy, to show what they hide"

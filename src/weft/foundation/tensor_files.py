@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -35,6 +35,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise DiskError(
             f"{path} is not a complete safetensors file ({str(error)[:120]}): restore it or train again"
         ) from None
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    with safe_open(path, framework="pt") as opened:
+        return dict(opened.metadata() or {})
 
 
 def _number_in(text: str) -> int:

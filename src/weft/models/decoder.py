@@ -86,7 +86,7 @@ class Decoder(nn.Module):
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state: growing, or refusing more than `capacity` tokens."""
-        return self.stack.make_state(batch, self.embedding.weight.device, capacity)
+        return self.stack.make_state(batch, self.embedding.device, capacity)
 
     def declares(self) -> Declaration:
         return self.spec.declares()

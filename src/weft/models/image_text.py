@@ -143,7 +143,7 @@ class ImageTextDecoder(nn.Module):
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state; `capacity` counts text and image tokens."""
-        return self.stack.make_state(batch, self.embedding.weight.device, capacity, origin=self.spec.prefix)
+        return self.stack.make_state(batch, self.embedding.device, capacity, origin=self.spec.prefix)
 
     def declares(self) -> Declaration:
         return self.spec.declares()

@@ -47,6 +47,11 @@ class TokenEmbedding(nn.Module):
             x = one.on_embedding(self, tokens, x)
         return x
 
+    @property
+    def device(self) -> torch.device:
+        """Where the table is."""
+        return self.weight.device
+
     def look_up(self, tokens: Tensor) -> Tensor:
         """Rows of E: [B, T] -> [B, T, D]."""
         return F.embedding(tokens, self.weight)

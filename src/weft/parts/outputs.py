@@ -16,7 +16,6 @@ from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
 from weft.parts.norms import Norm
-from weft.parts.quantized import Int8Linear
 from weft.parts.token_positions import TokenPositions, first_real, last_real
 
 Pool = Literal["first", "mean", "last"]
@@ -41,8 +40,6 @@ class LanguageHead(nn.Module):
 
     def weight(self, embedding: TokenEmbedding | None = None) -> Tensor:
         """W [C, D], for a loss in chunks."""
-        if isinstance(self.linear, Int8Linear):
-            return self.linear.dequantized()
         return self.linear.weight
 
     @property

@@ -17,13 +17,14 @@ from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
 from weft.foreign.wrap_module import GivenModule, rewrap_module
 from weft.foundation.atomic_files import DiskError
-from weft.foundation.errors import WeftError
+from weft.foundation.errors import ShapeError, WeftError
 from weft.foundation.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import AnySpec, build, read_spec
 from weft.models.estimates import estimate
 from weft.models.module_spec import ModuleSpec
+from weft.parts.quantized import dequantized_state, hold_blocks
 from weft.tasks.registry import TASKS, task_named
 from weft.tasks.support.evaluation.example_scores import Report
 from weft.tasks.support.evaluation.references import losing_to
@@ -241,9 +242,15 @@ def load(
         loaded = build(model, device="meta")
     try:
         # The weights stay mapped from their file; those of half precision are widened, which CPUs compute faster in.
-        loaded.load_state_dict(place.read_model(), assign=not isinstance(model, ModuleSpec))
+        # Those in blocks stay so where there is native code for them.
+        weights, layouts = place.read_stored_model()
+        if pick_device(device).type == "cpu":
+            hold_blocks(loaded, layouts)
+        else:
+            weights = dequantized_state(weights, layouts)
+        loaded.load_state_dict(weights, assign=not isinstance(model, ModuleSpec))
         loaded.float()
-    except RuntimeError as error:
+    except (RuntimeError, ShapeError) as error:
         line = str(error).splitlines()[-1].strip()
         raise DiskError(f"{folder}: model.safetensors does not fit spec.json ({line[:160]}): train again") from None
     loaded.eval()

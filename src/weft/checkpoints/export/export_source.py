@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
 from weft.parts.lora import merged_state
+from weft.parts.quantized import BlockLayout, block_layouts, dequantized_state
 
 SPECIAL_TOKENS = {
     "unk_token": ("<unknown>", "<unk>", "[UNK]"),
@@ -129,16 +131,21 @@ def open_export_source(path: Path, module: nn.Module | None = None) -> ExportSou
     """The run in a folder; with a `module`, its current weights are exported."""
     folder = RunFolder(locate_run(path))
     run = folder.read_spec()
-    stored = folder.read_model()
-    weights, changed = (stored, False) if module is None else _newest(stored, module)
+    as_stored, layouts = folder.read_stored_model()
+    stored = dequantized_state(as_stored, layouts)
+    weights, changed = (stored, False) if module is None else _newest(stored, module, layouts)
     tokenizer = load_tokenizer(folder.tokenizer) if folder.tokenizer is not None else None
     return ExportSource(folder, run, read_spec(run.model), weights, tokenizer, _origin(path, run.base), changed)
 
 
-def _newest(stored: dict[str, Tensor], module: nn.Module) -> tuple[dict[str, Tensor], bool]:
+def _newest(
+    stored: dict[str, Tensor], module: nn.Module, layouts: Mapping[str, BlockLayout]
+) -> tuple[dict[str, Tensor], bool]:
     """A module's weights, adapters merged; those that equal the stored ones keep the stored type."""
+    in_blocks = block_layouts(module)
     own = {name: tensor.detach().cpu() for name, tensor in merged_state(module).items()}
-    if set(own) != set(stored):
+    own = dequantized_state(own, in_blocks)
+    if set(own) != set(stored) or not set(in_blocks) <= set(layouts):
         raise WeftError("the weights of this run were rounded or replaced: load it again without quantize")
     newest = {
         name: stored[name] if torch.equal(tensor, stored[name].to(tensor.dtype)) else tensor

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
 from weft.data.readers.files import DataError
+from weft.parts.quantized import BlockLayout, BlockSegment
 
 WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -183,6 +184,24 @@ class MatchedRow(NamedTuple):
         found = [tensors.read(name) for name in self.names]
         widest = self.dtype(tensors)
         return self.row.transform.read([tensor.to(widest) for tensor in found])
+
+    def block_layout(self, tensors: ForeignTensors) -> BlockLayout | None:
+        """How our matrix is in blocks if theirs stay as they are stored: rows can be concatenated, columns cannot.
+
+        A matrix that they hold transposed is stored by rows of ours.
+        """
+        kinds = [tensors.block_kind(name) for name in self.names]
+        if type(self.row.transform) not in (Identity, Transposed, ConcatenatedRows) or None in kinds:
+            return None
+        shapes = [tensors.shapes[name] for name in self.names]
+        if isinstance(self.row.transform, Transposed):
+            shapes = [shape[::-1] for shape in shapes]
+        segments = (BlockSegment(str(kind), shape[0]) for kind, shape in zip(kinds, shapes, strict=True))
+        return BlockLayout(tuple(segments), shapes[0][1])
+
+    def read_blocks(self, tensors: ForeignTensors) -> Tensor:
+        """The bytes of our matrix, segment by segment."""
+        return torch.cat([tensors.read_blocks(name).reshape(-1) for name in self.names])
 
     def dtype(self, tensors: ForeignTensors) -> torch.dtype:
         kinds = [tensors.dtype_of(name) for name in self.names]

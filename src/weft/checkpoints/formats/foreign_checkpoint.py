@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from weft.checkpoints.families import family_for_config
 from weft.checkpoints.families.family import Config, Family
@@ -20,6 +24,7 @@ from weft.foundation.errors import SpecError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build
 from weft.models.two_tower import TwoTowerSpec
+from weft.parts.quantized import BlockLayout, takes_blocks
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,40 @@ class ForeignCheckpoint:
 
     @cached_property
     def tensor_infos(self) -> dict[str, TensorInfo]:
-        """Types and shapes of our tensors."""
+        """Types and shapes of our tensors; of those in blocks, of their bytes."""
         shapes = state_shapes(self.spec)
-        return {name: TensorInfo(one.dtype(self.tensors), shapes[name]) for name, one in self.matched.items()}
+        infos = {name: TensorInfo(one.dtype(self.tensors), shapes[name]) for name, one in self.matched.items()}
+        for part, layout in self.block_layouts.items():
+            del infos[f"{part}.weight"]
+            infos[f"{part}.blocks"] = TensorInfo(torch.uint8, (layout.bytes,))
+        return infos
+
+    @cached_property
+    def block_layouts(self) -> dict[str, BlockLayout]:
+        """The parts of our model whose weights stay in the blocks that the file stores, by name."""
+        found = {}
+        for name, part in build(self.spec, device="meta").named_modules():
+            matched = self.matched.get(f"{name}.weight")
+            layout = matched.block_layout(self.tensors) if matched is not None and takes_blocks(part) else None
+            if layout is not None:
+                found[name] = layout
+        return found
 
     @property
+    def block_kinds(self) -> tuple[str, ...]:
+        """The kinds of those blocks."""
+        return tuple(sorted({one.kind for layout in self.block_layouts.values() for one in layout.segments}))
+
+    def read(self, name: str) -> Tensor:
+        """One of our tensors."""
+        part, _, last = name.rpartition(".")
+        if last == "blocks" and part in self.block_layouts:
+            return self.matched[f"{part}.weight"].read_blocks(self.tensors)
+        return self.matched[name].read(self.tensors)
+
+    @cached_property
     def parameters(self) -> int:
-        return sum(info.bytes // info.dtype.itemsize for info in self.tensor_infos.values())
+        return sum(prod(shape) for shape in state_shapes(self.spec).values())
 
 
 class _Known:

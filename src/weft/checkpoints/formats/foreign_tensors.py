@@ -53,6 +53,14 @@ class ForeignTensors(ABC):
     def read(self, name: str) -> Tensor:
         """Read one tensor from its file."""
 
+    def block_kind(self, name: str) -> str | None:
+        """The kind of the blocks that a matrix is stored in, if they can be kept (`parts.block_formats`)."""
+        return None
+
+    def read_blocks(self, name: str) -> Tensor:
+        """The blocks of such a matrix, uint8 [out, row bytes], whichever way round its shape is."""
+        raise NotImplementedError
+
     def same(self, name: str, other: str) -> bool:
         """Whether two tensors are equal."""
         return self.shapes[name] == self.shapes[other] and bool(torch.equal(self.read(name), self.read(other)))

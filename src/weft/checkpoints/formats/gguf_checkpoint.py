@@ -21,6 +21,7 @@ from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
 from weft.checkpoints.formats.gguf_file import GGUFFile, open_gguf_file
 from weft.checkpoints.formats.gguf_vocabulary import read_gguf_vocabulary
 from weft.data.readers.files import DataError
+from weft.parts.block_formats import BLOCK_FORMATS
 from weft.parts.relative import Llama3, rotary_frequencies
 
 _LLAMA = {
@@ -110,6 +111,18 @@ class GGUFTensors(ForeignTensors):
         if place.heads is not None:
             tensor = separate_pairs(tensor, place.heads)
         return tensor.T if place.transposed else tensor
+
+    def block_kind(self, name: str) -> str | None:
+        """Of matrices; not of single experts."""
+        place = self.places[name]
+        kind = self.file.tensors[place.name].kind
+        return kind if kind in BLOCK_FORMATS and len(place.shape) == 2 and place.expert is None else None
+
+    def read_blocks(self, name: str) -> Tensor:
+        """Rows in the order that the Hugging Face folder would have."""
+        place = self.places[name]
+        blocks = self.file.read_bytes(place.name).reshape(self.file.tensors[place.name].shape[0], -1)
+        return blocks if place.heads is None else separate_pairs(blocks, place.heads)
 
 
 def open_gguf(path: Path) -> ForeignCheckpoint:

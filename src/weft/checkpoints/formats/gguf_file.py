@@ -49,15 +49,8 @@ class GGUFFile:
         from gguf.quants import dequantize
 
         stored = self.tensors[name]
-        shape, size, first = stored.shape, stored.size, stored.first
-        if place is not None:
-            shape, size = shape[1:], size // shape[0]
-            first += place * size
-        with self.path.open("rb") as file:
-            file.seek(first)
-            data = np.fromfile(file, dtype=np.uint8, count=size)
-        if len(data) != size:
-            raise DataError(f"{self.path.name} ends within {name}: it was cut off; fetch it again")
+        shape = stored.shape if place is None else stored.shape[1:]
+        data = self.read_bytes(name, place).numpy()
         plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}.get(
             stored.kind
         )
@@ -72,6 +65,17 @@ class GGUFFile:
                 "fetch it as F16, Q8_0, Q6_K, Q4_K or Q4_0"
             ) from None
         return torch.from_numpy(numbers).reshape(shape)
+
+    def read_bytes(self, name: str, place: int | None = None) -> Tensor:
+        """The bytes of one tensor, or of one entry of its first axis."""
+        stored = self.tensors[name]
+        size = stored.size if place is None else stored.size // stored.shape[0]
+        with self.path.open("rb") as file:
+            file.seek(stored.first + (place or 0) * size)
+            data = np.fromfile(file, dtype=np.uint8, count=size)
+        if len(data) != size:
+            raise DataError(f"{self.path.name} ends within {name}: it was cut off; fetch it again")
+        return torch.from_numpy(data)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """The type that a tensor is read in; integers are refused by code that expects weights."""

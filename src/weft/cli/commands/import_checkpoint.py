@@ -37,8 +37,9 @@ def import_(
     """Make a run of a checkpoint from another library.
 
     Takes GPT-2, GPT-NeoX (Pythia), OPT, Llama, Mistral, Qwen2, Qwen3, Mixtral, Phi-3, Gemma 2 and 3 (text), BERT,
-    MiniLM, RoBERTa, ViT, DeiT, CLIP, T5, BART and Marian; GGUF files of Llama and GPT-2 models. No code in the files is
-    executed; broken or unknown files are refused, and then nothing is written.
+    MiniLM, RoBERTa, ViT, DeiT, CLIP, T5, BART and Marian; GGUF files of Llama and GPT-2 models, whose matrices
+    in Q8_0, Q4_0, Q4_1, Q4_K and Q6_K stay so. No code in the files is executed; broken or unknown files are refused,
+    and then nothing is written.
 
     \b
     Examples:
@@ -84,6 +85,8 @@ def _print(out: Console, made: ImportReport) -> None:
             f"certificate: {certificate.outputs:,} outputs differ from those of {certificate.peer} by at most "
             f"{certificate.difference:.2g} (the largest is {certificate.largest:.3g})"
         )
+    if made.blocks:
+        out.print(f"weights stay in blocks of {', '.join(made.blocks)}; training and export compute floats from them")
     if made.left_out:
         out.print(f"left out, because no task uses them: {', '.join(made.left_out[:4])}", markup=False)
     words = f"weft predict {shlex.quote(str(made.run))} {task_named(made.task).example}"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 from weft.inference.fast.native import native_head, native_stack
@@ -22,6 +22,7 @@ from weft.inference.fast.packed_weights import LinearFunction, packed_linear
 from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
+from weft.parts.quantized import BlockMatrix, BlockQuantizedEmbedding
 from weft.parts.stack import Stack
 
 STACKS = ("stack", "decoder")
@@ -92,8 +93,8 @@ def _optimize(model: nn.Module) -> nn.Module:
         if isinstance(stack, Stack):
             twin._modules[name] = native_stack(stack)
     for name in EMBEDDINGS:
-        embedding = getattr(model, name, None)
-        if type(embedding) is TokenEmbedding:
+        embedding: Any = getattr(model, name, None)
+        if type(embedding) in (TokenEmbedding, BlockQuantizedEmbedding):
             twin._modules[name] = UncheckedEmbedding(embedding)
     head = getattr(model, "head", None)
     own: Any = head.head if type(head) is CappedHead else head
@@ -121,14 +122,22 @@ class UncheckedEmbedding(nn.Module):
 
     def __init__(self, embedding: TokenEmbedding) -> None:
         super().__init__()
-        self.own, self.weight, self.scale = embedding, embedding.weight, embedding.scale
+        self.own, self.scale = embedding, embedding.scale
+
+    @property
+    def weight(self) -> Tensor:
+        return self.own.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.own.device
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> [B, T, D]."""
         if tokens.shape[1] != 1:
             x: Tensor = self.own(tokens)
             return x
-        x = F.embedding(tokens, self.weight)
+        x = self.own.look_up(tokens)
         x = x if self.scale == 1.0 else x * self.scale
         for one in observer.active:
             x = one.on_embedding(self.own, tokens, x)
@@ -141,11 +150,12 @@ class PackedHead(nn.Module):
     def __init__(self, head: LanguageHead | TiedHead, embedding: TokenEmbedding) -> None:
         super().__init__()
         self.own, self.scale = head, getattr(head, "scale", 1.0)
-        weight, bias = (embedding.weight, head.bias) if isinstance(head, TiedHead) else (head.linear.weight, head.bias)
-        quantized = getattr(getattr(head, "linear", None), "scale", None)
-        self.native = native_head(weight, bias, quantized)
-        packs = self.native is None and quantized is None
-        self.packed_linear: LinearFunction | None = packed_linear(weight, bias) if packs else None
+        holder = embedding if isinstance(head, TiedHead) else head.linear
+        weight: Tensor | BlockMatrix = holder if isinstance(holder, BlockMatrix) else holder.weight
+        self.native = native_head(weight, head.bias)
+        self.packed_linear: LinearFunction | None = None
+        if self.native is None and isinstance(weight, Tensor):
+            self.packed_linear = packed_linear(weight, head.bias)
 
     def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """[..., D] -> [..., C]."""

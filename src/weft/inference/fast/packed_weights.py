@@ -42,7 +42,7 @@ def packs(weight: Tensor) -> bool:
         and weight.dtype == torch.float32
         and weight.numel() >= WORTH_PACKING
         and torch.backends.mkldnn.is_available()
-        and 8 * weight.numel() < _free_memory()
+        and 8 * weight.numel() < free_memory()
     )
 
 
@@ -55,7 +55,8 @@ def _packed(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return y
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
+    """Bytes that nobody uses."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

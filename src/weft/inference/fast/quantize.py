@@ -1,6 +1,10 @@
-"""Quantization: the same model with int8 matrices, a quarter of the memory to read at each step.
+"""Quantization: the same model with matrices in blocks of 8 or 4 bits, so less memory to read at each step.
 
-Only weights are rounded; a row's result depends on that row alone, not on the rest of the batch.
+    int8   blocks of Q8_0: 32 weights share a scale; 8.5 bits per weight
+    int4   blocks of Q4_1: 32 weights share a scale and a least value; 5 bits per weight. The head over the vocabulary,
+           whose errors reach the logits directly, is in Q8_0
+
+A row's result depends on that row alone, not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -11,14 +15,17 @@ import torch
 from torch import nn
 
 from weft.foundation.errors import WeftError
+from weft.parts.block_formats import quantize_blocks
 from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
-from weft.parts.quantized import Int8Linear, quantize, quantize_rows
+from weft.parts.quantized import BlockQuantizedLinear, BlockSegment, quantize
 
-WeightKind = Literal["int8"]
+WeightKind = Literal["int8", "int4"]
+BLOCKS_OF_KIND = {"int8": "Q8_0", "int4": "Q4_1"}
+HEAD_BLOCKS = "Q8_0"
 
 
 def quantize_model(model: nn.Module, kind: WeightKind = "int8") -> nn.Module:
-    """Round the matrices of a model in place; a head tied to the embedding gets an int8 matrix of its own."""
+    """Round the matrices of a model in place; a head tied to the embedding gets a matrix of its own."""
     if kind not in get_args(WeightKind):
         raise WeftError(f"there are no weights of kind {kind!r}: choose {', '.join(get_args(WeightKind))}")
     holder: Any = model.head if isinstance(getattr(model, "head", None), CappedHead) else model
@@ -28,6 +35,10 @@ def quantize_model(model: nn.Module, kind: WeightKind = "int8") -> nn.Module:
         with torch.device("meta"):
             own = LanguageHead(head.width, head.vocabulary)
         bias = None if head.bias is None else head.bias.detach().clone()
-        own.linear = Int8Linear(*quantize_rows(head.weight(embedding)), bias)  # type: ignore[assignment, arg-type]
+        blocks = quantize_blocks(HEAD_BLOCKS, head.weight(embedding))  # type: ignore[arg-type]
+        segment = BlockSegment(HEAD_BLOCKS, head.vocabulary)
+        own.linear = BlockQuantizedLinear(blocks, [segment], head.width, bias)  # type: ignore[assignment]
         holder.head = own.train(head.training)
-    return quantize(model)
+    elif isinstance(head, LanguageHead) and isinstance(head.linear, nn.Linear):
+        head.linear = BlockQuantizedLinear.of(head.linear, HEAD_BLOCKS)  # type: ignore[assignment]
+    return quantize(model, BLOCKS_OF_KIND[kind])

@@ -6,38 +6,19 @@
  *   parallel   z' = MSA(LN(z)) + MLP(LN(z)) + z
  *   attention  a = softmax(q K^T s) over the slots that the row sees,  y = a V;  capped: c tanh(q K^T s / c)
  *
- * Decoding reads every weight once per step, so the work is to read memory at full rate. Products take four rows of W at
- * a time and go over all rows of x while those are in the cache. The order of additions in a product of one row of x
- * with one row of W is fixed, so what a row becomes does not depend, in any bit, on how many rows are with it, nor on
- * the number of threads.
+ * Decoding reads every weight once per step, so the work is to read memory at full rate (products.h). What a row becomes
+ * does not depend, in any bit, on how many rows are with it, nor on the number of threads.
  *
- * Portable C with vector extensions (GCC, Clang); OpenMP where there is one. No state is kept here.
+ * OpenMP where there is one. No state is kept here.
  */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "products.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
 
-typedef float v8 __attribute__((vector_size(32)));
-typedef int32_t i8v __attribute__((vector_size(32)));
-
-enum { F32, INT8 };
 enum { NO_NORM, RMS, LAYER };
 enum { PRE_NORM, POST_NORM, SANDWICH_NORM, PARALLEL };
-enum { RELU, GELU, GELU_TANH, SILU, SQUARED_RELU };
-
-typedef struct {
-    const void *weight; /* [rows, cols] */
-    const float *scale; /* [rows], int8 only */
-    const float *bias;  /* [rows] or none */
-    int64_t rows, cols, type;
-} Matrix;
 
 typedef struct {
     const float *gamma, *beta;
@@ -73,192 +54,35 @@ typedef struct {
     const int64_t *positions;   /* [batch, tokens]: where they stand */
     const uint8_t *source_real; /* [batch, source] or none */
     float *scratch;
-    int64_t scratch_row, longest;
+    uint8_t *rounded; /* room for the rows in whole numbers, of each thread, where a matrix is in blocks */
+    int64_t scratch_row, longest, rounded_row;
 } StepCall;
-
-/* ---- vectors ---- */
-
-static inline v8 load(const float *x) { v8 v; memcpy(&v, x, 32); return v; }
-
-static inline v8 load_int8(const int8_t *x) {
-#ifdef __AVX2__
-    return (v8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)x)));
-#else
-    return (v8){x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]};
-#endif
-}
-
-static inline float total(v8 v) {
-    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
-}
-
-static inline v8 splat(float x) { return (v8){x, x, x, x, x, x, x, x}; }
-
-static inline v8 pick(i8v which, v8 a, v8 b) { return (v8)(((i8v)a & which) | ((i8v)b & ~which)); }
-
-/* e^x by 2^n e^r, |r| <= ln 2 / 2, to about one unit in the last place; below -87 it is 0. */
-static inline v8 exponential(v8 x) {
-    v8 low = splat(-87.0f), high = splat(88.0f);
-    x = pick(x < low, low, x);
-    x = pick(x > high, high, x);
-    v8 n = x * splat(1.44269504f);
-    i8v whole = __builtin_convertvector(n + pick(n < splat(0), splat(-0.5f), splat(0.5f)), i8v);
-    n = __builtin_convertvector(whole, v8);
-    v8 r = x - n * splat(0.693359375f) + n * splat(2.12194440e-4f);
-    v8 p = splat(1.9875691500e-4f);
-    p = p * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    p = p * r * r + r + splat(1.0f);
-    return p * (v8)((whole + 127) << 23);
-}
-
-/* ---- products ---- */
-
-/* NAME: four rows of W with one of x. NAME_two: with two of x, each W read once for both. NAME_one: one with one. Each
- * sum adds eight by eight, then the rest, in the same order in all three. */
-#define DOT_ROWS(NAME, TYPE, LOAD)                                                                                \
-    static inline float NAME##_one(const TYPE *w, int64_t D, const float *x) {                                    \
-        v8 a = splat(0);                                                                                          \
-        int64_t i = 0;                                                                                            \
-        float rest = 0;                                                                                           \
-        for (; i + 8 <= D; i += 8) a += LOAD(w + i) * load(x + i);                                                \
-        for (; i < D; i++) rest += w[i] * x[i];                                                                   \
-        return total(a) + rest;                                                                                   \
-    }                                                                                                             \
-    static inline float NAME##_rest(const TYPE *w, int64_t D, const float *x) {                                   \
-        float rest = 0;                                                                                           \
-        for (int64_t i = D & ~(int64_t)7; i < D; i++) rest += w[i] * x[i];                                        \
-        return rest;                                                                                              \
-    }                                                                                                             \
-    static inline void NAME(const TYPE *w, int64_t D, const float *x, float *y) {                                 \
-        v8 a = splat(0), b = splat(0), c = splat(0), d = splat(0);                                                \
-        for (int64_t i = 0; i + 8 <= D; i += 8) {                                                                 \
-            v8 v = load(x + i);                                                                                   \
-            a += LOAD(w + i) * v;                                                                                 \
-            b += LOAD(w + D + i) * v;                                                                             \
-            c += LOAD(w + 2 * D + i) * v;                                                                         \
-            d += LOAD(w + 3 * D + i) * v;                                                                         \
-        }                                                                                                         \
-        y[0] = total(a) + NAME##_rest(w, D, x);                                                                   \
-        y[1] = total(b) + NAME##_rest(w + D, D, x);                                                               \
-        y[2] = total(c) + NAME##_rest(w + 2 * D, D, x);                                                           \
-        y[3] = total(d) + NAME##_rest(w + 3 * D, D, x);                                                           \
-    }                                                                                                             \
-    static inline void NAME##_two(const TYPE *w, int64_t D, const float *x, const float *z, float *y, float *u) { \
-        v8 a = splat(0), b = splat(0), c = splat(0), d = splat(0);                                                \
-        v8 e = splat(0), f = splat(0), g = splat(0), h = splat(0);                                                \
-        for (int64_t i = 0; i + 8 <= D; i += 8) {                                                                 \
-            v8 v = load(x + i), t = load(z + i), m = LOAD(w + i);                                                 \
-            a += m * v, e += m * t, m = LOAD(w + D + i);                                                          \
-            b += m * v, f += m * t, m = LOAD(w + 2 * D + i);                                                      \
-            c += m * v, g += m * t, m = LOAD(w + 3 * D + i);                                                      \
-            d += m * v, h += m * t;                                                                               \
-        }                                                                                                         \
-        v8 one[4] = {a, b, c, d}, other[4] = {e, f, g, h};                                                        \
-        for (int k = 0; k < 4; k++) {                                                                             \
-            y[k] = total(one[k]) + NAME##_rest(w + k * D, D, x);                                                  \
-            u[k] = total(other[k]) + NAME##_rest(w + k * D, D, z);                                                \
-        }                                                                                                         \
-    }
-
-DOT_ROWS(dot_f32, float, load)
-DOT_ROWS(dot_int8, int8_t, load_int8)
-
-/* The products of W_o .. W_(o + n - 1) with x, and with z where it is given. */
-static inline void dots(const Matrix *m, int64_t o, int64_t n, const float *x, const float *z, float *y, float *u) {
-    int64_t D = m->cols;
-    const float *w = (const float *)m->weight + o * D;
-    const int8_t *q = (const int8_t *)m->weight + o * D;
-    if (n < 4) {
-        for (int64_t k = 0; k < n; k++) {
-            y[k] = m->type == F32 ? dot_f32_one(w + k * D, D, x) : dot_int8_one(q + k * D, D, x);
-            if (z) u[k] = m->type == F32 ? dot_f32_one(w + k * D, D, z) : dot_int8_one(q + k * D, D, z);
-        }
-    } else if (m->type == F32) {
-        if (z) dot_f32_two(w, D, x, z, y, u);
-        else dot_f32(w, D, x, y);
-    } else {
-        if (z) dot_int8_two(q, D, x, z, y, u);
-        else dot_int8(q, D, x, y);
-    }
-}
-
-static inline void finish(const Matrix *m, int64_t o, int64_t n, const float *sums, float *out) {
-    for (int64_t k = 0; k < n; k++) {
-        float value = m->scale ? sums[k] * m->scale[o + k] : sums[k];
-        out[k] = m->bias ? value + m->bias[o + k] : value;
-    }
-}
-
-/* y[b, o] = W_o x_b * scale_o + bias_o for o in [first, last), all rows b. */
-static void multiply(const Matrix *m, const float *x, int64_t x_row, float *y, int64_t y_row, int64_t B,
-                     int64_t first, int64_t last) {
-    for (int64_t o = first; o < last; o += 4) {
-        int64_t n = last - o < 4 ? last - o : 4;
-        for (int64_t b = 0; b < B; b += 2) {
-            float one[4], other[4];
-            const float *next = b + 1 < B ? x + (b + 1) * x_row : 0;
-            dots(m, o, n, x + b * x_row, next, one, other);
-            finish(m, o, n, one, y + b * y_row + o);
-            if (next) finish(m, o, n, other, y + (b + 1) * y_row + o);
-        }
-    }
-}
 
 /* ---- steps within a token ---- */
 
+/* The sum of (x_i - m) or of its square, in float64, eight by eight. */
+static double sum_of(const float *x, int64_t D, double m, int squared) {
+    double acc[8] = {0}, rest = 0;
+    int64_t i = 0;
+    for (; i + 8 <= D; i += 8)
+        for (int k = 0; k < 8; k++) {
+            double d = x[i + k] - m;
+            acc[k] += squared ? d * d : d;
+        }
+    for (; i < D; i++) {
+        double d = x[i] - m;
+        rest += squared ? d * d : d;
+    }
+    return ((acc[0] + acc[4]) + (acc[2] + acc[6])) + ((acc[1] + acc[5]) + (acc[3] + acc[7])) + rest;
+}
+
 static void normalize(const Norm *norm, const float *x, float *y, int64_t D) {
     if (norm->kind == NO_NORM) { if (x != y) memcpy(y, x, D * sizeof(float)); return; }
-    double mean = 0, square = 0;
-    if (norm->kind == LAYER) {
-        for (int64_t i = 0; i < D; i++) mean += x[i];
-        mean /= D;
-    }
-    for (int64_t i = 0; i < D; i++) { double d = x[i] - mean; square += d * d; }
+    double mean = norm->kind == LAYER ? sum_of(x, D, 0, 0) / D : 0;
+    double square = sum_of(x, D, mean, 1);
     float m = (float)mean, r = (float)(1.0 / sqrt(square / D + norm->epsilon));
-    for (int64_t i = 0; i < D; i++) {
-        float value = (x[i] - m) * r * norm->gamma[i];
-        y[i] = norm->beta ? value + norm->beta[i] : value;
-    }
-}
-
-static inline v8 tanh8(v8 x) { return splat(1) - splat(2) / (exponential(x + x) + splat(1)); }
-
-/* erf by Abramowitz and Stegun 7.1.26: the error is below 1.5e-7. */
-static inline v8 erf8(v8 x) {
-    v8 positive = pick(x < splat(0), -x, x);
-    v8 t = splat(1) / (splat(1) + splat(0.3275911f) * positive);
-    v8 p = splat(1.061405429f);
-    p = p * t + splat(-1.453152027f);
-    p = p * t + splat(1.421413741f);
-    p = p * t + splat(-0.284496736f);
-    p = p * t + splat(0.254829592f);
-    v8 e = splat(1) - p * t * exponential(-positive * positive);
-    return pick(x < splat(0), -e, e);
-}
-
-static inline v8 activate8(v8 x, int64_t kind) {
-    v8 zero = splat(0), half = splat(0.5f), one = splat(1);
-    v8 kept = pick(x > zero, x, zero);
-    if (kind == RELU) return kept;
-    if (kind == SQUARED_RELU) return kept * kept;
-    if (kind == SILU) return x / (one + exponential(-x));
-    if (kind == GELU) return half * x * (one + erf8(x * splat(0.70710678f)));
-    return half * x * (one + tanh8(splat(0.79788456f) * (x + splat(0.044715f) * x * x * x)));
-}
-
-static void activate(float *x, int64_t n, int64_t kind) {
-    int64_t i = 0;
-    for (; i < n; i += 8) {
-        float padded[8] = {0};
-        int64_t k = n - i < 8 ? n - i : 8;
-        memcpy(padded, x + i, k * sizeof(float));
-        v8 y = activate8(load(padded), kind);
-        memcpy(x + i, &y, k * sizeof(float));
-    }
+    if (norm->beta) for (int64_t i = 0; i < D; i++) y[i] = (x[i] - m) * r * norm->gamma[i] + norm->beta[i];
+    else for (int64_t i = 0; i < D; i++) y[i] = (x[i] - m) * r * norm->gamma[i];
 }
 
 static void turn(float *x, const float *cosine, const float *sine, int64_t R) {
@@ -273,17 +97,52 @@ static void turn(float *x, const float *cosine, const float *sine, int64_t R) {
 
 typedef struct { int64_t from, to, capacity; const uint8_t *real; } Seen;
 
+/* s q K^T for n slots in a row. */
+static void score(const float *q, const float *keys, int64_t key_slot, int64_t n, float scale, int64_t K, float *e) {
+    float sums[MOST_ROWS][W_ROWS];
+    int64_t j = 0;
+    for (; j + W_ROWS <= n; j += W_ROWS) {
+        tile(keys + j * key_slot, K, key_slot, q, 0, W_ROWS, 1, sums);
+        for (int k = 0; k < W_ROWS; k++) e[j + k] = sums[0][k] * scale;
+    }
+    for (; j < n; j++) e[j] = dot(keys + j * key_slot, q, K) * scale;
+}
+
+/* y + a V for n slots in a row. */
+static void gather(const float *a, const float *values, int64_t value_slot, int64_t n, int64_t V, float *y) {
+    int64_t i = 0;
+    for (; i + 4 * WIDE <= V; i += 4 * WIDE) {
+        vf sum[4];
+        for (int k = 0; k < 4; k++) sum[k] = load_wide(y + i + WIDE * k);
+        for (int64_t j = 0; j < n; j++) {
+            const float *v = values + j * value_slot + i;
+            for (int k = 0; k < 4; k++) sum[k] = fused_wide(splat_wide(a[j]), load_wide(v + WIDE * k), sum[k]);
+        }
+        memcpy(y + i, sum, sizeof sum);
+    }
+    for (; i + WIDE <= V; i += WIDE) {
+        vf sum = load_wide(y + i);
+        for (int64_t j = 0; j < n; j++)
+            sum = fused_wide(splat_wide(a[j]), load_wide(values + j * value_slot + i), sum);
+        memcpy(y + i, &sum, sizeof sum);
+    }
+    for (int64_t j = 0; j < n && i < V; j++)
+        for (int64_t k = i; k < V; k++) y[k] += a[j] * values[j * value_slot + k];
+}
+
 /* y = softmax(e) V, e = s q K^T or c tanh(s q K^T / c), over slots (j mod capacity), j in [from, to), where real; zeros
  * if it sees none. */
 static void attend(const float *q, const float *keys, int64_t key_slot, const float *values, int64_t value_slot,
                    Seen seen, float scale, float cap, int64_t K, int64_t V, float *weights, float *y) {
-    int64_t n = seen.to - seen.from, last = seen.from % seen.capacity;
+    int64_t n = seen.to - seen.from, start = seen.from % seen.capacity;
+    int64_t first = n < seen.capacity - start ? n : seen.capacity - start; /* then a ring goes on at slot 0 */
     float most = -INFINITY;
-    for (int64_t j = 0, slot = last; j < n; j++, slot = slot + 1 == seen.capacity ? 0 : slot + 1) {
-        float e = seen.real && !seen.real[slot] ? -INFINITY : dot_f32_one(keys + slot * key_slot, K, q) * scale;
-        if (cap > 0 && e != -INFINITY) e = cap * tanhf(e / cap);
-        weights[j] = e;
-        most = e > most ? e : most;
+    score(q, keys + start * key_slot, key_slot, first, scale, K, weights);
+    score(q, keys, key_slot, n - first, scale, K, weights + first);
+    for (int64_t j = 0; j < n; j++) {
+        if (cap > 0) weights[j] = cap * tanhf(weights[j] / cap);
+        if (seen.real && !seen.real[(start + j) % seen.capacity]) weights[j] = -INFINITY;
+        most = weights[j] > most ? weights[j] : most;
     }
     memset(y, 0, V * sizeof(float));
     if (most == -INFINITY) return;
@@ -292,15 +151,13 @@ static void attend(const float *q, const float *keys, int64_t key_slot, const fl
     for (int64_t j = 0; j < n; j += 8) {
         v8 e = load(weights + j), a = exponential(e - splat(most));
         a = pick(e == splat(-INFINITY), splat(0), a);
-        memcpy(weights + j, &a, 32);
+        store(weights + j, a);
         sum += a;
     }
+    gather(weights, values + start * value_slot, value_slot, first, V, y);
+    gather(weights + first, values, value_slot, n - first, V, y);
     float one = 1.0f / total(sum);
-    for (int64_t j = 0, slot = last; j < n; j++, slot = slot + 1 == seen.capacity ? 0 : slot + 1) {
-        float a = weights[j] * one;
-        const float *v = values + slot * value_slot;
-        for (int64_t i = 0; i < V; i++) y[i] += a * v[i];
-    }
+    for (int64_t i = 0; i < V; i++) y[i] *= one;
 }
 
 /* Token t of row b: its key and value into their slot of key head g, then the query heads that share it. */
@@ -342,38 +199,6 @@ static void cross_attend(const StackShape *s, const Layer *l, const StepCall *c,
 
 /* ---- the step ---- */
 
-typedef struct { int64_t id, count; int64_t *arrived; int64_t round; } Team;
-
-/* All threads meet; short waits, so they spin, and step aside when there are more threads than cores. */
-static void meet(Team *team) {
-    if (team->count == 1) return;
-    team->round++;
-    __atomic_add_fetch(team->arrived, 1, __ATOMIC_ACQ_REL);
-    for (int64_t spins = 0; __atomic_load_n(team->arrived, __ATOMIC_ACQUIRE) < team->round * team->count; spins++) {
-        if (spins > 2000) {
-            extern int sched_yield(void);
-            sched_yield();
-        }
-#if defined(__x86_64__) || defined(__i386__)
-        else __builtin_ia32_pause();
-#endif
-    }
-}
-
-/* A thread's share of n rows in steps of four; bounds do not change what is computed for a row. */
-static void share(const Team *team, int64_t n, int64_t *first, int64_t *last) {
-    int64_t blocks = (n + 3) / 4;
-    *first = 4 * (blocks * team->id / team->count);
-    *last = 4 * (blocks * (team->id + 1) / team->count);
-    if (*last > n) *last = n;
-}
-
-static void product(Team *team, const Matrix *m, const float *x, int64_t x_row, float *y, int64_t y_row, int64_t B) {
-    int64_t first, last;
-    share(team, m->rows, &first, &last);
-    multiply(m, x, x_row, y, y_row, B, first, last);
-}
-
 /* x + branch, norm(x + branch) or x + output(branch); every thread has its own copy of the residual stream, and `own`
  * has room for one row. */
 static void add(const StackShape *s, const Norm *norm, const Norm *output, float *x, const float *branch, int64_t row, int64_t B, float *own) {
@@ -400,6 +225,8 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
     float *heads = c->scratch, *mixed = heads + B * row, *branch = mixed + B * row, *wide = branch + B * row;
     float *own = wide + B * row + team->id * (3 * B * D + c->longest + 16);
     float *x = own, *normed = own + B * D, *weights = own + 3 * B * D;
+    uint8_t *rooms = c->rounded;
+    int64_t room = c->rounded_row;
     /* What a branch reads: the stream as it is, or in parallel blocks as it was when it entered the block. */
     float *read = s->arrangement == PARALLEL ? own + 2 * B * D : x;
     memcpy(x, input, B * D * sizeof(float));
@@ -407,8 +234,8 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
         const Layer *l = layers + n;
         if (read != x) memcpy(read, x, B * D * sizeof(float));
         const float *z = before(s, &l->mixer_norm, read, normed, B);
-        if (l->qkv.weight) {
-            product(team, &l->qkv, z, D, heads, row, B);
+        if (l->qkv.rows) {
+            product(team, &l->qkv, rows_for(team, &l->qkv, z, D, B, rooms, room), heads, row, B);
             meet(team);
             for (int64_t job = team->id; job < c->batch * s->key_heads; job += team->count) {
                 int64_t b = job / s->key_heads, g = job % s->key_heads;
@@ -416,36 +243,37 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
                     self_attend(s, l, c, b, t, g, heads + r * row, mixed + r * row, weights);
             }
             meet(team);
-            product(team, &l->output, mixed, row, branch, row, B);
+            product(team, &l->output, rows_for(team, &l->output, mixed, row, B, rooms, room), branch, row, B);
             meet(team);
             add(s, &l->mixer_norm, &l->mixer_output_norm, x, branch, row, B, normed);
         }
-        if (l->cross_query.weight) {
+        if (l->cross_query.rows) {
             z = before(s, &l->cross_norm, read, normed, B);
-            product(team, &l->cross_query, z, D, heads, row, B);
+            product(team, &l->cross_query, rows_for(team, &l->cross_query, z, D, B, rooms, room), heads, row, B);
             meet(team);
             for (int64_t job = team->id; job < B * s->cross_heads; job += team->count) {
                 int64_t r = job / s->cross_heads, h = job % s->cross_heads;
                 cross_attend(s, l, c, r / T, h, heads + r * row, mixed + r * row, weights);
             }
             meet(team);
-            product(team, &l->cross_output, mixed, row, branch, row, B);
+            product(team, &l->cross_output, rows_for(team, &l->cross_output, mixed, row, B, rooms, room), branch, row, B);
             meet(team);
             add(s, &l->cross_norm, &l->cross_output_norm, x, branch, row, B, normed);
         }
-        if (l->up.weight) {
+        if (l->up.rows) {
             int64_t F = s->hidden, first, last;
             z = before(s, &l->feedforward_norm, read, normed, B);
-            share(team, F, &first, &last);
-            multiply(&l->up, z, D, wide, row, B, first, last);
-            if (s->gated) multiply(&l->up, z, D, wide, row, B, F + first, F + last);
+            Rows rows = rows_for(team, &l->up, z, D, B, rooms, room);
+            share(team, F, step_of(&l->up), &first, &last);
+            multiply(&l->up, rows, wide, row, B, first, last);
+            if (s->gated) multiply(&l->up, rows, wide, row, B, F + first, F + last);
             for (int64_t b = 0; b < B && last > first; b++) {
                 float *h = wide + b * row;
                 activate(h + first, last - first, s->activation);
                 if (s->gated) for (int64_t i = first; i < last; i++) h[i] *= h[F + i];
             }
             meet(team);
-            product(team, &l->down, wide, row, branch, row, B);
+            product(team, &l->down, rows_for(team, &l->down, wide, row, B, rooms, room), branch, row, B);
             meet(team);
             add(s, &l->feedforward_norm, &l->feedforward_output_norm, x, branch, row, B, normed);
         }
@@ -469,16 +297,24 @@ void weft_step(const StackShape *s, const Layer *layers, const StepCall *c, cons
 #endif
 }
 
-/* y [batch, rows] = x [batch, cols] W^T. */
-void weft_product(const Matrix *m, const float *x, float *y, int64_t batch, int64_t threads) {
+/* y [batch, rows] = x [batch, cols] W^T + b; where W is in blocks, `room` has rounded_size(cols)
+ * bytes per row and thread. */
+void weft_product(const Matrix *m, const float *x, float *y, int64_t batch, uint8_t *room, int64_t threads) {
+    int64_t arrived = 0;
 #ifdef _OPENMP
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     {
-        Team team = {omp_get_thread_num(), omp_get_num_threads(), 0, 0};
-        product(&team, m, x, m->cols, y, m->rows, batch);
+        Team team = {omp_get_thread_num(), omp_get_num_threads(), &arrived, 0};
+        shared_product(&team, m, x, y, batch, room);
     }
 #else
-    Team team = {0, 1, 0, 0};
-    product(&team, m, x, m->cols, y, m->rows, batch);
+    Team team = {0, 1, &arrived, 0};
+    shared_product(&team, m, x, y, batch, room);
 #endif
 }
+
+int64_t weft_packed_size(int64_t kind, int64_t rows, int64_t columns) {
+    return (rows + GROUP - 1) / GROUP * group_size(kind, columns);
+}
+
+int64_t weft_rounded_size(int64_t columns) { return rounded_size(columns); }

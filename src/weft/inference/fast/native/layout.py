@@ -6,21 +6,27 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 
 from torch import Tensor
 
-F32, INT8 = 0, 1
+BLOCK_KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")  # in the order of blocks.h
 NO_NORM, RMS, LAYER = 0, 1, 2
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu-tanh": 2, "silu": 3, "squared-relu": 4}
 
 
+class Segment(Structure):
+    """Rows of a matrix that are in blocks of one kind, packed."""
+
+    _fields_ = [("packed", c_void_p), ("kind", c_int64), ("rows", c_int64)]
+
+
 class Matrix(Structure):
-    """A weight [rows, cols], its scales if it is int8, its bias."""
+    """A weight [rows, cols] in float32, or in segments of blocks; and its bias."""
 
     _fields_ = [
         ("weight", c_void_p),
-        ("scale", c_void_p),
+        ("segments", c_void_p),
         ("bias", c_void_p),
         ("rows", c_int64),
         ("cols", c_int64),
-        ("type", c_int64),
+        ("segment_count", c_int64),
     ]
 
 
@@ -87,21 +93,17 @@ class StepCall(Structure):
         ("positions", c_void_p),
         ("source_real", c_void_p),
         ("scratch", c_void_p),
+        ("rounded", c_void_p),
         ("scratch_row", c_int64),
         ("longest", c_int64),
+        ("rounded_row", c_int64),
     ]
 
 
-def matrix_of(weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Matrix:
-    """A weight of float32, or of int8 with its scales; all contiguous."""
-    return Matrix(
-        weight.data_ptr(),
-        None if scale is None else scale.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        weight.shape[0],
-        weight.shape[1],
-        F32 if scale is None else INT8,
-    )
+def matrix_of(weight: Tensor, bias: Tensor | None) -> Matrix:
+    """A weight of float32; both contiguous."""
+    bias_at = None if bias is None else bias.data_ptr()
+    return Matrix(weight.data_ptr(), None, bias_at, weight.shape[0], weight.shape[1], 0)
 
 
 def store_of(x: Tensor) -> CacheStore:
@@ -111,12 +113,14 @@ def store_of(x: Tensor) -> CacheStore:
 
 __all__ = [
     "ACTIVATIONS",
+    "BLOCK_KINDS",
     "BRANCH_NORMS",
     "OUTPUT_NORMS",
     "CacheStore",
     "Layer",
     "Matrix",
     "NormTerms",
+    "Segment",
     "StackShape",
     "StepCall",
     "matrix_of",

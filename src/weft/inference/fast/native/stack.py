@@ -1,8 +1,9 @@
 """A stack that decodes by the native step: the same weights, masks and state, one call for all layers.
 
-It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or
-int8, with layer or RMS norms, rotary or no positions inside attention, and dot products, scaled or capped, as scores.
-For anything else and for many tokens at once the single-token stack runs.
+It takes blocks of attention (with or without attention to a memory) and classic or gated feed-forwards in float32 or in
+blocks of few bits, with layer or RMS norms, rotary or no positions inside attention, and dot products, scaled or
+capped, as scores. For anything else and for many tokens at once the single-token stack runs, there too with native
+products of matrices in blocks.
 """
 
 from __future__ import annotations
@@ -26,10 +27,18 @@ from weft.inference.fast.native.layout import (
     NormTerms,
     StackShape,
     StepCall,
-    matrix_of,
     store_of,
 )
 from weft.inference.fast.native.library import library
+from weft.inference.fast.native.matrices import (
+    NATIVE_BLOCK_ROWS,
+    NATIVE_ROWS,
+    ONE_THREAD_WEIGHTS,
+    BlockProducts,
+    NativeMatrix,
+    Unsupported,
+    float32,
+)
 from weft.inference.fast.single_token import SingleTokenStack
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.auxiliary import Auxiliary
@@ -37,41 +46,57 @@ from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Causal, Mask, Prefix, Window
 from weft.parts.norms import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
-from weft.parts.quantized import Int8Linear
+from weft.parts.quantized import BlockMatrix, products_by
 from weft.parts.relative import Rotary
 from weft.parts.scores import CappedDot, Dot, ScaledDot
 from weft.parts.stack import Stack
 from weft.parts.state import RING_SLACK, KeyValueState, State
 from weft.parts.token_positions import TokenPositions
 
-NATIVE_ROWS = 32  # rows of a product up to which reading weights is most of the work
 ARRANGEMENTS = (PreNorm, PostNorm, SandwichNorm, Parallel)  # in the order of decode.c
 KNOWN: tuple[set[type], ...] = ({Causal}, {Causal, Window}, {Prefix})
-ONE_THREAD_WEIGHTS = 1 << 20  # weights below which one thread is faster than two that wait for each other
-
-
-class Unsupported(Exception):
-    """A part that the native step does not support."""
 
 
 def native_stack(stack: Stack) -> SingleTokenStack:
     """The stack by native steps where they support it, else the single-token one."""
     found = library()
-    if found is not None:
-        try:
-            return NativeStack(stack, found)
-        except Unsupported:
-            pass
-    return SingleTokenStack(stack)
+    if found is None:
+        return SingleTokenStack(stack)
+    products = BlockProducts(found, stack)
+    try:
+        return NativeStack(stack, found, products)
+    except Unsupported:
+        return ProductStack(stack, products) if products.matrices else SingleTokenStack(stack)
 
 
-class NativeStack(SingleTokenStack):
+class ProductStack(SingleTokenStack):
+    """A single-token stack whose quantized layers multiply by native code, few rows or many."""
+
+    def __init__(self, stack: Stack, products: BlockProducts) -> None:
+        super().__init__(stack)
+        self._products = products
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        token_positions: TokenPositions,
+        mask: Mask | None,
+        state: State | None,
+        memory: tuple[Tensor, TokenPositions] | None,
+        auxiliary: Auxiliary | None,
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        with products_by(self._products):
+            return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
+
+
+class NativeStack(ProductStack):
     """See the head of this file; several threads may use it, one step at a time."""
 
-    def __init__(self, stack: Stack, found: ctypes.CDLL) -> None:
-        super().__init__(stack)
-        self._step = found.weft_step
-        self._held: list[Tensor] = []
+    def __init__(self, stack: Stack, found: ctypes.CDLL, products: BlockProducts) -> None:
+        super().__init__(stack, products)
+        self._library, self._step = found, found.weft_step
+        self._held: list[Any] = []
         self._tables: list[Any] = []
         blocks = list(stack.blocks)
         if not blocks or len({type(block) for block in blocks}) > 1 or type(blocks[0]) not in ARRANGEMENTS:
@@ -89,7 +114,8 @@ class NativeStack(SingleTokenStack):
         self._call = StepCall()
         self._bound: list[Any] = []
         self._lock = threading.Lock()
-        self._scratch = torch.empty(0)
+        self._scratch, self._rounded = torch.empty(0), torch.empty(0, dtype=torch.uint8)
+        self._rows = NATIVE_BLOCK_ROWS if self._products.matrices else NATIVE_ROWS
         self._attentions = [part for block in blocks for part in (block.mixer, block.cross) if part is not None]
         weights = sum(
             m.rows * m.cols for layer in self._layers for m in (layer.qkv, layer.output, layer.up, layer.down)
@@ -141,7 +167,7 @@ class NativeStack(SingleTokenStack):
         self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, TokenPositions] | None
     ) -> bool:
         return (
-            x.shape[0] * x.shape[1] <= NATIVE_ROWS
+            x.shape[0] * x.shape[1] <= self._rows
             and x.shape[1] <= (RING_SLACK if self._several else 1)
             and mask is None
             and state is not None
@@ -229,7 +255,12 @@ class NativeStack(SingleTokenStack):
         size = 4 * rows * row + threads * (3 * rows * s.width + longest + 16)
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size)
-        self._call.scratch, self._call.scratch_row, self._call.longest = self._scratch.data_ptr(), row, longest
+        rounded = self._library.weft_rounded_size(row)
+        if self._products.matrices and self._rounded.numel() < threads * rows * rounded:
+            self._rounded = torch.empty(threads * rows * rounded, dtype=torch.uint8)
+        call = self._call
+        call.scratch, call.scratch_row, call.longest = self._scratch.data_ptr(), row, longest
+        call.rounded, call.rounded_row = self._rounded.data_ptr(), rounded
 
     def _describe(self, blocks: list[Any]) -> StackShape:
         """What all layers share, refused where they do not."""
@@ -271,9 +302,13 @@ class NativeStack(SingleTokenStack):
         return layer
 
     def _matrix(self, linear: nn.Module) -> Matrix:
-        matrix, held = as_matrix(linear)
-        self._held += held
-        return matrix
+        found = self._products.matrices.get(id(linear))
+        if found is None:
+            if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+                raise Unsupported
+            found = NativeMatrix(self._library, linear.weight, linear.bias, self._products.room)
+        self._held.append(found)
+        return found.matrix
 
     def _norm(self, norm: nn.Module | None) -> NormTerms:
         if norm is None:
@@ -281,7 +316,7 @@ class NativeStack(SingleTokenStack):
         kinds = (LayerNorm, RMSNorm, ZeroCenteredRMSNorm)
         if not isinstance(norm, kinds) or type(norm) not in kinds:
             raise Unsupported
-        gamma, beta = _float32(norm.scale()), _float32(getattr(norm, "beta", None))
+        gamma, beta = float32(norm.scale()), float32(getattr(norm, "beta", None))
         assert gamma is not None
         self._held += [t for t in (gamma, beta) if t is not None]
         kind = LAYER if isinstance(norm, LayerNorm) else RMS
@@ -341,50 +376,10 @@ def _scale_and_cap(attention: SelfAttention | CrossAttention | None) -> tuple[fl
     return score.as_dot_product(torch.empty(attention.head_width))[1], 0.0
 
 
-def _float32(x: Tensor | None) -> Tensor | None:
-    if x is None:
-        return None
-    if x.dtype != torch.float32 or x.device.type != "cpu":
-        raise Unsupported
-    return x.detach().contiguous()
-
-
-def as_matrix(linear: nn.Module) -> tuple[Matrix, list[Tensor]]:
-    """A linear layer as the native step reads it, and the tensors that must live as long."""
-    if isinstance(linear, Int8Linear):
-        weight, scale, bias = linear.weight.contiguous(), _float32(linear.scale), _float32(linear.bias)
-    elif isinstance(linear, nn.Linear) and type(linear).forward is nn.Linear.forward:
-        found = _float32(linear.weight)
-        assert found is not None
-        weight, scale, bias = found, None, _float32(linear.bias)
-    else:
-        raise Unsupported
-    return matrix_of(weight, bias, scale), [t for t in (weight, scale, bias) if t is not None]
-
-
-def native_head(weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> NativeHead | None:
+def native_head(weight: Tensor | BlockMatrix, bias: Tensor | None) -> NativeMatrix | None:
     """x W^T + b over the vocabulary by the native product, where it fits."""
     found = library()
-    if found is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.int8):
+    try:
+        return None if found is None else NativeMatrix(found, weight, None if bias is None else bias.detach())
+    except Unsupported:
         return None
-    return NativeHead(found, weight.detach().contiguous(), None if bias is None else bias.detach(), scale)
-
-
-class NativeHead:
-    """A product for few rows; many rows are left to torch."""
-
-    def __init__(self, found: ctypes.CDLL, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> None:
-        self._product, self._held = found.weft_product, (weight, bias, scale)
-        self._matrix = matrix_of(weight, bias, scale)
-
-    def __call__(self, x: Tensor) -> Tensor | None:
-        """[..., D] -> [..., C]; None where torch does better."""
-        rows = x.numel() // x.shape[-1]
-        if rows > NATIVE_ROWS or x.dtype != torch.float32 or torch.is_grad_enabled():
-            return None
-        x = x.contiguous()
-        y = torch.empty(*x.shape[:-1], self._matrix.rows)
-        alone = self._matrix.rows * self._matrix.cols < ONE_THREAD_WEIGHTS
-        threads = 1 if alone else torch.get_num_threads()
-        self._product(ctypes.byref(self._matrix), x.data_ptr(), y.data_ptr(), rows, threads)
-        return y

@@ -1,0 +1,65 @@
+/* Products of blocks in portable C: the same whole-number sums and the same order of float32 additions; see blocks.h. */
+
+static inline uint8_t quant_at(int64_t kind, const uint8_t *q, int i, int r) {
+    int j = i / 4, c = i % 4;
+    if (kind == Q8_0) return q[place(j, r, c)];
+    uint8_t low = q[place(j & 3, r, c)] >> (j / 4 * 4) & 15;
+    return kind == Q6_K ? low | (q[256 + place(j / 4, r, c)] >> (j & 3) * 2 & 3) << 4 : low;
+}
+
+static inline float half_at(const uint8_t *p, int r) {
+    uint16_t h;
+    memcpy(&h, p + 2 * r, 2);
+    return half_to_float(h);
+}
+
+/* d and, where the kind has it, m of row r. */
+static inline void scales_at(int64_t kind, BlockAt at, int r, float *d, float *m) {
+    *m = 0;
+    if (kind <= Q4_1) *d = half_at(at.scales, r);
+    if (kind == Q4_1) *m = half_at(at.scales + 32, r);
+    if (kind == Q4_K) {
+        *d = half_at(at.tops, r) * (float)at.scales[r];
+        *m = 0.0f - half_at(at.tops + 32, r) * (float)at.scales[16 + r];
+    }
+    if (kind == Q6_K) *d = half_at(at.tops, r);
+}
+
+/* The 16 rows of one block with one row of x: sums over its two halves. */
+static inline void half_sums(const uint8_t quants[BLOCK][GROUP], int32_t offset, const int8_t *p, const int32_t *sums,
+                             int32_t one[GROUP], int32_t other[GROUP]) {
+    for (int k = 0; k < GROUP; k++) one[k] = -offset * sums[0], other[k] = -offset * sums[1];
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < GROUP; k++) {
+            one[k] += quants[i][k] * p[i];
+            other[k] += quants[i + 16][k] * p[i + 16];
+        }
+}
+
+static inline void group_products(int64_t kind, const uint8_t *group, int64_t columns, const RoundedRow *x, int64_t count,
+                                  float y[TILE][GROUP]) {
+    int64_t n = blocks_of(columns);
+    memset(y, 0, count * GROUP * sizeof(float));
+    for (int64_t b = 0; b < n; b++) {
+        BlockAt at = block_at(kind, group, n, b);
+        uint8_t quants[BLOCK][GROUP];
+        float d[GROUP], m[GROUP];
+        for (int i = 0; i < BLOCK; i++)
+            for (int k = 0; k < GROUP; k++) quants[i][k] = quant_at(kind, at.quants, i, k);
+        for (int k = 0; k < GROUP; k++) scales_at(kind, at, k, d + k, m + k);
+        for (int64_t r = 0; r < count; r++) {
+            int32_t one[GROUP], other[GROUP];
+            half_sums(quants, KINDS[kind].offset, x[r].p + b * BLOCK, x[r].sums + 2 * b, one, other);
+            float a = x[r].a[b], whole = a * (float)(x[r].sums[2 * b] + x[r].sums[2 * b + 1]);
+            for (int k = 0; k < GROUP; k++) {
+                float sum = (float)(one[k] + other[k]);
+                if (kind == Q6_K) {
+                    float first = (float)(int8_t)at.scales[k], second = (float)(int8_t)at.scales[16 + k];
+                    sum = (float)one[k] * first + (float)other[k] * second;
+                }
+                y[r][k] = y[r][k] + sum * (d[k] * a);
+                if (kind == Q4_1 || kind == Q4_K) y[r][k] = y[r][k] + m[k] * whole;
+            }
+        }
+    }
+}
