@@ -1,6 +1,7 @@
 """`weft bench growth`: time and memory against length, batch, width, layers, experts, vocabulary and data size.
 
-Each axis is measured in a process of its own whose freed memory returns to the kernel at once. The exponent p of
+Each axis is measured in two processes of its own, one for time and one, whose freed memory returns to the kernel at
+once, for memory. The exponent p of
 time = c size^p is fitted by least squares over all sizes; theory's is fitted in the same way to the operations that
 must be done at these sizes. Where the two differ by more than 0.15, the table says why, or that it is not known.
 """
@@ -35,9 +36,12 @@ def run(options: BenchOptions, report: Callable[[str], None]) -> CaseResult:
     try:
         for axis in chosen:
             sizes = sizes_of(axis, options.quick, options.largest)
-            arguments = {"axis": axis.name, "sizes": list(sizes)}
-            entry = Entry(axis.name, "weft.bench.growth.measured_axis:axis_work", arguments, environment=FRESH)
-            found = call_once(entry, options.threads, report)
+            found: dict[str, Any] = {}
+            for what in ("seconds", "bytes"):
+                arguments = {"axis": axis.name, "sizes": list(sizes), "what": what}
+                place, more = "weft.bench.growth.measured_axis:axis_work", FRESH if what == "bytes" else {}
+                entry = Entry(f"{axis.name}, {what}", place, arguments, environment=more)
+                found |= call_once(entry, options.threads, report)
             if "failure" in found:
                 notes.append(f"{axis.name} failed: {found['failure']}")
                 continue
