@@ -39,8 +39,8 @@ BLOCK_FORMATS = {
     "Q4_K": BlockFormat(256, 144),
     "Q6_K": BlockFormat(256, 210),
 }
-AT_ONCE = 1 << 22  # weights that are rounded at once
-SCALES_TRIED = 24
+AT_ONCE = 1 << 16  # weights that are rounded at once: as many as a cache holds
+STEPS_TRIED = (13.4, 13.9, 14.4, 14.9, 15.5, 16.2)  # over the width of a block
 
 
 def block_format(kind: str) -> BlockFormat:
@@ -129,22 +129,18 @@ def _write_q4_1(x: Tensor) -> Tensor:
 
     With q given, sum (x - d q - m)^2 is smallest for d = cov(q, x) / var(q) and m = mean(x) - d mean(q).
     """
-    least, most = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
-    width = (most - least).clamp(min=1e-30)
-    best_d, best_m, best = width / 15, least, torch.full_like(least, torch.inf)
-    for tried in range(SCALES_TRIED):
-        steps = 13 + 4.0 * tried / (SCALES_TRIED - 1)  # 13 to 17 steps over the width of the block
-        middle = (most + least) / 2
-        q = ((x - middle) * (steps / width) + 7.5).round().clamp(0, 15)
-        mean_q, mean_x = q.mean(1, keepdim=True), x.mean(1, keepdim=True)
-        spread = (q - mean_q).square().sum(1, keepdim=True)
-        d = ((q - mean_q) * (x - mean_x)).sum(1, keepdim=True) / spread.clamp(min=1e-30)
-        m = mean_x - d * mean_q
-        d, m = d.half().float(), m.half().float()
-        error = (x - d * _nearest(x, d, m) - m).square().sum(1, keepdim=True)
-        better = error < best
-        best_d, best_m = torch.where(better, d, best_d), torch.where(better, m, best_m)
-        best = torch.where(better, error, best)
+    least, most, mean_x = x.amin(1, keepdim=True), x.amax(1, keepdim=True), x.mean(1, keepdim=True)
+    width, middle, centered = (most - least).clamp(min=1e-30), (most + least) / 2, x - mean_x
+    best_d, best_m, best = width / 15, least, torch.full_like(least, -torch.inf)
+    for steps in STEPS_TRIED:
+        q = torch.addcmul(x.new_full((), 7.5), x - middle, steps / width).round_().clamp_(0, 15)
+        q_x, mean_q = (q * centered).sum(1, keepdim=True), q.mean(1, keepdim=True)
+        spread = ((q * q).sum(1, keepdim=True) - q.shape[1] * mean_q * mean_q).clamp(min=1e-30)
+        gain = q_x * q_x / spread  # how much smaller the squared error is than that of the mean alone
+        d = q_x / spread
+        better = gain > best
+        best_d, best_m = torch.where(better, d, best_d), torch.where(better, mean_x - d * mean_q, best_m)
+        best = torch.where(better, gain, best)
     d, m = best_d.half(), best_m.half()
     q = _nearest(x, d.float(), m.float()).to(torch.uint8)
     return torch.cat((d.view(torch.uint8), m.view(torch.uint8), q[:, :16] | q[:, 16:] << 4), 1)
