@@ -33,7 +33,7 @@ from weft.parts.initialization import FanIn, Normal, Scheme, Xavier, initialize
 from weft.parts.masks import Everything
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.outputs import ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead, pool_tokens
-from weft.parts.quantized import Int8Linear, quantize, quantize_rows
+from weft.parts.quantized import BlockQuantizedLinear, quantize
 from weft.parts.recurrence import Recurrent
 from weft.parts.stack import Stack
 from weft.parts.state import TensorState
@@ -237,7 +237,7 @@ def test_tied_head_shares_the_embedding():
     exact = other.weight().detach().clone()
     quantize(other)
     assert 0 < (other.weight() - exact).abs().max() < 0.01
-    assert isinstance(quantize(torch.nn.Linear(3, 3)), Int8Linear)
+    assert isinstance(quantize(torch.nn.Linear(3, 3)), BlockQuantizedLinear)
 
 
 @pytest.mark.parametrize("name", ["point", "gaussian", "student"])
@@ -280,35 +280,22 @@ def test_sequence_input_in_order():
     assert stem(torch.randn(1, 3, 28, 28)).shape == (1, 16, 7, 7)
 
 
-def test_int8_rows_are_near_and_independent():
+def test_quantized_rows_are_near_and_independent():
     layer = torch.nn.Linear(64, 32)
-    q, scale = quantize_rows(layer.weight)
-    assert q.dtype == torch.int8 and int(q.abs().max()) == 127
-    assert (q * scale[:, None] - layer.weight).abs().max() <= scale.max() / 2 + 1e-12
-    small = Int8Linear.of(layer)
+    small = BlockQuantizedLinear.of(layer, "Q8_0")
     assert (small.in_features, small.out_features) == (64, 32)
+    largest = layer.weight.detach().unflatten(1, (2, 32)).abs().amax(2, keepdim=True)
+    error = (small.weight - layer.weight.detach()).unflatten(1, (2, 32)).abs()
+    assert (error <= largest / 127 * 0.51).all() and error.max() > 0
     x = torch.randn(5, 64)
-    with torch.no_grad():
-        y = small(x)
-        assert torch.allclose(y, x @ (q * scale[:, None]).T + layer.bias)
-        assert torch.allclose(small(x[:1]), y[:1], atol=1e-12)
-        assert torch.equal(small(x), y)
+    y = small(x)
+    assert torch.allclose(y, x @ small.weight.T + layer.bias.detach())
+    assert torch.allclose(small(x[:1]), y[:1], atol=1e-12)
     x.requires_grad_()
     (small(x) @ torch.randn(32)).sum().backward()
     assert torch.isfinite(x.grad).all()
-    no_bias = Int8Linear.of(torch.nn.Linear(4, 3, bias=False))
+    no_bias = BlockQuantizedLinear.of(torch.nn.Linear(4, 3, bias=False), "Q8_0")
     assert no_bias(torch.randn(2, 4)).shape == (2, 3) and "bias" not in no_bias.state_dict()
-
-
-def test_quantized_gradients_do_not_read_a_reused_buffer():
-    first, second = (Int8Linear.of(torch.nn.Linear(6, 6)) for _ in range(2))
-    x = torch.randn(2, 6, requires_grad=True)
-    y = second(first(x)).sum()
-    with torch.no_grad():
-        second(x), first(x)
-    (gradient,) = torch.autograd.grad(y, x)
-    W = (second.weight * second.scale[:, None]) @ (first.weight * first.scale[:, None])
-    assert torch.allclose(gradient, W.sum(0).expand(2, -1))
 
 
 def test_a_quantized_model_stays_close_and_lawful():

@@ -6,11 +6,13 @@
  *   Q4_K  w = (d s) q - (e n)                 256 columns share d and e, 32 of them s and n of 6 bits; q of 4 bits
  *   Q6_K  w = (d s) (q - 32)                  256 columns share d, 16 of them s of 8 bits; q of 6 bits
  *
- * A row x is rounded block by block: x_i ~ a p_i, a = max |x_i| / 127 over 32 columns, p in -127 .. 127. Then
+ * A row x is rounded block by block to whole numbers of 15 bits: x_i ~ a v_i, a = max |x_i| / 16256 over 32 columns. (Of
+ * 8 bits they are too rough where one column of a block is far larger than the others.) Then
  *
- *   y = sum over blocks of (sum_i q_i p_i) (d a) + m (a sum_i p_i)
+ *   y = sum over blocks of (sum_i q_i v_i) (d a) + m (a sum_i v_i)
  *
- * The inner sums are whole numbers and exact; blocks are added from the first to the last in float32. So what a row
+ * v = 128 p + r is kept as two bytes, because instructions multiply bytes. The inner sums are whole numbers below 2^31, also
+ * with the s of Q6_K in them, and exact; blocks are added from the first to the last in float32. So what a row
  * becomes depends on that row alone, and has the same bits by any of the ways below (VNNI, AVX2, portable C).
  *
  * Packed once at load: 16 rows are a group; four columns of 16 rows are 64 bytes, so that one instruction multiplies
@@ -132,18 +134,21 @@ void weft_pack(int64_t kind, const uint8_t *stored, int64_t rows, int64_t column
 
 /* ---- rounded rows ---- */
 
-/* A row of x: p of all blocks, then per block a, and sums of p over its two halves. */
-typedef struct { const int8_t *p; const float *a; const int32_t *sums; } RoundedRow;
+enum { MOST = 127 * 128 };
 
-static inline int64_t rounded_size(int64_t columns) { return (blocks_of(columns) * (BLOCK + 4 + 8) + 63) & ~(int64_t)63; }
+/* A row of x: p of all blocks, r of all blocks, then per block a, and sums of v over its two halves. */
+typedef struct { const int8_t *p, *r; const float *a; const int32_t *sums; } RoundedRow;
+
+static inline int64_t rounded_size(int64_t columns) { return (blocks_of(columns) * (2 * BLOCK + 4 + 8) + 63) & ~(int64_t)63; }
 
 static inline RoundedRow rounded_row(const uint8_t *rounded, int64_t columns, int64_t row) {
     int64_t n = blocks_of(columns);
     const uint8_t *at = rounded + row * rounded_size(columns);
-    return (RoundedRow){(const int8_t *)at, (const float *)(at + n * BLOCK), (const int32_t *)(at + n * (BLOCK + 4))};
+    const int8_t *p = (const int8_t *)at;
+    return (RoundedRow){p, p + n * BLOCK, (const float *)(at + n * 2 * BLOCK), (const int32_t *)(at + n * (2 * BLOCK + 4))};
 }
 
-static inline void round_block(const float *x, int8_t *p, float *a, int32_t *sums) {
+static inline void round_block(const float *x, int8_t *p, int8_t *r, float *a, int32_t *sums) {
     int32_t bits[BLOCK], most = 0, first = 0, second = 0;
     float largest, y[BLOCK];
     memcpy(bits, x, sizeof bits); /* the bits of numbers from 0 are ordered as the numbers are; NaN is the largest */
@@ -152,13 +157,16 @@ static inline void round_block(const float *x, int8_t *p, float *a, int32_t *sum
         most = size > most ? size : most;
     }
     memcpy(&largest, &most, 4);
-    float one = most ? 127.0f / largest : 0;
+    float one = most ? (float)MOST / largest : 0;
     /* A sum with 1.5 * 2^23 has a whole number in its last bits: the nearest, of two the even one. */
     for (int i = 0; i < BLOCK; i++) y[i] = x[i] * one + 12582912.0f;
     memcpy(bits, y, sizeof y);
-    for (int i = 0; i < BLOCK; i++) p[i] = (int8_t)bits[i];
-    for (int i = 0; i < 16; i++) first += p[i], second += p[i + 16];
-    *a = largest / 127.0f, sums[0] = first, sums[1] = second;
+    for (int i = 0; i < BLOCK; i++) {
+        int16_t v = (int16_t)bits[i];
+        p[i] = (int8_t)((v + 64) >> 7), r[i] = (int8_t)(v - 128 * p[i]);
+    }
+    for (int i = 0; i < 16; i++) first += 128 * p[i] + r[i], second += 128 * p[i + 16] + r[i + 16];
+    *a = largest / (float)MOST, sums[0] = first, sums[1] = second;
 }
 
 static void round_row(const float *x, int64_t columns, uint8_t *rounded, int64_t row) {
@@ -171,7 +179,7 @@ static void round_row(const float *x, int64_t columns, uint8_t *rounded, int64_t
             memcpy(padded, at, (columns - b * BLOCK) * sizeof(float));
             at = padded;
         }
-        round_block(at, (int8_t *)to.p + b * BLOCK, (float *)to.a + b, (int32_t *)to.sums + 2 * b);
+        round_block(at, (int8_t *)to.p + b * BLOCK, (int8_t *)to.r + b * BLOCK, (float *)to.a + b, (int32_t *)to.sums + 2 * b);
     }
 }
 

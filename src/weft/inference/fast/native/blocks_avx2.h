@@ -8,9 +8,7 @@ static inline __m256 bytes_256(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
 
-static inline __m256 signed_256(const uint8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
+static inline __m256i signed_256(const uint8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 
 /* q of columns 4 j .. 4 j + 3; `p` points to the eight rows' part of the block. */
 static inline __attribute__((always_inline)) __m256i quants_256(int64_t kind, const uint8_t *p, int j) {
@@ -29,7 +27,7 @@ static inline __attribute__((always_inline)) __m256i four_256(const int8_t *p) {
     return _mm256_set1_epi32(four);
 }
 
-/* sum + sum_i (q_i - offset) p_i over four columns; the offset is taken off here for 8 bits only (see first_256). */
+/* sum + sum_i (q_i - offset) p_i over four columns; the offset is taken off here for 8 bits only (see offset_256). */
 static inline __attribute__((always_inline)) __m256i add_256(int64_t kind, __m256i sum, __m256i q, __m256i p) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && !defined(WEFT_AVX2)
     return _mm256_dpbusd_epi32(sum, q, p);
@@ -44,7 +42,8 @@ static inline __attribute__((always_inline)) __m256i add_256(int64_t kind, __m25
 #endif
 }
 
-static inline __attribute__((always_inline)) __m256i first_256(int64_t kind, int32_t sum) {
+/* What the offset takes off a sum of q_i v_i, where add_256 does not. */
+static inline __attribute__((always_inline)) __m256i offset_256(int64_t kind, int32_t sum) {
 #if (defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)) && !defined(WEFT_AVX2)
     return _mm256_set1_epi32(-KINDS[kind].offset * sum);
 #else
@@ -52,7 +51,7 @@ static inline __attribute__((always_inline)) __m256i first_256(int64_t kind, int
 #endif
 }
 
-typedef struct { __m256 d, m, first, second; } Scales256;
+typedef struct { __m256 d, m; __m256i first, second; } Scales256;
 
 static inline __attribute__((always_inline)) Scales256 scales_256(int64_t kind, BlockAt at, int from) {
     Scales256 s;
@@ -70,6 +69,20 @@ static inline __attribute__((always_inline)) Scales256 scales_256(int64_t kind, 
     return s;
 }
 
+/* one + sum_i q_i p_i over the first half of a block and other + those of its second; with `low`, r in the place of p. */
+static inline __attribute__((always_inline)) void add_bytes_256(int64_t kind, const uint8_t *q, const RoundedRow *x, int count, int64_t b,
+                                                                int low, __m256i *one, __m256i *other) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m256i w = quants_256(kind, q, j), v = quants_256(kind, q, j + 4);
+        for (int r = 0; r < count; r++) {
+            const int8_t *p = (low ? x[r].r : x[r].p) + b * BLOCK + 4 * j;
+            one[r] = add_256(kind, one[r], w, four_256(p));
+            other[r] = add_256(kind, other[r], v, four_256(p + 16));
+        }
+    }
+}
+
 /* Rows from .. from + 7 of the group with `count` rows of x. */
 static inline __attribute__((always_inline)) void tile_256(int64_t kind, const uint8_t *group, int64_t columns, int from,
                                                            const RoundedRow *x, int count, float y[TILE][GROUP]) {
@@ -81,27 +94,17 @@ static inline __attribute__((always_inline)) void tile_256(int64_t kind, const u
         const uint8_t *q = at.quants + 4 * from;
         if (from == 0) prefetch_block(kind, group, columns, b);
         __m256i one[ROWS_256], other[ROWS_256];
-        for (int r = 0; r < count; r++) {
-            one[r] = first_256(kind, x[r].sums[2 * b]), other[r] = first_256(kind, x[r].sums[2 * b + 1]);
+        for (int r = 0; r < count; r++) one[r] = other[r] = _mm256_setzero_si256();
+        add_bytes_256(kind, q, x, count, b, 0, one, other);
+        for (int r = 0; r < count; r++) { /* v = 128 p + r */
+            one[r] = _mm256_add_epi32(_mm256_slli_epi32(one[r], 7), offset_256(kind, x[r].sums[2 * b]));
+            other[r] = _mm256_add_epi32(_mm256_slli_epi32(other[r], 7), offset_256(kind, x[r].sums[2 * b + 1]));
         }
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            __m256i w = quants_256(kind, q, j), v = quants_256(kind, q, j + 4);
-            for (int r = 0; r < count; r++) {
-                const int8_t *p = x[r].p + b * BLOCK + 4 * j;
-                one[r] = add_256(kind, one[r], w, four_256(p));
-                other[r] = add_256(kind, other[r], v, four_256(p + 16));
-            }
-        }
+        add_bytes_256(kind, q, x, count, b, 1, one, other);
         Scales256 s = scales_256(kind, at, from);
         for (int r = 0; r < count; r++) {
-            __m256 sum;
-            if (kind == Q6_K) {
-                __m256 a = _mm256_mul_ps(_mm256_cvtepi32_ps(one[r]), s.first);
-                sum = _mm256_add_ps(a, _mm256_mul_ps(_mm256_cvtepi32_ps(other[r]), s.second));
-            } else {
-                sum = _mm256_cvtepi32_ps(_mm256_add_epi32(one[r], other[r]));
-            }
+            if (kind == Q6_K) one[r] = _mm256_mullo_epi32(one[r], s.first), other[r] = _mm256_mullo_epi32(other[r], s.second);
+            __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(one[r], other[r]));
             float a = x[r].a[b];
             acc[r] = _mm256_add_ps(acc[r], _mm256_mul_ps(sum, _mm256_mul_ps(s.d, _mm256_set1_ps(a))));
             if (kind == Q4_1 || kind == Q4_K) {

@@ -6,9 +6,7 @@ static inline __m512 bytes_512(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 
-static inline __m512 signed_512(const uint8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
+static inline __m512i signed_512(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
 static inline __attribute__((always_inline)) void quants_512(int64_t kind, const uint8_t *p, __m512i w[8]) {
     if (kind == Q8_0) {
@@ -38,11 +36,14 @@ static inline __attribute__((always_inline)) __m512i four_512(const int8_t *p) {
     return _mm512_set1_epi32(four);
 }
 
-/* sum_i (q_i - offset) p_i over four times four columns from the j-th on. */
-static inline __attribute__((always_inline)) __m512i half_512(const __m512i *w, const int8_t *p, int32_t begin) {
-    __m512i sum = _mm512_set1_epi32(begin);
-    for (int j = 0; j < 4; j++) sum = _mm512_dpbusd_epi32(sum, w[j], four_512(p + 4 * j));
-    return sum;
+/* begin + sum_i q_i v_i, v = 128 p + r, over four times four columns. */
+static inline __attribute__((always_inline)) __m512i half_512(const __m512i *w, const int8_t *p, const int8_t *r, int32_t begin) {
+    __m512i high = _mm512_setzero_si512(), low = _mm512_set1_epi32(begin);
+    for (int j = 0; j < 4; j++) {
+        high = _mm512_dpbusd_epi32(high, w[j], four_512(p + 4 * j));
+        low = _mm512_dpbusd_epi32(low, w[j], four_512(r + 4 * j));
+    }
+    return _mm512_add_epi32(_mm512_slli_epi32(high, 7), low);
 }
 
 static inline __attribute__((always_inline)) void tile_512(int64_t kind, const uint8_t *group, int64_t columns, const RoundedRow *x, int count,
@@ -54,7 +55,8 @@ static inline __attribute__((always_inline)) void tile_512(int64_t kind, const u
     for (int64_t b = 0; b < n; b++) {
         BlockAt at = block_at(kind, group, n, b);
         __m512i w[8];
-        __m512 d, m, first, second;
+        __m512 d, m;
+        __m512i first, second;
         prefetch_block(kind, group, columns, b);
         quants_512(kind, at.quants, w);
         if (kind <= Q4_1) d = halves_512(at.scales);
@@ -66,14 +68,12 @@ static inline __attribute__((always_inline)) void tile_512(int64_t kind, const u
         if (kind == Q6_K) d = halves_512(at.tops), first = signed_512(at.scales), second = signed_512(at.scales + 16);
 #pragma GCC unroll 8
         for (int r = 0; r < count; r++) {
-            const int8_t *p = x[r].p + b * BLOCK;
+            const int8_t *p = x[r].p + b * BLOCK, *rest = x[r].r + b * BLOCK;
             const int32_t *sums = x[r].sums + 2 * b;
-            __m512i one = half_512(w, p, -offset * sums[0]), other = half_512(w + 4, p + 16, -offset * sums[1]);
-            __m512 sum;
-            if (kind == Q6_K)
-                sum = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(one), first), _mm512_mul_ps(_mm512_cvtepi32_ps(other), second));
-            else
-                sum = _mm512_cvtepi32_ps(_mm512_add_epi32(one, other));
+            __m512i one = half_512(w, p, rest, -offset * sums[0]);
+            __m512i other = half_512(w + 4, p + 16, rest + 16, -offset * sums[1]);
+            if (kind == Q6_K) one = _mm512_mullo_epi32(one, first), other = _mm512_mullo_epi32(other, second);
+            __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(one, other));
             float a = x[r].a[b];
             acc[r] = _mm512_add_ps(acc[r], _mm512_mul_ps(sum, _mm512_mul_ps(d, _mm512_set1_ps(a))));
             if (kind == Q4_1 || kind == Q4_K)

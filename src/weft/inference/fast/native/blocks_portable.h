@@ -26,14 +26,13 @@ static inline void scales_at(int64_t kind, BlockAt at, int r, float *d, float *m
 }
 
 /* The 16 rows of one block with one row of x: sums over its two halves. */
-static inline void half_sums(const uint8_t quants[BLOCK][GROUP], int32_t offset, const int8_t *p, const int32_t *sums,
+static inline void half_sums(const uint8_t quants[BLOCK][GROUP], int32_t offset, const int8_t *p, const int8_t *r, const int32_t *sums,
                              int32_t one[GROUP], int32_t other[GROUP]) {
     for (int k = 0; k < GROUP; k++) one[k] = -offset * sums[0], other[k] = -offset * sums[1];
-    for (int i = 0; i < 16; i++)
-        for (int k = 0; k < GROUP; k++) {
-            one[k] += quants[i][k] * p[i];
-            other[k] += quants[i + 16][k] * p[i + 16];
-        }
+    for (int i = 0; i < 16; i++) {
+        int32_t v = 128 * p[i] + r[i], u = 128 * p[i + 16] + r[i + 16];
+        for (int k = 0; k < GROUP; k++) one[k] += quants[i][k] * v, other[k] += quants[i + 16][k] * u;
+    }
 }
 
 static inline void group_products(int64_t kind, const uint8_t *group, int64_t columns, const RoundedRow *x, int64_t count,
@@ -49,14 +48,11 @@ static inline void group_products(int64_t kind, const uint8_t *group, int64_t co
         for (int k = 0; k < GROUP; k++) scales_at(kind, at, k, d + k, m + k);
         for (int64_t r = 0; r < count; r++) {
             int32_t one[GROUP], other[GROUP];
-            half_sums(quants, KINDS[kind].offset, x[r].p + b * BLOCK, x[r].sums + 2 * b, one, other);
+            half_sums(quants, KINDS[kind].offset, x[r].p + b * BLOCK, x[r].r + b * BLOCK, x[r].sums + 2 * b, one, other);
             float a = x[r].a[b], whole = a * (float)(x[r].sums[2 * b] + x[r].sums[2 * b + 1]);
             for (int k = 0; k < GROUP; k++) {
+                if (kind == Q6_K) one[k] *= (int8_t)at.scales[k], other[k] *= (int8_t)at.scales[16 + k];
                 float sum = (float)(one[k] + other[k]);
-                if (kind == Q6_K) {
-                    float first = (float)(int8_t)at.scales[k], second = (float)(int8_t)at.scales[16 + k];
-                    sum = (float)one[k] * first + (float)other[k] * second;
-                }
                 y[r][k] = y[r][k] + sum * (d[k] * a);
                 if (kind == Q4_1 || kind == Q4_K) y[r][k] = y[r][k] + m[k] * whole;
             }
