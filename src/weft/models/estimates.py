@@ -214,7 +214,11 @@ def _recurrent_seq2seq(model: RecurrentSeq2Seq, length: int) -> _Plan:
     looks: Products = ()
     if model.score is not None:
         looks = model.score.matrix_products((spec.hidden, spec.memory_width), view)
-        looks += (MatrixProduct("A H", "c_t = sum_i a_ti h_i", length, length, spec.memory_width),)
+        if model.combine is None:  # the decoder's W_c is applied to all h_i before, not to each c_t
+            gates = model.decoder.input_weight.shape[0]
+            looks += (MatrixProduct("A H W_c", "W_c c_t = sum_i a_ti W_c h_i", length, length, gates),)
+        else:
+            looks += (MatrixProduct("A H", "c_t = sum_i a_ti h_i", length, length, spec.memory_width),)
     first = MatrixProduct("first", "s_0 = tanh(W h_T)", 1, model.first.in_features, model.first.out_features)
     combine = model.combine
     both = () if combine is None else (MatrixProduct("combine", "W [c; h]", length, combine.in_features, spec.hidden),)
