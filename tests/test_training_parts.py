@@ -68,11 +68,11 @@ def test_orthogonalized_matrices_keep_their_directions_with_singular_values_near
     U, S, V = torch.linalg.svd(drawn, full_matrices=False)
     M = U @ torch.diag(torch.logspace(0, -1.5, S.shape[-1], dtype=torch.float64)) @ V
     O = orthogonalize(M)  # noqa: E741
-    assert (torch.linalg.svdvals(O) - 1).abs().max() < 0.23
+    assert (torch.linalg.svdvals(O) - 1).abs().max() < 0.2
     assert (O * (U @ V)).sum() / (O.norm() * (U @ V).norm()) > 0.97
     torch.testing.assert_close(O, orthogonalize(1e-3 * M), atol=1e-9, rtol=0)
     rounded = orthogonalize(M.float()).double()  # in bf16 on some machines
-    assert (rounded * O).sum() / (rounded.norm() * O.norm()) > 0.99
+    assert (rounded * O).sum() / (rounded.norm() * O.norm()) > 0.97
     assert not orthogonalize(torch.zeros(shape)).any()
 
 

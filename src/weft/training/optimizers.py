@@ -27,9 +27,9 @@ COEFFICIENTS = (
     (3.5055706174, -2.6266538381, 0.5257194056),
     (2.4901159363, -1.8342750797, 0.4368347065),
 )
-# Beyond its interval a polynomial soon grows, and in bf16 values are rounded beyond it: each step takes x / SLACK.
-SLACK = 1.02
-STEPS = tuple((a / SLACK, b / SLACK**3, c / SLACK**5) for a, b, c in COEFFICIENTS)
+# Beyond its interval a polynomial soon grows, and bf16 rounds values beyond it: there each step takes x / BF16_SLACK.
+BF16_SLACK = 1.01
+BF16_STEPS = tuple((a / BF16_SLACK, b / BF16_SLACK**3, c / BF16_SLACK**5) for a, b, c in COEFFICIENTS)
 TINY = 1e-30
 
 
@@ -54,7 +54,7 @@ def _large_side(X: Tensor) -> Tensor:
     A = X @ X.mT
     bound = A.norm(dim=(-2, -1), keepdim=True).clamp(min=TINY)
     X, A = X / bound.sqrt(), A / bound
-    for number, (a, b, c) in enumerate(STEPS):
+    for number, (a, b, c) in enumerate(BF16_STEPS if X.dtype == torch.bfloat16 else COEFFICIENTS):
         A = A if number == 0 else X @ X.mT
         X = torch.baddbmm(X, torch.baddbmm(A, A, A, beta=b, alpha=c), X, beta=a)
     return X
@@ -67,11 +67,11 @@ def _small_side(X: Tensor) -> Tensor:
     A = X @ X.mT
     bound = A.norm(dim=(-2, -1), keepdim=True).clamp(min=TINY)
     A, Q = A / bound, None
-    for number, (a, b, c) in enumerate(STEPS):
+    for number, (a, b, c) in enumerate(COEFFICIENTS):
         P = torch.baddbmm(A, A, A, beta=b, alpha=c)
         P.diagonal(dim1=-2, dim2=-1).add_(a)
         Q = P if Q is None else P @ Q
-        A = P @ A @ P if number + 1 < len(STEPS) else A
+        A = P @ A @ P if number + 1 < len(COEFFICIENTS) else A
     assert Q is not None
     return (Q / bound.sqrt()) @ X
 

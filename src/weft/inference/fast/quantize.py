@@ -2,7 +2,7 @@
 
     int8   blocks of Q8_0: 32 weights share a scale; 8.5 bits per weight
     int4   blocks of Q4_1: 32 weights share a scale and a least value; 5 bits per weight. The head over the vocabulary,
-           whose errors reach the logits directly, is in Q8_0
+           whose errors reach the logits directly, and attention's output are in Q8_0
 
 A row's result depends on that row alone, not on the rest of the batch.
 """
@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from weft.foundation.errors import WeftError
+from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block_formats import quantize_blocks
 from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
-from weft.parts.quantized import BlockQuantizedLinear, BlockSegment, quantize
+from weft.parts.quantized import BlockQuantizedLinear, BlockSegment, quantize, takes_blocks
 
 WeightKind = Literal["int8", "int4"]
 BLOCKS_OF_KIND = {"int8": "Q8_0", "int4": "Q4_1"}
-HEAD_BLOCKS = "Q8_0"
+HEAD_BLOCKS = OUTPUT_BLOCKS = "Q8_0"  # of any kind
 
 
 def quantize_model(model: nn.Module, kind: WeightKind = "int8") -> nn.Module:
@@ -41,4 +42,8 @@ def quantize_model(model: nn.Module, kind: WeightKind = "int8") -> nn.Module:
         holder.head = own.train(head.training)
     elif isinstance(head, LanguageHead) and isinstance(head.linear, nn.Linear):
         head.linear = BlockQuantizedLinear.of(head.linear, HEAD_BLOCKS)  # type: ignore[assignment]
+    for part in model.modules():
+        # A twelfth of a block's weights, which every layer above reads: in four bits they cost more than they save.
+        if isinstance(part, SelfAttention | CrossAttention) and takes_blocks(part.output):
+            part.output = BlockQuantizedLinear.of(part.output, OUTPUT_BLOCKS)  # type: ignore[assignment]
     return quantize(model, BLOCKS_OF_KIND[kind])
