@@ -102,6 +102,7 @@ def test_made_texts_have_the_size_asked_for(tmp_path):
     assert path.stat().st_size == 10_007 and len(set(path.read_text().split())) > 500
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @torch.no_grad()
 def test_peers_compute_what_weft_computes(double):
     shape = GPTShape(2, 12, 3, 17, 7)

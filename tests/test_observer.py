@@ -19,6 +19,7 @@ from weft.inference.decoding.beam import Beam, beam_search
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sessions import PrefillOptions
+from weft.inference.fast.native.stack import NativeStack, ProductStack
 from weft.inference.fast.optimized import optimized, parts_only
 from weft.inference.fast.single_token import SingleTokenStack
 from weft.inspection.analysis.lens import streams
@@ -255,7 +256,7 @@ def test_native_is_an_option_and_hooks_of_users_are_honored(monkeypatch):
     def refuse(*_) -> None:
         raise AssertionError("an optimized stack ran")
 
-    for kind in (SingleTokenStack, *SingleTokenStack.__subclasses__()):
+    for kind in (SingleTokenStack, ProductStack, NativeStack):
         monkeypatch.setattr(kind, "run_blocks", refuse)
     with pytest.raises(AssertionError, match="an optimized stack ran"):
         generate(module, GenerationRequest(prompts, max_tokens=5))

@@ -31,7 +31,7 @@ LAYOUTS = {
     4: ("ddp", "fsdp", "tp=2", "tp=4", "fsdp,tp=2", "fsdp,cp=2"),
 }
 # At its usual rate Muon multiplies rounding by five at each step of adapters that begin at zero.
-LORA = {"training.lora": 2, "training.matrix_rate": 0.002}
+LORA = {"training.lora": 2, "training.matrix_rate": 0.001}
 FACTORS = {
     "layout": tuple(f"{processes}:{layout}" for processes, layouts in LAYOUTS.items() for layout in layouts),
     "model": tuple(MODELS),

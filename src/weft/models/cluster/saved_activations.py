@@ -110,9 +110,12 @@ def _gated(part: GatedFeedForward, view: ProductView) -> Saved:
 
 @saved.register
 def _experts(part: Experts, view: ProductView) -> Saved:
-    """As the MLP, for each active expert, and its output before and after the gate; the router keeps X and logits."""
+    """Of each active expert X, X W_1, which backward activates again, and its output before and after the gate.
+
+    The router keeps X and logits.
+    """
     T, A = view.queries, part.active
-    inside = T * A * (3 * part.width + (4 if part.gated else 2) * part.hidden)
+    inside = T * A * (3 * part.width + (2 if part.gated else 1) * part.hidden)
     return Saved(inside + T * (part.width + 2 * part.experts)) + saved(part.shared, view)
 
 
