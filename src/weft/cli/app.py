@@ -93,7 +93,8 @@ Limit = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        help="Quantization of the weights: int8 or int4, a quarter or a sixth of the memory; none if left out."
+        help="Quantization of the weights: int8 (a quarter of the memory) or int4 (a sixth, but small models answer "
+        "worse); none if left out."
     ),
 ]
 
