@@ -1,9 +1,9 @@
 """`weft bench growth`: time and memory against length, batch, width, layers, experts, vocabulary and data size.
 
 Each axis is measured in two processes of its own, one for time and one, whose freed memory returns to the kernel at
-once, for memory. The exponent p of
-time = c size^p is fitted by least squares over all sizes; theory's is fitted in the same way to the operations that
-must be done at these sizes. Where the two differ by more than 0.15, the table says why, or that it is not known.
+once, for memory. The exponent p of time = c size^p is fitted by least squares over all sizes; theory's is fitted in the
+same way to the operations that must be done at these sizes. Where the two differ by more than 0.15, the table says why,
+or that it is not known.
 """
 
 from __future__ import annotations
