@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import math
 import os
@@ -169,9 +168,15 @@ def _permute(model) -> None:
 
 
 @torch.inference_mode()
-def test_quantized_weights_cost_little_perplexity(smollm):
-    """By the native products, prompt and single tokens alike: int8 at most 0.5 % above float32. int4 should be at most
-    5 % above it, and is 21 % (docs/LOG.md)."""
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [
+        ("int8", 1.005),
+        pytest.param("int4", 1.05, marks=pytest.mark.xfail(strict=True, reason="it is 21 % above: docs/LOG.md")),
+    ],
+)
+def test_quantized_weights_cost_little_perplexity(smollm, kind, most):
+    """By the native products, prompt and single tokens alike: int8 at most 0.5 % above float32, int4 at most 5 %."""
     made, run = smollm
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     tokens = torch.tensor(run.tokenizer.encode(text)[: 3 * 400]).view(3, 400)
@@ -189,5 +194,4 @@ def test_quantized_weights_cost_little_perplexity(smollm):
     assert abs(loss(run.module) - expected) < 0.005  # the file's own blocks, activations rounded
     _permute(plain)
     assert abs(loss(plain) - expected) < 1e-4
-    assert loss(quantize_model(copy.deepcopy(plain), "int8")) - expected < math.log(1.005)
-    assert loss(quantize_model(plain, "int4")) - expected < math.log(1.25)
+    assert loss(quantize_model(plain, kind)) - expected < math.log(most)

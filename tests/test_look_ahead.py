@@ -150,6 +150,7 @@ def test_it_is_on_unasked_where_no_bit_changes(monkeypatch):
     model = copy.deepcopy(writer("nano-gpt")).float()
     one = GenerationRequest([PROMPT], GREEDY, max_tokens=31)
     assert speculates_unasked(model, one)
+    assert not speculates_unasked(model, GenerationRequest([PROMPT], SAMPLED, max_tokens=31))
     assert not speculates_unasked(model, GenerationRequest([PROMPT, PROMPT], GREEDY, max_tokens=31))
     assert not speculates_unasked(model, GenerationRequest([PROMPT], GREEDY, max_tokens=31, samples=2))
     assert not speculates_unasked(model, GenerationRequest([PROMPT], GREEDY, max_tokens=9999))

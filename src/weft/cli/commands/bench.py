@@ -50,7 +50,7 @@ class Pages:
     markdown: Path | None = None
 
     def write(self, results: list[CaseResult], machine: dict[str, Any]) -> None:
-        """Write them."""
+        """Write the files that were asked for."""
         if self.html is not None or self.picture is not None:
             from weft.bench.reporting.page import draw_ratios, write_page
 

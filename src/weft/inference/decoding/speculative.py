@@ -78,15 +78,15 @@ def speculate(model: nn.Module, request: GenerationRequest, draft: Draft | None 
 
 
 def speculates_unasked(model: nn.Module, request: GenerationRequest) -> bool:
-    """Whether prompt look-up is on where nobody asked: it changes no bit of the text, and costs next to nothing.
+    """Whether prompt look-up is on where nobody asked: where it changes no bit of the text, and mostly pays.
 
-    So for one text whose tokens are computed alike alone and beside others, and which does not slide, by a model whose
-    step takes much longer than looking up.
+    So for one greedy text whose tokens are computed alike alone and beside others, and which does not slide, by a model
+    whose step takes much longer than looking up. Sampled texts repeat less, and can lose a few percent of the time.
     """
     length = declared(model).length
     slides = length is not None and max(map(len, request.prompts)) + request.max_tokens > length
     alone = len(request.prompts) * request.samples == 1
-    if not alone or slides or request.prefill != PrefillOptions():
+    if not alone or slides or request.sampling.temperature > 0 or request.prefill != PrefillOptions():
         return False
     return sum(weight.numel() for weight in model.parameters()) >= WORTH and rows_are_exact(model)
 
