@@ -16,7 +16,7 @@ import typer
 from weft.bench.contest import BenchOptions, Contest, Cost, Entry, Work
 from weft.bench.peers import PEERS, choose_peers
 from weft.bench.reporting.page import page_html
-from weft.bench.reporting.saved import read_results
+from weft.bench.reporting.saved import read_results, results_tree
 from weft.bench.reporting.text import case_text, in_seconds
 from weft.bench.results import (
     CaseResult,
@@ -236,6 +236,19 @@ def test_results_are_read_again_as_they_were(tmp_path):
     (tmp_path / "b.json").write_text('{"cases": 3}')
     with pytest.raises(WeftError, match=r"b.json holds no results of `weft bench --json`"):
         read_results(tmp_path / "b.json")
+
+
+def test_json_has_a_flat_row_per_contestant_and_the_limits():
+    rows = [standing("weft", 1.0, 1.0), standing("peer", 2.0, 2.0, peer="torch"), standing("far", 3.0, others=0.4)]
+    contest = ContestResult(Contest("one", (), "tokens", 10.0), rows, {"memory GB/s": 5.0, "7 x 3 GFLOP/s": 1.0})
+    other = ContestResult(Contest("two", (), "s"), [standing("alone", 7.0)], {"memory GB/s": 6.0})
+    tree = json.loads(json.dumps(results_tree([CaseResult("case", [contest, other])], {"cores": 2})))
+    assert tree["limits"] == {"memory GB/s": 6.0} and tree["machine"] == {"cores": 2} and len(tree["cases"]) == 1
+    weft, peer, far, alone = tree["results"]
+    assert (weft["contestant"], weft["value"], weft["unit"], weft["ratio"]) == ("weft", 10.0, "tokens/s", 2.0)
+    assert weft["against"] == "peer" and peer["ratio"] is None and peer["value"] == 5.0
+    assert far["value"] is None and far["ratio"] is None and far["reason"] == "others used 0.4 cores"
+    assert (alone["value"], alone["unit"], alone["ratio"], alone["case"]) == (7.0, "s", None, "case")
 
 
 def test_who_fails_has_no_part_in_ratios():

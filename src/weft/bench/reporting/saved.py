@@ -1,14 +1,57 @@
-"""Results that were printed by `--json`, read again: to draw one picture of several runs."""
+"""Results as `--json` prints them, and read again: to draw one picture of several runs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.bench.contest import Contest, Cost, Entry
+from weft.bench.reporting.text import limits_of
 from weft.bench.results import CaseResult, ContestResult, ResultTable, Standing
 from weft.foundation.errors import WeftError
+
+
+def results_tree(results: Sequence[CaseResult], machine: dict[str, Any]) -> dict[str, Any]:
+    """What `--json` prints: a flat row per contestant, the machine's limits, and all that was measured, by case."""
+    return {
+        "results": [row for result in results for contest in result.contests for row in _rows(result.case, contest)],
+        "limits": _best_limits(results),
+        "machine": machine,
+        "cases": [result.to_tree() for result in results],
+    }
+
+
+def _rows(case: str, result: ContestResult) -> Iterator[dict[str, Any]]:
+    """Value and ratio are None where a contestant failed or was disturbed; `reason` says why.
+
+    The ratio is to the fastest peer, or to the contest's reference, which have none themselves.
+    """
+    ratios = {ratio.name: ratio for ratio in result.ratios()}
+    seconds = result.contest.unit == "s"
+    for one in result.standings:
+        sound, ratio = bool(one.seconds) and not one.failure and not one.disturbed, ratios.get(one.name)
+        yield {
+            "case": case,
+            "contest": result.contest.name,
+            "contestant": one.name,
+            "value": None if not sound else one.median if seconds else one.rate,
+            "unit": "s" if seconds else f"{result.contest.unit}/s",
+            "ratio": None if ratio is None else ratio.value,
+            "against": None if ratio is None else ratio.against,
+            "reason": one.failure or ", ".join(one.disturbed) or None,
+        }
+
+
+def _best_limits(results: Sequence[CaseResult]) -> dict[str, float]:
+    """The best of each of the machine's limits over all contests; those of single products stay with their contest."""
+    found: dict[str, float] = {}
+    for result in results:
+        for contest in result.contests:
+            for name, value in limits_of(contest):
+                found[name] = max(value, found.get(name, value))
+    return found
 
 
 def read_results(path: Path) -> tuple[list[CaseResult], dict[str, Any]]:

@@ -170,14 +170,14 @@ def list_cases(as_json: bool) -> None:
 
 def show_results(files: list[Path], as_json: bool, pages: Pages) -> None:
     """Print and draw results of earlier runs."""
-    from weft.bench.reporting.saved import read_results
+    from weft.bench.reporting.saved import read_results, results_tree
     from weft.bench.reporting.text import case_text
     from weft.cli.terminal import print_json
 
     found = [read_results(path) for path in files]
     cases, machine = [case for some, _ in found for case in some], found[-1][1]
     if as_json:
-        print_json({"machine": machine, "cases": [case.to_tree() for case in cases]})
+        print_json(results_tree(cases, machine))
     else:
         print("\n\n".join(map(case_text, cases)))
     pages.write(cases, machine)
@@ -197,6 +197,7 @@ def run_cases(cases: list[str], options: BenchOptions, as_json: bool, pages: Pag
     """Measure the cases one after the other, print or write them; Ctrl-C prints what was measured."""
     from weft.bench.machine import describe_machine
     from weft.bench.registry import CASES, run_case
+    from weft.bench.reporting.saved import results_tree
     from weft.bench.reporting.text import case_text
     from weft.cli.terminal import console, print_json
 
@@ -213,7 +214,7 @@ def run_cases(cases: list[str], options: BenchOptions, as_json: bool, pages: Pag
         if results[-1].interrupted:
             break
     if as_json:
-        print_json({"machine": machine, "cases": [result.to_tree() for result in results]})
+        print_json(results_tree(results, machine))
     else:
         print("\n" + ", ".join(f"{name} {value}" for name, value in machine.items() if name != "versions"))
     pages.write(results, machine)
