@@ -26,11 +26,13 @@ from weft.tasks.task import Recipe, Size, Split, Task
 from weft.training.fine_tuning import fully_trained_parts
 from weft.training.model_source import ModelSource, SpecModels
 from weft.training.optimizers import build_optimizers
-from weft.training.plan import TrainingPlan
+from weft.training.pace import FORWARD, SCORING, Clock
+from weft.training.plan import FINAL_SHARE, LEAST_SECONDS, TrainingPlan
 from weft.training.training_spec import TrainingSpec
 
 A, ALPHA, B, BETA, R_STAR = 406.4, 0.34, 410.7, 0.28, 15.4
-STEP_SHARE = 0.88  # of the time is for steps; evaluations and the end have the rest
+STEP_SHARE = 0.88  # of the time is for steps, about: sizes are compared by it
+EVALUATION_SHARE = 0.05  # of the steps' time, at most, for all evaluations together
 EVALUATIONS = 10  # per training, unless training.evaluate_every says otherwise
 MEASURING_SHARE = 0.06  # of the time, at most 10 s
 BATCHES = tuple(2**power for power in range(9, 18))
@@ -55,13 +57,15 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class PlannedSize:
-    """A size with its spec, batch and timing, the steps that fit in the time, and the loss that the formula expects."""
+    """A size with its spec, batch and timing, the steps that fit in the time and the most that are useful, and the
+    loss that the formula expects."""
 
     size: Size
     spec: AnySpec
     batch: int
     timing: StepTiming
     steps: int
+    most_steps: int
     loss: float
 
 
@@ -83,7 +87,8 @@ class Planner:
 
     Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe. `design` gives
     the model of a size where no spec is given: the task's default model, unless another is asked for. `models` builds
-    a spec's model and says what it costs. Of `data_ranks` processes each computes its share of a batch at once.
+    a spec's model and says what it costs. Of `data_ranks` processes each computes its share of a batch at once. The
+    `test` split is scored at the end. The `clock` is the one that the plan will be kept by.
     """
 
     task: Task
@@ -97,6 +102,8 @@ class Planner:
     design: Callable[[Size], AnySpec] | None = None
     models: ModelSource = field(default_factory=SpecModels)
     data_ranks: int = 1
+    test: Split | None = None
+    clock: Clock = time.perf_counter
 
     def __post_init__(self) -> None:
         self.model_of = self.design or self.task.default_model
@@ -117,7 +124,7 @@ class Planner:
     ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
         """A plan for the time since `started`: the formula ranks the sizes, and the most promising are measured."""
         budget = self._seconds_for_steps(minutes, started)
-        deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING_SHARE * 60 * minutes))
+        deadline = self.clock() + max(2.0, min(10.0, MEASURING_SHARE * 60 * minutes))
         sizes: list[Size | None] = [None]
         if spec is None:
             sizes = list(dict.fromkeys(map(self._requested_size, self.task.sizes(self.train))))
@@ -127,15 +134,17 @@ class Planner:
             choice = self._measure(sizes[candidate], spec, budget, found)
             found[sizes[candidate]] = choice
             candidate = -1 if len(sizes) == 1 else self._next_candidate(sizes, found, budget)
-            if candidate < 0 or time.perf_counter() > deadline:
+            if candidate < 0 or self.clock() > deadline:
                 break
         if candidate >= 0 and _weight(sizes[candidate]) < min(map(_weight, found)):
             # A slow machine had no time to measure the smaller model that suits it.
             found[sizes[candidate]] = self._extrapolate(sizes[candidate], budget, found)
         best = min(found.values(), key=lambda choice: choice.loss)
-        left = self._seconds_for_steps(minutes, started)
+        final = self._final_seconds(best, minutes)
+        left = max(LEAST_SECONDS, 60 * minutes - (self.clock() - started) - final)
+        seconds = (1 + EVALUATION_SHARE) * best.timing.seconds
         least = self._configure(best.size, spec, 1.0)[1].least_steps
-        best = replace(best, steps=max(least, min(best.steps, int(left / best.timing.seconds))))
+        best = replace(best, steps=max(1, least, min(int(left / seconds), best.most_steps)))
         epochs = best.steps * best.batch / max(1, self.train.tokens)
         chosen, options = self._configure(best.size, spec, epochs)
         plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads)
@@ -151,26 +160,40 @@ class Planner:
             }
             for choice in sorted(found.values(), key=lambda choice: choice.loss)
         )
-        seconds = best.steps * best.timing.seconds
-        before = time.perf_counter() - started
+        before = self.clock() - started
         plan = plan.replace(
             minutes=minutes,
             before=before,
-            seconds=before + seconds / STEP_SHARE,
-            step_seconds=best.timing.seconds / STEP_SHARE,
+            seconds=before + best.steps * seconds + final,
+            step_seconds=best.timing.seconds,
+            most_steps=max(least, best.most_steps),
+            final_seconds=self._slow_seconds(minutes),
             tried=list(tried),
         )
         return chosen, options, plan
+
+    def _final_seconds(self, choice: PlannedSize, minutes: float) -> float:
+        """The time after the last step: validation and test data are scored once more."""
+        per_token = SCORING * FORWARD * choice.timing.seconds / choice.timing.tokens
+        return per_token * self._final_tokens + self._slow_seconds(minutes)
+
+    @property
+    def _final_tokens(self) -> int:
+        return self.validation.tokens + (0 if self.test is None else self.test.tokens)
+
+    def _slow_seconds(self, minutes: float) -> float:
+        """For tasks that measure their answers for a share of the time; some take up to three times as long."""
+        slow = type(self.task).evaluation_subset is not Task.evaluation_subset
+        return 2 * FINAL_SHARE * 60 * minutes if slow else 0.0
 
     def _requested_size(self, size: Size) -> Size:
         """The size with the user's width and layers, so that heads, groups and mixers follow them."""
         given = {name: self.model_changes[name] for name in ("width", "layers") if name in self.model_changes}
         return replace(size, **{name: value for name, value in given.items() if type(value) is int and value > 0})
 
-    @staticmethod
-    def _seconds_for_steps(minutes: float, started: float) -> float:
-        """The time that is left, less the share for evaluations."""
-        return STEP_SHARE * max(1.0, 60 * minutes - (time.perf_counter() - started))
+    def _seconds_for_steps(self, minutes: float, started: float) -> float:
+        """The time that is left, less the share for evaluations and the end."""
+        return STEP_SHARE * max(LEAST_SECONDS, 60 * minutes - (self.clock() - started))
 
     def _next_candidate(
         self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float
@@ -216,9 +239,9 @@ class Planner:
     def _planned(self, size: Size, spec: AnySpec, batch: int, timing: StepTiming, budget: float) -> PlannedSize:
         """As many steps as fit in the time, or as the task's recipe finds useful."""
         recipe: Recipe = self.task.recipe(size, 1.0)
-        most = recipe.most_epochs * self.train.tokens / timing.tokens
-        steps = max(1, int(min(budget / timing.seconds, max(most, 20))))
-        return PlannedSize(size, spec, batch, timing, steps, self._expected(spec, steps * timing.tokens))
+        most = max(20, int(recipe.most_epochs * self.train.tokens / timing.tokens))
+        steps = max(1, min(int(budget / timing.seconds), most))
+        return PlannedSize(size, spec, batch, timing, steps, most, self._expected(spec, steps * timing.tokens))
 
     def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
         """The time per step with all threads or with one, whichever is faster."""
@@ -244,9 +267,9 @@ class Planner:
     ) -> StepTiming:
         optimizers = build_optimizers(module, options.optimizer, options.rate, options.matrix_rate, 0.0)
         times, tokens = [], 0
-        began = time.perf_counter()
+        began = self.clock()
         for number in range(6):
-            start = time.perf_counter()
+            start = self.clock()
             batch = part.batch(batches[number % len(batches)], self.seed).to(self.device)
             loss = self.task.loss(module, batch, options.smoothing)
             (loss.total / max(1, loss.count)).backward()
@@ -256,9 +279,9 @@ class Planner:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             if number:
-                times.append(time.perf_counter() - start)
+                times.append(self.clock() - start)
                 tokens += batch.tokens
-            if number and time.perf_counter() - began > 1.0:
+            if number and self.clock() - began > 1.0:
                 break
         return StepTiming(sum(times) / len(times), max(1, self.data_ranks * tokens // len(times)), threads)
 
@@ -275,7 +298,7 @@ class Planner:
         batch = max(batch, self.train.fit(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
         tokens = steps * batch
-        # Forward costs a third of a step: all evaluations together take at most about a twentieth of the steps' time.
+        # Forward costs a third of a step: all evaluations together take at most about EVALUATION_SHARE.
         evaluated = max(batch, 3 * tokens // (20 * max(1, steps // every)))
         return TrainingPlan(
             steps=steps,
@@ -284,6 +307,7 @@ class Planner:
             evaluate_every=every,
             evaluate_tokens=options.evaluate_tokens or evaluated,
             held_out=self.validation.tokens,
+            final_tokens=self._final_tokens,
             checkpoint_every=options.checkpoint_every or every,
             threads=threads,
             parameters=cost.parameters,

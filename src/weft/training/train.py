@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
@@ -39,7 +39,7 @@ from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
-from weft.training.result import TrainingResult, evaluate_result
+from weft.training.result import SimpleScores, TrainingResult, evaluate_result
 from weft.training.resume_check import expect_same_options, expect_same_task
 from weft.training.training_spec import TrainingSpec
 
@@ -113,7 +113,7 @@ def run_training(request: TrainRequest, reporter: Reporter, module: GivenModule 
 def _run(
     request: TrainRequest, reporter: Reporter, module: GivenModule | None, distribution: Distribution
 ) -> TrainingResult | None:
-    started = time.perf_counter()
+    started = request.clock()
     kind = task_named(request.task)
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
@@ -203,7 +203,7 @@ def _begin(
         base.load_weights(module, prepared.task)
         if base.has_new_classes(prepared.task):
             reporter.on_note(f"the classes differ from those of {request.base}: its last layer is trained from scratch")
-    return _train(request, prepared, module, training, plan, folder, seed, distribution, reporter)
+    return _train(request, prepared, module, training, plan, folder, seed, distribution, reporter, started)
 
 
 def _agreed_plan(
@@ -293,6 +293,8 @@ def _plan(
         design=design,
         models=models,
         data_ranks=data_ranks,
+        test=prepared.test,
+        clock=request.clock,
     )
     steps = request.steps or training.steps
     if steps is not None:
@@ -310,7 +312,9 @@ def _train(
     seed: int,
     distribution: Distribution,
     reporter: Reporter,
+    started: float | None = None,
 ) -> TrainingResult | None:
+    """Take the steps and evaluate; `started` is when a new training was asked for."""
     train, validation = (part.fit(cast(AnySpec, module.spec)) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
         adapters = derive(seed, "adapters")
@@ -322,19 +326,25 @@ def _train(
     if training.recompute:
         recompute_blocks(module)
     with _threads(plan.threads if distribution.data_ranks == 1 else min(plan.threads, torch.get_num_threads())):
-        loop = Loop(prepared.task, module, train, validation, training, plan, folder, seed, reporter, distribution)
+        shares = (training, plan, folder, seed, reporter, distribution, request.clock)
+        loop = Loop(prepared.task, module, train, validation, *shares)
         LOG.info("threads for training: %d", plan.threads)
         if loop.restore():
             folder.keep_metrics_until(loop.step)
             reporter.on_note(f"continuing from step {loop.step:,}")
         learning = None if training.lora is None else sum(weight.numel() for weight in loop.weights)
         reporter.on_plan(plan, describe_plan(plan, learning))
+        reporter.on_stage("measuring simple methods")
+        simple = distribution.agree("simple methods", lambda: asdict(SimpleScores.of(prepared.task, train, validation)))
         if request.compile:
             loop.compile()
+        if started is not None and plan.minutes is not None:
+            loop.plan = plan.replace(before=distribution.leaders(request.clock() - started))
+            folder.write_plan(loop.plan.to_tree())
         loop.run()
         if loop.stop_reason == "interrupt":
             raise KeyboardInterrupt
-        return evaluate_result(prepared, train, validation, loop) if distribution.leads else None
+        return evaluate_result(prepared, validation, loop, SimpleScores(**simple)) if distribution.leads else None
 
 
 def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:
@@ -342,7 +352,7 @@ def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:
     adapters = "" if trainable is None else f" and adapters ({trainable:,} trainable)"
     text = (
         f"{plan.parameters:,} parameters{adapters}, {plan.last:,} steps of {plan.batch:,} tokens "
-        f"({plan.epochs:.1f} epochs), about {plan.memory / 2**20:,.0f} MiB"
+        f"({plan.epochs * plan.last / plan.steps:.1f} epochs), about {plan.memory / 2**20:,.0f} MiB"
     )
     return text if plan.seconds is None else f"{text}, {plan.seconds / 60:.1f} min"
 
