@@ -17,9 +17,9 @@ from weft.training.distribution import Distribution
 from weft.training.loop import Loop
 from weft.training.pace import Pace
 from weft.training.plan import Costs, TrainingPlan
-from weft.training.planner import Planner, StepTiming
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
+from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.train import run_training
 from weft.training.training_spec import TrainingSpec
 
@@ -353,7 +353,7 @@ def test_a_whole_training_ends_on_time_with_reading_planning_and_scoring(tmp_pat
     costly(Loop, "checkpoint", 1.0)
     costly(TextTask, "references", 17.0)
     costly(TextTask, "score_examples", 3.0)
-    monkeypatch.setattr(Planner, "_time_steps", lambda *_: machine.work(11.0) or StepTiming(2.0, 133, 1))
+    monkeypatch.setattr(StepTimer, "fastest", lambda *_: machine.work(11.0) or StepTiming(2.0, 133, 1))
     request = TrainRequest("text", (book,), tmp_path / "run", changes=SMALL, minutes=MINUTES, clock=machine)
     result = run_training(request, Reporter())
     assert result.seconds == pytest.approx(machine.now) and machine.now == pytest.approx(BUDGET, rel=0.05)

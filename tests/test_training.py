@@ -35,9 +35,10 @@ from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop, defer_stop
 from weft.training.plan import TrainingPlan
-from weft.training.planner import Planner, StepTiming, expected_loss, suitable_batch
+from weft.training.planner import Planner, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
+from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.train import run_training
 from weft.training.training_spec import TrainingSpec
 
@@ -517,11 +518,11 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
     """Steps are timed with a batch that is a guess; those of the batch that is chosen then take another time."""
     rate = 1500.0
 
-    def timed(planner, spec, options, batch):
+    def timed(timer, spec, options, batch):
         tokens = batch - batch % 49  # whole pictures of 49 patches
         return StepTiming(tokens / rate, tokens, 1)
 
-    monkeypatch.setattr(Planner, "_time_steps", timed)
+    monkeypatch.setattr(StepTimer, "fastest", timed)
     kind = task_named("images")
     prepared = kind.prepare(["sample:digits"], kind.Options(), 0, tmp_path)
     for minutes in (0.5, 1.0, 2.2, 5.0):
@@ -536,11 +537,11 @@ def test_a_slow_machine_gets_a_small_model_even_if_only_one_was_measured(tmp_pat
 
     clock = [0.0]
 
-    def timed(planner, spec, options, batch):
+    def timed(timer, spec, options, batch):
         clock[0] += 30
         return StepTiming(planning._flops(spec) * batch / speed, batch, 1)
 
-    monkeypatch.setattr(Planner, "_time_steps", timed)
+    monkeypatch.setattr(StepTimer, "fastest", timed)
     kind = task_named("text")
     prepared = kind.prepare(["sample:markov"], kind.Options(), 0, tmp_path)
     widths = {}

@@ -43,7 +43,13 @@ Base = Annotated[
 Lora = Annotated[
     int | None, typer.Option(help="With --from: train adapters of this rank, freeze the weights.", metavar="RANK")
 ]
-Compiled = Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")]
+Compiled = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Train through torch.compile. Left out: a plan of many minutes tries it, and takes it if it pays.",
+    ),
+]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")]
 
 # Options of several processes.

@@ -69,7 +69,7 @@ class TrainingPlan(VersionedSpec):
     `steps` are those of the first plan, `last` those after all `revisions`, which never exceed `most_steps`. An
     evaluation takes `evaluate_tokens` of the `held_out` validation tokens; after the last step `final_tokens` are
     scored, and slow metrics have `final_seconds`. `before` is the time in seconds until the first step; `step_seconds`
-    are those of a step alone.
+    are those of a step alone. `compiled` steps go through torch.compile.
     """
 
     VERSION: ClassVar[int] = 2
@@ -87,6 +87,7 @@ class TrainingPlan(VersionedSpec):
     final_seconds: NonNegativeFloat = 0.0
     checkpoint_every: PositiveInt
     threads: PositiveInt
+    compiled: bool = False
     parameters: NonNegativeInt
     tokens: NonNegativeInt
     epochs: NonNegativeFloat

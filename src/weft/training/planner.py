@@ -16,18 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
 
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.estimates import estimate
-from weft.parts.lora import adapt
 from weft.tasks.task import Recipe, Size, Split, Task
-from weft.training.fine_tuning import fully_trained_parts
 from weft.training.model_source import ModelSource, SpecModels
-from weft.training.optimizers import build_optimizers
 from weft.training.pace import FORWARD, SCORING, Clock
 from weft.training.plan import FINAL_SHARE, LEAST_SECONDS, TrainingPlan
+from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.training_spec import TrainingSpec
 
 A, ALPHA, B, BETA, R_STAR = 406.4, 0.34, 410.7, 0.28, 15.4
@@ -35,24 +32,9 @@ STEP_SHARE = 0.88  # of the time is for steps, about: sizes are compared by it
 EVALUATION_SHARE = 0.05  # of the steps' time, at most, for all evaluations together
 EVALUATIONS = 10  # per training, unless training.evaluate_every says otherwise
 MEASURING_SHARE = 0.06  # of the time, at most 10 s
+COMPILE_SECONDS = 60.0  # that torch.compile takes, about, to be tried
+COMPILE_SHARE = 0.03  # of the time, at most, to find out whether it pays
 BATCHES = tuple(2**power for power in range(9, 18))
-
-
-@dataclass(frozen=True)
-class StepTiming:
-    """The measured time of one step: `seconds` for `tokens` tokens with `threads` threads."""
-
-    seconds: float
-    tokens: int
-    threads: int
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    def scaled(self, times: float) -> StepTiming:
-        """The timing of a batch `times` as large, at the same tokens per second."""
-        return StepTiming(self.seconds * times, max(1, round(self.tokens * times)), self.threads)
 
 
 @dataclass(frozen=True)
@@ -88,7 +70,8 @@ class Planner:
     Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe. `design` gives
     the model of a size where no spec is given: the task's default model, unless another is asked for. `models` builds
     a spec's model and says what it costs. Of `data_ranks` processes each computes its share of a batch at once. The
-    `test` split is scored at the end. The `clock` is the one that the plan will be kept by.
+    `test` split is scored at the end. The `clock` is the one that the plan will be kept by. `compile` None: steps go
+    through torch.compile if that is measured to pay within the time.
     """
 
     task: Task
@@ -104,8 +87,10 @@ class Planner:
     data_ranks: int = 1
     test: Split | None = None
     clock: Clock = time.perf_counter
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
+        self.timer = StepTimer(self.task, self.train, self.models, self.seed, self.device, self.data_ranks, self.clock)
         self.model_of = self.design or self.task.default_model
 
     def plan_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
@@ -117,7 +102,8 @@ class Planner:
         epochs = steps * batch / max(1, self.train.tokens)
         chosen, options = self._configure(size, spec, epochs)
         threads = options.threads or torch.get_num_threads()
-        return chosen, options, self._plan(chosen, options, steps, batch, threads)
+        plan = self._plan(chosen, options, steps, batch, threads)
+        return chosen, options, plan.replace(compiled=bool(self.compile))
 
     def plan_minutes(
         self, spec: AnySpec | None, minutes: float, started: float
@@ -140,6 +126,7 @@ class Planner:
             # A slow machine had no time to measure the smaller model that suits it.
             found[sizes[candidate]] = self._extrapolate(sizes[candidate], budget, found)
         best = min(found.values(), key=lambda choice: choice.loss)
+        best, compiled = self._compiled_if_faster(best, spec, budget)
         final = self._final_seconds(best, minutes)
         left = max(LEAST_SECONDS, 60 * minutes - (self.clock() - started) - final)
         seconds = (1 + EVALUATION_SHARE) * best.timing.seconds
@@ -147,6 +134,8 @@ class Planner:
         best = replace(best, steps=max(1, least, min(int(left / seconds), best.most_steps)))
         epochs = best.steps * best.batch / max(1, self.train.tokens)
         chosen, options = self._configure(best.size, spec, epochs)
+        if options.uses_bf16(self.device) and not best.timing.half:
+            options = options.replace(precision="float32")  # measured to be faster
         plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads)
         tried = tuple(
             {
@@ -162,6 +151,7 @@ class Planner:
         )
         before = self.clock() - started
         plan = plan.replace(
+            compiled=compiled,
             minutes=minutes,
             before=before,
             seconds=before + best.steps * seconds + final,
@@ -171,6 +161,18 @@ class Planner:
             tried=list(tried),
         )
         return chosen, options, plan
+
+    def _compiled_if_faster(self, best: PlannedSize, spec: AnySpec | None, seconds: float) -> tuple[PlannedSize, bool]:
+        """The choice, by compiled steps if more of them fit into these seconds; tried where there is time for it."""
+        if self.compile is not None or COMPILE_SHARE * seconds < COMPILE_SECONDS:
+            return best, bool(self.compile)
+        chosen, options = self._configure(best.size, spec, 1.0)
+        found = self.timer.compiled(chosen, options, best.batch, best.timing)
+        if found is None:
+            return best, False
+        timing, cost = found  # the training itself compiles once more
+        faster = (seconds - 2 * cost) / timing.seconds > seconds / best.timing.seconds
+        return (replace(best, timing=timing), True) if faster else (best, False)
 
     def _final_seconds(self, choice: PlannedSize, minutes: float) -> float:
         """The time after the last step: validation and test data are scored once more."""
@@ -221,11 +223,11 @@ class Planner:
         chosen, options = self._configure(size or Size(), spec, 1.0)
         tokens_per_second = max((choice.timing.tokens_per_second for choice in found.values()), default=4000.0)
         batch = options.batch or suitable_batch(tokens_per_second * budget)
-        timing, timed = self._time_steps(chosen, options, batch), batch
+        timing, timed = self.timer.fastest(chosen, options, batch), batch
         if options.batch is None:
             batch = suitable_batch(timing.tokens_per_second * budget)
         if not 0.4 < batch / timed < 2.5:
-            timing, timed = self._time_steps(chosen, options, batch), batch
+            timing, timed = self.timer.fastest(chosen, options, batch), batch
         return self._planned(size or Size(), chosen, batch, timing.scaled(batch / timed), budget)
 
     def _extrapolate(self, size: Size | None, budget: float, found: dict[Size | None, PlannedSize]) -> PlannedSize:
@@ -242,48 +244,6 @@ class Planner:
         most = max(20, int(recipe.most_epochs * self.train.tokens / timing.tokens))
         steps = max(1, min(int(budget / timing.seconds), most))
         return PlannedSize(size, spec, batch, timing, steps, most, self._expected(spec, steps * timing.tokens))
-
-    def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
-        """The time per step with all threads or with one, whichever is faster."""
-        module = self.models.build(spec, self.seed, self.device)
-        if options.lora is not None:
-            adapt(module, options.lora, whole=fully_trained_parts(self.task))
-        module.train()
-        part = self.train.fit(spec)
-        batches = part.batches(max(part.least, batch // self.data_ranks), self.seed)
-        before = torch.get_num_threads()
-        counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
-        timings = []
-        try:
-            for threads in counts:
-                torch.set_num_threads(threads)
-                timings.append(self._time_with(module, part, batches, options, threads))
-        finally:
-            torch.set_num_threads(before)
-        return min(timings, key=lambda timing: timing.seconds)
-
-    def _time_with(
-        self, module: nn.Module, part: Split, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
-    ) -> StepTiming:
-        optimizers = build_optimizers(module, options.optimizer, options.rate, options.matrix_rate, 0.0)
-        times, tokens = [], 0
-        began = self.clock()
-        for number in range(6):
-            start = self.clock()
-            batch = part.batch(batches[number % len(batches)], self.seed).to(self.device)
-            loss = self.task.loss(module, batch, options.smoothing)
-            (loss.total / max(1, loss.count)).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            if number:
-                times.append(self.clock() - start)
-                tokens += batch.tokens
-            if number and self.clock() - began > 1.0:
-                break
-        return StepTiming(sum(times) / len(times), max(1, self.data_ranks * tokens // len(times)), threads)
 
     def _configure(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
         """The model and training options of a size, by the task's recipe and the user's changes."""

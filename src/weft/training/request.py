@@ -28,7 +28,8 @@ class TrainRequest:
     `preset` "auto" fits the model to data and time. A `seed` of None is 0 for a new run, and that of the run for a
     resumed one. `base` is the folder of a run whose model, tokenizer and weights training starts from. Of several
     processes, `parallel` is the layout (ddp if not given), and `timeout` the seconds after which one that does not
-    answer is given up. `clock` tells the time by which `minutes` are planned and kept.
+    answer is given up. `compile` None: the plan takes torch.compile where it pays within the minutes. `clock` tells the
+    time by which `minutes` are planned and kept.
     """
 
     task: str
@@ -41,7 +42,7 @@ class TrainRequest:
     seed: int | None = None
     resume: bool = False
     device: str | None = None
-    compile: bool = False
+    compile: bool | None = None
     base: str | None = None
     parallel: str | None = None
     timeout: float | None = None

@@ -41,6 +41,7 @@ from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.result import SimpleScores, TrainingResult, evaluate_result
 from weft.training.resume_check import expect_same_options, expect_same_task
+from weft.training.step_timing import number_of_threads
 from weft.training.training_spec import TrainingSpec
 
 DEFAULT_MINUTES = 5.0
@@ -168,12 +169,10 @@ def _begin(
     prepared = distribution.first_here(lambda: kind.prepare(sources, local, seed, cache_folder(), known))
     for note in prepared.notes:
         reporter.on_note(note)
-    device = distribution.device
     reporter.on_stage("measuring this machine" if request.steps is None else "planning")
     models = model_source(given, prepared.task, seed)
-    ranks = distribution.data_ranks
     spec, training, plan = _agreed_plan(
-        distribution, lambda: _plan(request, prepared, base, models, device, started, ranks)
+        distribution, lambda: _plan(request, prepared, base, models, distribution, started)
     )
     if base is None and request.preset == "auto":
         described = describe_choice(prepared.task, spec)
@@ -259,9 +258,8 @@ def _plan(
     prepared: PreparedData,
     base: BaseRun | None,
     models: ModelSource,
-    device: torch.device,
+    distribution: Distribution,
     started: float,
-    data_ranks: int,
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
     task = prepared.task
     spec: AnySpec | None = models.only
@@ -288,11 +286,12 @@ def _plan(
         model_changes=request.model_changes,
         training_changes=request.training_changes,
         seed=request.seed or 0,
-        device=device,
+        device=distribution.device,
         defaults=defaults,
         design=design,
         models=models,
-        data_ranks=data_ranks,
+        data_ranks=distribution.data_ranks,
+        compile=request.compile if distribution.compiles else False,
         test=prepared.test,
         clock=request.clock,
     )
@@ -325,7 +324,9 @@ def _train(
         expect_lawful(module, 0)
     if training.recompute:
         recompute_blocks(module)
-    with _threads(plan.threads if distribution.data_ranks == 1 else min(plan.threads, torch.get_num_threads())):
+    with number_of_threads(
+        plan.threads if distribution.data_ranks == 1 else min(plan.threads, torch.get_num_threads())
+    ):
         shares = (training, plan, folder, seed, reporter, distribution, request.clock)
         loop = Loop(prepared.task, module, train, validation, *shares)
         LOG.info("threads for training: %d", plan.threads)
@@ -336,7 +337,7 @@ def _train(
         reporter.on_plan(plan, describe_plan(plan, learning))
         reporter.on_stage("measuring simple methods")
         simple = distribution.agree("simple methods", lambda: asdict(SimpleScores.of(prepared.task, train, validation)))
-        if request.compile:
+        if plan.compiled if request.compile is None else request.compile:
             loop.compile()
         if started is not None and plan.minutes is not None:
             loop.plan = plan.replace(before=distribution.leaders(request.clock() - started))
@@ -355,13 +356,3 @@ def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:
         f"({plan.epochs * plan.last / plan.steps:.1f} epochs), about {plan.memory / 2**20:,.0f} MiB"
     )
     return text if plan.seconds is None else f"{text}, {plan.seconds / 60:.1f} min"
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -82,7 +82,7 @@ def train(
     lora: Lora = None,
     module: Module = None,
     device: Device = None,
-    compiled: Compiled = False,
+    compiled: Compiled = None,
     processes: Processes = None,
     parallel: Parallel = None,
     timeout: Timeout = None,
