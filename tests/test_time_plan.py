@@ -349,8 +349,8 @@ def test_a_whole_training_ends_on_time_with_reading_planning_and_scoring(tmp_pat
         monkeypatch.setattr(owner, name, wrapped)
 
     costly(Loop, "one_step", 2.0)
-    costly(Loop, "_evaluate", 1.0)
-    costly(Loop, "checkpoint", 1.0)
+    costly(Distribution, "mean_loss", 1.0)
+    costly(Distribution, "save", 1.0)
     costly(TextTask, "references", 17.0)
     costly(TextTask, "score_examples", 3.0)
     monkeypatch.setattr(StepTimer, "fastest", lambda *_: machine.work(11.0) or StepTiming(2.0, 133, 1))
@@ -359,7 +359,7 @@ def test_a_whole_training_ends_on_time_with_reading_planning_and_scoring(tmp_pat
     assert result.seconds == pytest.approx(machine.now) and machine.now == pytest.approx(BUDGET, rel=0.05)
     plan = TrainingPlan.from_tree(RunFolder(tmp_path / "run").read_plan())
     assert plan == result.plan and plan.before >= 28 and result.steps == plan.last
-    assert (plan.last < plan.steps) == (speed < 1) and bool(plan.revisions) == (speed != 1)
+    assert (plan.last > plan.steps) == (speed > 1) and plan.revisions  # the simple methods took longer than planned
 
 
 def test_a_run_folder_of_version_1_is_resumed_by_its_record(tmp_path, book):
