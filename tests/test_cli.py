@@ -111,11 +111,11 @@ finally:
     assert "weft: torch" in done.stderr
 
 
-def test_the_wait_policy_of_a_system_without_load_averages():
+def test_the_wait_policy_without_a_probe():
     environment: dict[str, str] = {}
-    assert "tells no load average" in choose_wait_policy(environment, None, 3) and environment == {}
-    assert "on 7 cores" in choose_wait_policy(environment, 3.4, 7) and environment == {}
-    assert "sleep" in choose_wait_policy(environment, 3.6, 7) and environment == {WAIT_POLICY: "PASSIVE"}
+    assert "tells no load average" in choose_wait_policy(environment, 3, None, None) and environment == {}
+    assert "on 7 cores" in choose_wait_policy(environment, 7, None, 3.4) and environment == {}
+    assert "sleep" in choose_wait_policy(environment, 7, None, 3.6) and environment == {WAIT_POLICY: "PASSIVE"}
 
 
 def test_verbose_ends_with_its_command(run, monkeypatch):

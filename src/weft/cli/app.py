@@ -169,7 +169,7 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sign gets a question mark instead of a traceback.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    waiting = choose_for_this_machine()
+    waiting = choose_for_this_machine(sys.argv[1:])
     try:
         app(prog_name="weft", obj=waiting)
     except KeyboardInterrupt:

@@ -28,7 +28,11 @@ Settings = Annotated[
 Config = Annotated[Path | None, typer.Option(help="TOML file with options.", metavar="FILE")]
 Steps = Annotated[int | None, typer.Option(help="Number of training steps.")]
 Minutes = Annotated[
-    float | None, typer.Option(help="Training time in minutes; 5 if neither steps nor minutes are given.")
+    float | None,
+    typer.Option(
+        help="Time in minutes for reading, training and evaluating; 5 if neither steps nor minutes are given. The plan "
+        "is revised on the way, so that training ends on time on a machine whose speed changes."
+    ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.", show_default="0")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out, to the same bits.")]
@@ -39,7 +43,13 @@ Base = Annotated[
 Lora = Annotated[
     int | None, typer.Option(help="With --from: train adapters of this rank, freeze the weights.", metavar="RANK")
 ]
-Compiled = Annotated[bool, typer.Option("--compile/--no-compile", help="Train through torch.compile.")]
+Compiled = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Train through torch.compile. Left out: a plan of many minutes tries it, and takes it if it pays.",
+    ),
+]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")]
 
 # Options of several processes.

@@ -68,6 +68,7 @@ class Distribution:
     data_ranks = 1  # shares of a batch
     leads = True  # prints, and writes the run folder's small files
     holds_whole_model = True
+    compiles = True  # whether steps may go through torch.compile
     signals: tuple[signal.Signals, ...] = (signal.SIGINT,)  # ask to stop after the step
     insist = True  # whether a second signal stops at once
 

@@ -26,12 +26,15 @@ from weft.training.averaging import MovingAverage
 from weft.training.distribution import Distribution, MicroBatch, StepModule, TrainingState
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimizers import build_optimizers
-from weft.training.plan import TrainingPlan
+from weft.training.pace import Clock, Pace
+from weft.training.plan import TrainingPlan, describe_revision
 from weft.training.reporting import Reporter, TrainingProgress
 from weft.training.training_spec import TrainingSpec
 
 REPORT_SECONDS = 0.25  # between reports of progress
 PREVIEWS = 4  # per training
+FIRST_REVIEW = 3  # steps after which the plan is first compared with the clock
+REVIEW = 0.02  # of the time that was given, from one review of the plan to the next
 
 StopReason = Literal["interrupt", "patience"]
 
@@ -41,7 +44,8 @@ class Loop:
     """A training in progress. `run()` continues from `step` to the end of the plan.
 
     `stop_reason` says why it ended before the last step: "interrupt" after Ctrl-C, "patience" if the validation loss
-    stopped improving; None if it did not.
+    stopped improving; None if it did not. A plan of minutes is compared with the `clock` every few steps, and revised
+    where the training would end early or late.
     """
 
     task: Task
@@ -54,6 +58,7 @@ class Loop:
     seed: int = 0
     reporter: Reporter = field(default_factory=Reporter)
     distribution: Distribution = field(default_factory=Distribution)
+    clock: Clock = time.perf_counter
 
     def __post_init__(self) -> None:
         o = self.training
@@ -69,6 +74,7 @@ class Loop:
         self.weights = [w for w in self.module.parameters() if w.requires_grad]
         self._loss_sum, self._steps_since_report, self._last_report = 0.0, 0, 0.0
         self._tokens_since_report = 0
+        self.pace, self._next_review = Pace(self.plan), 0
         self.stop_reason: StopReason | None = None
 
     @property
@@ -81,20 +87,23 @@ class Loop:
     def run(self) -> None:
         """Take all remaining steps; patience and Ctrl-C stop earlier, at the end of a step."""
         self.module.train()
-        began = time.perf_counter() - self.seconds
-        self._last_report = began + self.seconds
+        began = self._last_report = self.clock()
+        began -= self.seconds
+        self._next_review = self.step + FIRST_REVIEW
         if self._out_of_patience:  # a resumed run that had ended so
             self.stop_reason = "patience"
         with defer_stop(self.distribution.request_stop, self.distribution.signals, self.distribution.insist):
             while self.step < self.plan.last and self.stop_reason is None:
+                start = self.clock()
                 loss, tokens = self.one_step()
                 self.step += 1
-                self.seconds = time.perf_counter() - began
+                self.seconds = self.clock() - began
                 self._report(loss, tokens)
+                self.pace.add_step(self.clock() - start)
                 last = self.step == self.plan.last
                 if last or self.step % self.plan.evaluate_every == 0:
                     self._evaluate(last)
-                    self.seconds = time.perf_counter() - began
+                    self.seconds = self.clock() - began
                 if self.distribution.stopped:
                     self.stop_reason = "interrupt"
                 if self._out_of_patience and self.stop_reason is None:
@@ -105,7 +114,9 @@ class Loop:
                     )
                 if self.stop_reason is not None or last or self.step % self.plan.checkpoint_every == 0:
                     self.checkpoint(last or self.stop_reason is not None)
-                    self._shorten_if_slow()
+                    self.seconds = self.clock() - began
+                if self.stop_reason is None:
+                    self._review()
             if self.distribution.stopped:  # while the last state was written
                 self.stop_reason = "interrupt"
         self.module.eval()
@@ -135,7 +146,7 @@ class Loop:
         total = self.distribution.mean(sum(losses[1:], losses[0]))
         norm = self.distribution.clip(self.weights, self.training.clip or float("inf"))
         expect_finite(self.module, norm, self.step + 1, lambda: self._loss(self.spread_module, shares[0], count))
-        rate = self.training.build_schedule(self.plan.steps_at(self.step)).share(self.step)
+        rate = self._rate_share(self.step)
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * rate
@@ -144,6 +155,10 @@ class Loop:
         if self.average is not None:
             self.average.update(self.module, self.step)
         return total, sum(share.batch.tokens for share in shares) * self.distribution.data_ranks
+
+    def _rate_share(self, step: int) -> float:
+        """The learning rate of a step, as a share of its peak: a function of the plan and its revisions."""
+        return self.training.build_schedule(self.plan.steps).share(self.plan.position(step))
 
     def _backward(self, share: MicroBatch, count: float, last: bool) -> Tensor:
         with self.distribution.computing(share, last):
@@ -182,7 +197,7 @@ class Loop:
         self._loss_sum = loss if self._steps_since_report == 0 else self._loss_sum + loss  # type: ignore[assignment]
         self._steps_since_report += 1
         self._tokens_since_report += tokens
-        now = time.perf_counter()
+        now = self.clock()
         if now - self._last_report < REPORT_SECONDS and self.step < self.plan.last and self.step > 1:
             return
         mean = float(self._loss_sum) / self._steps_since_report
@@ -190,10 +205,10 @@ class Loop:
             step=self.step,
             steps=self.plan.last,
             loss=mean,
-            rate_share=self.training.build_schedule(self.plan.steps_at(self.step - 1)).share(self.step - 1),
+            rate_share=self._rate_share(self.step - 1),
             tokens_per_second=self._tokens_since_report / max(now - self._last_report, 1e-9),
             seconds=self.seconds,
-            seconds_left=self.seconds / self.step * (self.plan.last - self.step),
+            seconds_left=(self.pace.step or self.seconds / self.step) * (self.plan.last - self.step),
         )
         self.reporter.on_step(progress)
         row = {"step": self.step, "loss": mean, "rate": progress.rate_share, "seconds": round(self.seconds, 3)}
@@ -201,9 +216,11 @@ class Loop:
         self._loss_sum, self._steps_since_report, self._tokens_since_report, self._last_report = 0.0, 0, 0, now
 
     def _evaluate(self, last: bool) -> None:
+        start = self.clock()
         with self._evaluated_weights():
             size, most = self.plan.batch, self.plan.evaluate_tokens
             loss = self.distribution.mean_loss(self.spread_module, self.validation, size, most)
+            scoring = self.clock() - start
             better = loss < self.best_loss
             self.stale_evaluations = 0 if better else self.stale_evaluations + 1
             self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
@@ -218,19 +235,26 @@ class Loop:
                 if text:
                     self.reporter.on_preview(self.step, text)
         self.module.train()
+        self.pace.add_evaluation(self.clock() - start, scoring)
 
-    def _shorten_if_slow(self) -> None:
-        """Shorten the plan once, on record, if steps take longer than when they were measured."""
-        if self.step >= self.plan.last:
+    def _review(self) -> None:
+        """Give the plan as many steps as still fit into its time, on record, if these are clearly others.
+
+        By the clock of the first process. Steps that a resumed run takes again follow the record.
+        """
+        plan = self.plan
+        decided = plan.revisions[-1].at if plan.revisions else 0
+        if not plan.budget or not max(self._next_review, decided + 1) <= self.step < plan.last:
             return
-        shorter = self.plan.shorten(self.step, self.distribution.leaders(self.seconds))
-        if shorter is not self.plan and shorter.shortened is not None:
-            self.plan = shorter
-            self.folder.write_plan(shorter.to_tree())
-            self.reporter.on_note(
-                f"steps take {shorter.shortened.slower:.2f} times as long as planned: the plan is shortened to "
-                f"{shorter.shortened.steps:,} steps, as plan.json records"
-            )
+        costs, leaders = self.pace.costs(plan), self.distribution.leaders
+        elapsed, step_seconds = leaders(plan.before + self.seconds), leaders(costs.step)
+        steps = int(leaders(plan.steps_that_fit(self.step, elapsed, costs)))
+        self._next_review = self.step + max(1, int(REVIEW * plan.budget / step_seconds))
+        if steps == plan.last:
+            return
+        self.plan = plan.revise(self.step, steps, elapsed, step_seconds)
+        self.folder.write_plan(self.plan.to_tree())
+        self.reporter.on_note(describe_revision(self.plan, plan.last))
 
     @contextlib.contextmanager
     def _evaluated_weights(self) -> Iterator[None]:
@@ -249,12 +273,15 @@ class Loop:
 
     def checkpoint(self, last: bool = True) -> None:
         """Check the model for leaks, then write the whole training state; the `last` one is there on return."""
+        start = self.clock()
         if self.training.guard and self.distribution.leads and self.distribution.holds_whole_model:
             self.module.eval()
             expect_lawful(self.module, self.step)
             self.module.train()
         facts: dict[str, Any] = {"best": self.best_loss, "stale": self.stale_evaluations, "seconds": self.seconds}
+        facts["pace"] = self.pace.facts()
         self.distribution.save(self.folder, self._state, self.step, facts, self.training.keep, last)
+        self.pace.add_checkpoint(self.clock() - start)
 
     def restore(self) -> bool:
         """Continue from the newest training state in the run's folder; False if there is none."""
@@ -264,6 +291,8 @@ class Loop:
         self.step, facts = found
         self.best_loss, self.stale_evaluations = float(facts["best"]), int(facts["stale"])
         self.seconds = float(facts["seconds"])
+        if "pace" in facts:  # older states have none
+            self.pace.restore(facts["pace"])
         return True
 
 

@@ -1,39 +1,93 @@
-"""The frozen plan of a training: written before the first step, followed by a resumed run."""
+"""The time plan of a training: written before the first step, revised on record, followed by a resumed run.
+
+A revision changes the number of steps, never what was done: the schedule goes on from the share that it has reached to
+its end, so the learning rate makes no jump and still comes down to its last value. All of it is a function of the
+revisions in plan.json, so a resumed run takes the same steps at the same rates.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from weft.foundation.spec import Spec
+from weft.foundation.spec import Spec, Tree, VersionedSpec
+from weft.models.part_specs import Share
 
-SLOWDOWN = 1.15  # steps that take longer than planned by more than this factor shorten the plan
+END_TOLERANCE = 0.01  # of the time: an end that would be off by less is left as it is
+TOLERANCE = 0.04  # of the time that is left: noise, long before the end
+FINAL_SHARE = 0.03  # of the time, about, for metrics that are slow
+LANDING = 0.03  # of the time, times the share still to do: for the rate to come down, even if the time is over
+LEAST_SECONDS = 1.0  # the same, for times that reading and planning used up
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step, an evaluation, a checkpoint and the rest after the last step take, in seconds.
+
+    `error` is that of a step's time, as a share of it.
+    """
+
+    step: float
+    error: float
+    evaluation: float
+    checkpoint: float
+    final: float
 
 
 class PlanRevision(Spec):
-    """The one time a plan was shortened: at step `at` to `steps` steps, because they took `slower` times as long."""
+    """At step `at`, after `seconds`, the plan got `steps` steps in all, because a step took `step_seconds`.
+
+    `speed` is that as a share of the planned speed; `done` is the share of the schedule that was behind the training.
+    """
 
     at: PositiveInt
     steps: PositiveInt
-    slower: float
+    done: Share
+    speed: PositiveFloat | None = None
+    step_seconds: NonNegativeFloat | None = None
+    seconds: NonNegativeFloat | None = None
 
 
-class TrainingPlan(Spec):
+def _to_version_2(tree: Tree) -> Tree:
+    """Version 1 was shortened at most once; its schedule then was that of a training as short from the start."""
+    tree = dict(tree)
+    old, planned = tree.pop("shortened", None), tree.get("step_seconds")
+    if old is not None:
+        seconds = None if planned is None else planned * old["slower"]
+        revision = {"at": old["at"], "steps": old["steps"], "done": old["at"] / old["steps"]}
+        tree["revisions"] = [revision | {"speed": 1 / old["slower"], "step_seconds": seconds}]
+    return tree | {"final_tokens": tree.get("held_out", 0)}
+
+
+class TrainingPlan(VersionedSpec):
     """The number of steps decides when training ends; seconds and memory were expected when the plan was made.
 
-    An evaluation takes `evaluate_tokens` of the `held_out` validation tokens, the last one all. `before` is the time
-    in seconds that reading the data and measuring took; `step_seconds` include a share for evaluations.
+    `steps` are those of the first plan, `last` those after all `revisions`, which never exceed `most_steps`. An
+    evaluation takes `evaluate_tokens` of the `held_out` validation tokens; after the last step `final_tokens` are
+    scored, and slow metrics have `final_seconds`. `before` is the time in seconds until the first step; `step_seconds`
+    are those of a step alone. `compiled` steps go through torch.compile.
     """
+
+    VERSION: ClassVar[int] = 2
+    MIGRATIONS: ClassVar[dict[int, Callable[[Tree], Tree]]] = {1: _to_version_2}
+    version: int = 2
 
     steps: PositiveInt
     least_steps: PositiveInt = 1
+    most_steps: PositiveInt | None = None
     batch: PositiveInt
     evaluate_every: PositiveInt
     evaluate_tokens: PositiveInt
     held_out: NonNegativeInt = 0
+    final_tokens: NonNegativeInt = 0
+    final_seconds: NonNegativeFloat = 0.0
     checkpoint_every: PositiveInt
     threads: PositiveInt
+    compiled: bool = False
     parameters: NonNegativeInt
     tokens: NonNegativeInt
     epochs: NonNegativeFloat
@@ -43,26 +97,70 @@ class TrainingPlan(Spec):
     seconds: NonNegativeFloat | None = None
     step_seconds: NonNegativeFloat | None = None
     tried: tuple[dict[str, Any], ...] = ()
-    shortened: PlanRevision | None = None
-
-    def steps_at(self, step: int) -> int:
-        """The number of steps of the whole training, as planned at this step."""
-        return self.shortened.steps if self.shortened is not None and step >= self.shortened.at else self.steps
+    revisions: tuple[PlanRevision, ...] = ()
 
     @property
     def last(self) -> int:
         """The number of steps of the whole training."""
-        return self.steps if self.shortened is None else self.shortened.steps
+        return self.revisions[-1].steps if self.revisions else self.steps
 
-    def shorten(self, step: int, seconds: float) -> TrainingPlan:
-        """This plan, or a shorter one if the first `step` steps took clearly longer than planned; done at most once."""
-        if self.shortened is not None or self.step_seconds is None or step < 1 or self.minutes is None:
-            return self
-        pace = seconds / step
-        if pace <= SLOWDOWN * self.step_seconds:
-            return self
-        left = 60 * self.minutes - self.before - seconds
-        steps = max(self.least_steps, step + 1, step + int(left / pace))
-        if steps >= self.steps:
-            return self
-        return self.replace(shortened=PlanRevision(at=step, steps=steps, slower=pace / self.step_seconds))
+    @property
+    def budget(self) -> float:
+        """The time that was given, in seconds; 0 for a number of steps."""
+        return 60 * (self.minutes or 0.0)
+
+    def position(self, step: int) -> float:
+        """Where in the schedule of `steps` steps the training is after `step` steps: at `step` itself if not revised.
+
+        After a revision at step a with d = `done` and l = its steps: (d + (1 - d) (step - a) / (l - a)) steps.
+        """
+        for revision in reversed(self.revisions):
+            if step >= revision.at:
+                share = (step - revision.at) / max(1, revision.steps - revision.at)
+                return (revision.done + (1 - revision.done) * share) * self.steps
+        return step
+
+    def steps_that_fit(self, step: int, elapsed: float, costs: Costs) -> int:
+        """The number of steps of a training that ends on time, as of this step, `elapsed` seconds after it was begun.
+
+        As planned if that is near enough. Never fewer than `least_steps` or more than `most_steps`, and enough of them
+        to come down from the current learning rate.
+        """
+        to_do = 1 - self.position(step) / self.steps
+        left = self.budget - elapsed - costs.evaluation - costs.checkpoint - costs.final
+        left = max(left, to_do * max(LEAST_SECONDS, LANDING * self.budget))
+        planned = self.seconds_between(step, self.last, costs)
+        near = max(END_TOLERANCE * self.budget, (TOLERANCE + 2 * costs.error) * left)
+        if abs(planned - left) <= near:
+            return self.last
+        ends = range(step, step + int(left / costs.step) + 1)
+        fitting = ends[bisect.bisect_right(ends, left, key=lambda end: self.seconds_between(step, end, costs)) - 1]
+        steps = max(fitting, self.least_steps, step + 1)
+        return steps if self.most_steps is None else max(step + 1, min(steps, self.most_steps))
+
+    def seconds_between(self, step: int, end: int, costs: Costs) -> float:
+        """The time from one step to another, with the evaluations and checkpoints on the way."""
+        looks = max(0, end - 1) // self.evaluate_every - step // self.evaluate_every
+        states = max(0, end - 1) // self.checkpoint_every - step // self.checkpoint_every
+        return (end - step) * costs.step + max(0, looks) * costs.evaluation + max(0, states) * costs.checkpoint
+
+    def revise(self, step: int, steps: int, elapsed: float, step_seconds: float) -> TrainingPlan:
+        """This plan with `steps` steps from this step on, on record."""
+        revision = PlanRevision(
+            at=step,
+            steps=steps,
+            done=self.position(step) / self.steps,
+            speed=None if not self.step_seconds else self.step_seconds / step_seconds,
+            step_seconds=step_seconds,
+            seconds=elapsed,
+        )
+        return self.replace(revisions=[*(made.to_tree() for made in self.revisions), revision.to_tree()])
+
+
+def describe_revision(plan: TrainingPlan, before: int) -> str:
+    """The newest revision in one line; the plan had `before` steps."""
+    made = plan.revisions[-1]
+    speed = "" if made.speed is None else f", {made.speed:.0%} of the planned speed"
+    seconds = "" if made.step_seconds is None else f" (a step takes {made.step_seconds:.3g} s{speed})"
+    longer = "lengthened" if made.steps > before else "shortened"
+    return f"step {made.at:,}: the plan is {longer} from {before:,} to {made.steps:,} steps to end on time{seconds}"

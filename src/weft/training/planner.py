@@ -16,52 +16,38 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
 
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.estimates import estimate
-from weft.parts.lora import adapt
 from weft.tasks.task import Recipe, Size, Split, Task
-from weft.training.fine_tuning import fully_trained_parts
 from weft.training.model_source import ModelSource, SpecModels
-from weft.training.optimizers import build_optimizers
-from weft.training.plan import TrainingPlan
+from weft.training.pace import FORWARD, SCORING, Clock
+from weft.training.plan import FINAL_SHARE, LEAST_SECONDS, TrainingPlan
+from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.training_spec import TrainingSpec
 
 A, ALPHA, B, BETA, R_STAR = 406.4, 0.34, 410.7, 0.28, 15.4
-STEP_SHARE = 0.88  # of the time is for steps; evaluations and the end have the rest
+STEP_SHARE = 0.88  # of the time is for steps, about: sizes are compared by it
+EVALUATION_SHARE = 0.05  # of the steps' time, at most, for all evaluations together
 EVALUATIONS = 10  # per training, unless training.evaluate_every says otherwise
 MEASURING_SHARE = 0.06  # of the time, at most 10 s
+COMPILE_SECONDS = 60.0  # that torch.compile takes, about, to be tried
+COMPILE_SHARE = 0.03  # of the time, at most, to find out whether it pays
 BATCHES = tuple(2**power for power in range(9, 18))
 
 
 @dataclass(frozen=True)
-class StepTiming:
-    """The measured time of one step: `seconds` for `tokens` tokens with `threads` threads."""
-
-    seconds: float
-    tokens: int
-    threads: int
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
-
-    def scaled(self, times: float) -> StepTiming:
-        """The timing of a batch `times` as large, at the same tokens per second."""
-        return StepTiming(self.seconds * times, max(1, round(self.tokens * times)), self.threads)
-
-
-@dataclass(frozen=True)
 class PlannedSize:
-    """A size with its spec, batch and timing, the steps that fit in the time, and the loss that the formula expects."""
+    """A size with its spec, batch and timing, the steps that fit in the time and the most that are useful, and the
+    loss that the formula expects."""
 
     size: Size
     spec: AnySpec
     batch: int
     timing: StepTiming
     steps: int
+    most_steps: int
     loss: float
 
 
@@ -83,7 +69,9 @@ class Planner:
 
     Training options come from `training_changes` (the user's), else `defaults`, else the task's recipe. `design` gives
     the model of a size where no spec is given: the task's default model, unless another is asked for. `models` builds
-    a spec's model and says what it costs. Of `data_ranks` processes each computes its share of a batch at once.
+    a spec's model and says what it costs. Of `data_ranks` processes each computes its share of a batch at once. The
+    `test` split is scored at the end. The `clock` is the one that the plan will be kept by. `compile` None: steps go
+    through torch.compile if that is measured to pay within the time.
     """
 
     task: Task
@@ -97,8 +85,12 @@ class Planner:
     design: Callable[[Size], AnySpec] | None = None
     models: ModelSource = field(default_factory=SpecModels)
     data_ranks: int = 1
+    test: Split | None = None
+    clock: Clock = time.perf_counter
+    compile: bool | None = None
 
     def __post_init__(self) -> None:
+        self.timer = StepTimer(self.task, self.train, self.models, self.seed, self.device, self.data_ranks, self.clock)
         self.model_of = self.design or self.task.default_model
 
     def plan_steps(self, spec: AnySpec | None, steps: int) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
@@ -110,14 +102,15 @@ class Planner:
         epochs = steps * batch / max(1, self.train.tokens)
         chosen, options = self._configure(size, spec, epochs)
         threads = options.threads or torch.get_num_threads()
-        return chosen, options, self._plan(chosen, options, steps, batch, threads)
+        plan = self._plan(chosen, options, steps, batch, threads)
+        return chosen, options, plan.replace(compiled=bool(self.compile))
 
     def plan_minutes(
         self, spec: AnySpec | None, minutes: float, started: float
     ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
         """A plan for the time since `started`: the formula ranks the sizes, and the most promising are measured."""
         budget = self._seconds_for_steps(minutes, started)
-        deadline = time.perf_counter() + max(2.0, min(10.0, MEASURING_SHARE * 60 * minutes))
+        deadline = self.clock() + max(2.0, min(10.0, MEASURING_SHARE * 60 * minutes))
         sizes: list[Size | None] = [None]
         if spec is None:
             sizes = list(dict.fromkeys(map(self._requested_size, self.task.sizes(self.train))))
@@ -127,17 +120,22 @@ class Planner:
             choice = self._measure(sizes[candidate], spec, budget, found)
             found[sizes[candidate]] = choice
             candidate = -1 if len(sizes) == 1 else self._next_candidate(sizes, found, budget)
-            if candidate < 0 or time.perf_counter() > deadline:
+            if candidate < 0 or self.clock() > deadline:
                 break
         if candidate >= 0 and _weight(sizes[candidate]) < min(map(_weight, found)):
             # A slow machine had no time to measure the smaller model that suits it.
             found[sizes[candidate]] = self._extrapolate(sizes[candidate], budget, found)
         best = min(found.values(), key=lambda choice: choice.loss)
-        left = self._seconds_for_steps(minutes, started)
+        best, compiled = self._compiled_if_faster(best, spec, budget)
+        final = self._final_seconds(best, minutes)
+        left = max(LEAST_SECONDS, 60 * minutes - (self.clock() - started) - final)
+        seconds = (1 + EVALUATION_SHARE) * best.timing.seconds
         least = self._configure(best.size, spec, 1.0)[1].least_steps
-        best = replace(best, steps=max(least, min(best.steps, int(left / best.timing.seconds))))
+        best = replace(best, steps=max(1, least, min(int(left / seconds), best.most_steps)))
         epochs = best.steps * best.batch / max(1, self.train.tokens)
         chosen, options = self._configure(best.size, spec, epochs)
+        if options.uses_bf16(self.device) and not best.timing.half:
+            options = options.replace(precision="float32")  # measured to be faster
         plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads)
         tried = tuple(
             {
@@ -151,26 +149,53 @@ class Planner:
             }
             for choice in sorted(found.values(), key=lambda choice: choice.loss)
         )
-        seconds = best.steps * best.timing.seconds
-        before = time.perf_counter() - started
+        before = self.clock() - started
         plan = plan.replace(
+            compiled=compiled,
             minutes=minutes,
             before=before,
-            seconds=before + seconds / STEP_SHARE,
-            step_seconds=best.timing.seconds / STEP_SHARE,
+            seconds=before + best.steps * seconds + final,
+            step_seconds=best.timing.seconds,
+            most_steps=max(least, best.most_steps),
+            final_seconds=self._slow_seconds(minutes),
             tried=list(tried),
         )
         return chosen, options, plan
+
+    def _compiled_if_faster(self, best: PlannedSize, spec: AnySpec | None, seconds: float) -> tuple[PlannedSize, bool]:
+        """The choice, by compiled steps if more of them fit into these seconds; tried where there is time for it."""
+        if self.compile is not None or COMPILE_SHARE * seconds < COMPILE_SECONDS:
+            return best, bool(self.compile)
+        chosen, options = self._configure(best.size, spec, 1.0)
+        found = self.timer.compiled(chosen, options, best.batch, best.timing)
+        if found is None:
+            return best, False
+        timing, cost = found  # the training itself compiles once more
+        faster = (seconds - 2 * cost) / timing.seconds > seconds / best.timing.seconds
+        return (replace(best, timing=timing), True) if faster else (best, False)
+
+    def _final_seconds(self, choice: PlannedSize, minutes: float) -> float:
+        """The time after the last step: validation and test data are scored once more."""
+        per_token = SCORING * FORWARD * choice.timing.seconds / choice.timing.tokens
+        return per_token * self._final_tokens + self._slow_seconds(minutes)
+
+    @property
+    def _final_tokens(self) -> int:
+        return self.validation.tokens + (0 if self.test is None else self.test.tokens)
+
+    def _slow_seconds(self, minutes: float) -> float:
+        """For tasks that measure their answers for a share of the time; some take up to three times as long."""
+        slow = type(self.task).evaluation_subset is not Task.evaluation_subset
+        return 2 * FINAL_SHARE * 60 * minutes if slow else 0.0
 
     def _requested_size(self, size: Size) -> Size:
         """The size with the user's width and layers, so that heads, groups and mixers follow them."""
         given = {name: self.model_changes[name] for name in ("width", "layers") if name in self.model_changes}
         return replace(size, **{name: value for name, value in given.items() if type(value) is int and value > 0})
 
-    @staticmethod
-    def _seconds_for_steps(minutes: float, started: float) -> float:
-        """The time that is left, less the share for evaluations."""
-        return STEP_SHARE * max(1.0, 60 * minutes - (time.perf_counter() - started))
+    def _seconds_for_steps(self, minutes: float, started: float) -> float:
+        """The time that is left, less the share for evaluations and the end."""
+        return STEP_SHARE * max(LEAST_SECONDS, 60 * minutes - (self.clock() - started))
 
     def _next_candidate(
         self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float
@@ -198,11 +223,11 @@ class Planner:
         chosen, options = self._configure(size or Size(), spec, 1.0)
         tokens_per_second = max((choice.timing.tokens_per_second for choice in found.values()), default=4000.0)
         batch = options.batch or suitable_batch(tokens_per_second * budget)
-        timing, timed = self._time_steps(chosen, options, batch), batch
+        timing, timed = self.timer.fastest(chosen, options, batch), batch
         if options.batch is None:
             batch = suitable_batch(timing.tokens_per_second * budget)
         if not 0.4 < batch / timed < 2.5:
-            timing, timed = self._time_steps(chosen, options, batch), batch
+            timing, timed = self.timer.fastest(chosen, options, batch), batch
         return self._planned(size or Size(), chosen, batch, timing.scaled(batch / timed), budget)
 
     def _extrapolate(self, size: Size | None, budget: float, found: dict[Size | None, PlannedSize]) -> PlannedSize:
@@ -216,51 +241,9 @@ class Planner:
     def _planned(self, size: Size, spec: AnySpec, batch: int, timing: StepTiming, budget: float) -> PlannedSize:
         """As many steps as fit in the time, or as the task's recipe finds useful."""
         recipe: Recipe = self.task.recipe(size, 1.0)
-        most = recipe.most_epochs * self.train.tokens / timing.tokens
-        steps = max(1, int(min(budget / timing.seconds, max(most, 20))))
-        return PlannedSize(size, spec, batch, timing, steps, self._expected(spec, steps * timing.tokens))
-
-    def _time_steps(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
-        """The time per step with all threads or with one, whichever is faster."""
-        module = self.models.build(spec, self.seed, self.device)
-        if options.lora is not None:
-            adapt(module, options.lora, whole=fully_trained_parts(self.task))
-        module.train()
-        part = self.train.fit(spec)
-        batches = part.batches(max(part.least, batch // self.data_ranks), self.seed)
-        before = torch.get_num_threads()
-        counts = [options.threads] if options.threads else sorted({1, before}, reverse=True)
-        timings = []
-        try:
-            for threads in counts:
-                torch.set_num_threads(threads)
-                timings.append(self._time_with(module, part, batches, options, threads))
-        finally:
-            torch.set_num_threads(before)
-        return min(timings, key=lambda timing: timing.seconds)
-
-    def _time_with(
-        self, module: nn.Module, part: Split, batches: Sequence[Sequence[int]], options: TrainingSpec, threads: int
-    ) -> StepTiming:
-        optimizers = build_optimizers(module, options.optimizer, options.rate, options.matrix_rate, 0.0)
-        times, tokens = [], 0
-        began = time.perf_counter()
-        for number in range(6):
-            start = time.perf_counter()
-            batch = part.batch(batches[number % len(batches)], self.seed).to(self.device)
-            loss = self.task.loss(module, batch, options.smoothing)
-            (loss.total / max(1, loss.count)).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-            if number:
-                times.append(time.perf_counter() - start)
-                tokens += batch.tokens
-            if number and time.perf_counter() - began > 1.0:
-                break
-        return StepTiming(sum(times) / len(times), max(1, self.data_ranks * tokens // len(times)), threads)
+        most = max(20, int(recipe.most_epochs * self.train.tokens / timing.tokens))
+        steps = max(1, min(int(budget / timing.seconds), most))
+        return PlannedSize(size, spec, batch, timing, steps, most, self._expected(spec, steps * timing.tokens))
 
     def _configure(self, size: Size, spec: AnySpec | None, epochs: float) -> tuple[AnySpec, TrainingSpec]:
         """The model and training options of a size, by the task's recipe and the user's changes."""
@@ -275,7 +258,7 @@ class Planner:
         batch = max(batch, self.train.fit(spec).least)
         every = options.evaluate_every or max(1, math.ceil(steps / EVALUATIONS))
         tokens = steps * batch
-        # Forward costs a third of a step: all evaluations together take at most about a twentieth of the steps' time.
+        # Forward costs a third of a step: all evaluations together take at most about EVALUATION_SHARE.
         evaluated = max(batch, 3 * tokens // (20 * max(1, steps // every)))
         return TrainingPlan(
             steps=steps,
@@ -284,6 +267,7 @@ class Planner:
             evaluate_every=every,
             evaluate_tokens=options.evaluate_tokens or evaluated,
             held_out=self.validation.tokens,
+            final_tokens=self._final_tokens,
             checkpoint_every=options.checkpoint_every or every,
             threads=threads,
             parameters=cost.parameters,

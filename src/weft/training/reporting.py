@@ -45,4 +45,4 @@ class Reporter:
         """An example of what the model can do by now."""
 
     def on_note(self, text: str) -> None:
-        """Anything that users should know: a fallback, a shortened plan."""
+        """Anything that users should know: a fallback, a revised plan."""

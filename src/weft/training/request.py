@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -12,6 +13,7 @@ from typing import Any
 from weft.data.readers.graphs import read_edges
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
+from weft.training.pace import Clock
 
 DATA, TRAINING = "data.", "training."
 MASK_FILE = "mask.file"
@@ -26,7 +28,8 @@ class TrainRequest:
     `preset` "auto" fits the model to data and time. A `seed` of None is 0 for a new run, and that of the run for a
     resumed one. `base` is the folder of a run whose model, tokenizer and weights training starts from. Of several
     processes, `parallel` is the layout (ddp if not given), and `timeout` the seconds after which one that does not
-    answer is given up.
+    answer is given up. `compile` None: the plan takes torch.compile where it pays within the minutes. `clock` tells the
+    time by which `minutes` are planned and kept.
     """
 
     task: str
@@ -39,10 +42,11 @@ class TrainRequest:
     seed: int | None = None
     resume: bool = False
     device: str | None = None
-    compile: bool = False
+    compile: bool | None = None
     base: str | None = None
     parallel: str | None = None
     timeout: float | None = None
+    clock: Clock = field(default=time.perf_counter, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.data:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from weft.data.samples import ReferenceScore
 from weft.foreign.wrap_module import given_module
+from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.runs.run import Run, load
 from weft.tasks.support.evaluation.references import losing_to
-from weft.tasks.task import PreparedData, Split
+from weft.tasks.task import PreparedData, Split, Task
 from weft.training.loop import Loop
-from weft.training.plan import TrainingPlan
-
-FINAL_EVALUATION_SHARE = 0.03  # of the time that was given, about, for metrics that are slow
+from weft.training.plan import FINAL_SHARE, TrainingPlan
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,8 @@ class TrainingResult:
 
     `references` are the scores of simple methods, `loses_to` those that the model does not beat, `best` the best
     possible score where it is known, and `leak` says so if the model scored better than that. `intervals` are of 95 %.
-    `test`: the metrics on a test part, where the data have one.
+    `test`: the metrics on a test part, where the data have one. `seconds` count what `minutes` do: reading, planning,
+    training and evaluating; of a number of steps, all but reading and planning.
     """
 
     run: Run
@@ -41,9 +40,23 @@ class TrainingResult:
     test: dict[str, Any] | None = None
 
 
-def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loop: Loop) -> TrainingResult:
+@dataclass(frozen=True)
+class SimpleScores:
+    """What simple methods reach on the validation data, and facts to measure them on other data."""
+
+    references: dict[str, float]
+    facts: Tree
+
+    @classmethod
+    def of(cls, task: Task, train: Split, validation: Split) -> SimpleScores:
+        """Fit and measure them: before the first step, so that the plan knows how long it took."""
+        facts = task.baseline_facts(train)
+        return cls({**task.quick_references(facts, validation), **task.references(train, validation)}, facts)
+
+
+def evaluate_result(prepared: PreparedData, validation: Split, loop: Loop, simple: SimpleScores) -> TrainingResult:
     """Load the run as it was kept and measure it on the whole validation data, or a share where minutes are given."""
-    began = time.perf_counter()
+    began = loop.clock()
     # A model that several processes held in parts may not fit on the device of one.
     device = str(loop.device) if loop.distribution.holds_whole_model else "cpu"
     run = load(loop.folder.path, device, module=given_module(loop.module))
@@ -52,27 +65,24 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
         loop.folder.write_spec(run.spec)
     subset = validation
     if loop.plan.minutes is not None:
-        seconds = FINAL_EVALUATION_SHARE * 60 * loop.plan.minutes
-        subset = prepared.task.evaluation_subset(run.module, validation, seconds)
-    task, size = prepared.task, loop.plan.batch
+        subset = prepared.task.evaluation_subset(run.module, validation, FINAL_SHARE * loop.plan.budget)
+    task, size, references = prepared.task, loop.plan.batch, simple.references
     scores = task.score_examples(run.module, subset, size)
     metrics = scores.metrics
-    facts = task.baseline_facts(train)
-    references = {**task.quick_references(facts, validation), **task.references(train, validation)}
     value = metrics.get(task.judged_by)
     lost = [] if value is None else losing_to(task.judged_by, value, references)
     loop.folder.write_references(
-        {"metric": task.judged_by, "value": value, "references": references, "loses_to": lost, "facts": facts}
+        {"metric": task.judged_by, "value": value, "references": references, "loses_to": lost, "facts": simple.facts}
     )
     test = None
     if prepared.test is not None:
         test = task.measure(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
     loss = float(metrics.get("loss", loop.best_loss))
-    seconds = loop.seconds + time.perf_counter() - began
+    seconds = loop.seconds + loop.clock() - began
     loop.folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
     leak = find_leak(prepared.best, metrics)
     found = (metrics, references, prepared.best, leak, scores.intervals(), tuple(lost), test)
-    return TrainingResult(run, loop.plan, loop.step, seconds, loss, *found)
+    return TrainingResult(run, loop.plan, loop.step, loop.plan.before + seconds, loss, *found)
 
 
 def find_leak(best: ReferenceScore | None, metrics: dict[str, Any]) -> str | None:

@@ -1,4 +1,7 @@
-"""Schedules: the learning rate as a share of its peak, a pure function of the step."""
+"""Schedules: the learning rate as a share of its peak, a pure function of the step.
+
+A step may lie between two whole ones: after a plan was revised, its steps are longer or shorter than the schedule's.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from weft.foundation.errors import WeftError
 
 
 class Schedule(Protocol):
-    """share(step) in 0 .. 1, for steps 0 .. total - 1."""
+    """share(step) in 0 .. 1, for steps from 0 to below `total`."""
 
-    def share(self, step: int) -> float: ...
+    def share(self, step: float) -> float: ...
 
 
 def _expect(total: int, warmup: int) -> None:
@@ -31,10 +34,10 @@ class Cosine:
     def __post_init__(self) -> None:
         _expect(self.total, self.warmup)
 
-    def share(self, step: int) -> float:
+    def share(self, step: float) -> float:
         """(s + 1) / warmup, then floor + (1 - floor) (1 + cos(pi t)) / 2 with t from 0 to 1."""
         if step < self.warmup:
-            return (step + 1) / self.warmup
+            return min(1.0, (step + 1) / self.warmup)
         t = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * t))
 
@@ -53,10 +56,10 @@ class Trapezoid:
         if not 0 <= self.decay <= 1:
             raise WeftError(f"a decay over {self.decay:g} of the steps: choose a share from 0 to 1")
 
-    def share(self, step: int) -> float:
+    def share(self, step: float) -> float:
         """(s + 1) / warmup, then 1, then linearly down."""
         if step < self.warmup:
-            return (step + 1) / self.warmup
+            return min(1.0, (step + 1) / self.warmup)
         last = self.decay * self.total
         left = self.total - step
         return 1.0 if left >= last or last == 0 else self.floor + (1 - self.floor) * max(0.0, left / last)
@@ -73,7 +76,7 @@ class InverseRoot:
         if self.warmup < 1:
             raise WeftError("the inverse square root needs at least one warm-up step")
 
-    def share(self, step: int) -> float:
+    def share(self, step: float) -> float:
         """min(s / warmup, sqrt(warmup / s)) with s = step + 1."""
         s = step + 1
         return min(s / self.warmup, math.sqrt(self.warmup / s))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
@@ -39,8 +39,9 @@ from weft.training.plan import TrainingPlan
 from weft.training.planner import Planner
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
-from weft.training.result import TrainingResult, evaluate_result
+from weft.training.result import SimpleScores, TrainingResult, evaluate_result
 from weft.training.resume_check import expect_same_options, expect_same_task
+from weft.training.step_timing import number_of_threads
 from weft.training.training_spec import TrainingSpec
 
 DEFAULT_MINUTES = 5.0
@@ -113,7 +114,7 @@ def run_training(request: TrainRequest, reporter: Reporter, module: GivenModule 
 def _run(
     request: TrainRequest, reporter: Reporter, module: GivenModule | None, distribution: Distribution
 ) -> TrainingResult | None:
-    started = time.perf_counter()
+    started = request.clock()
     kind = task_named(request.task)
     if not kind.trainable:
         raise WeftError(f"runs of task {request.task} are imported, not trained here: weft import FOLDER --out RUN")
@@ -168,12 +169,10 @@ def _begin(
     prepared = distribution.first_here(lambda: kind.prepare(sources, local, seed, cache_folder(), known))
     for note in prepared.notes:
         reporter.on_note(note)
-    device = distribution.device
     reporter.on_stage("measuring this machine" if request.steps is None else "planning")
     models = model_source(given, prepared.task, seed)
-    ranks = distribution.data_ranks
     spec, training, plan = _agreed_plan(
-        distribution, lambda: _plan(request, prepared, base, models, device, started, ranks)
+        distribution, lambda: _plan(request, prepared, base, models, distribution, started)
     )
     if base is None and request.preset == "auto":
         described = describe_choice(prepared.task, spec)
@@ -203,7 +202,7 @@ def _begin(
         base.load_weights(module, prepared.task)
         if base.has_new_classes(prepared.task):
             reporter.on_note(f"the classes differ from those of {request.base}: its last layer is trained from scratch")
-    return _train(request, prepared, module, training, plan, folder, seed, distribution, reporter)
+    return _train(request, prepared, module, training, plan, folder, seed, distribution, reporter, started)
 
 
 def _agreed_plan(
@@ -259,9 +258,8 @@ def _plan(
     prepared: PreparedData,
     base: BaseRun | None,
     models: ModelSource,
-    device: torch.device,
+    distribution: Distribution,
     started: float,
-    data_ranks: int,
 ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
     task = prepared.task
     spec: AnySpec | None = models.only
@@ -288,11 +286,14 @@ def _plan(
         model_changes=request.model_changes,
         training_changes=request.training_changes,
         seed=request.seed or 0,
-        device=device,
+        device=distribution.device,
         defaults=defaults,
         design=design,
         models=models,
-        data_ranks=data_ranks,
+        data_ranks=distribution.data_ranks,
+        compile=request.compile if distribution.compiles else False,
+        test=prepared.test,
+        clock=request.clock,
     )
     steps = request.steps or training.steps
     if steps is not None:
@@ -310,7 +311,9 @@ def _train(
     seed: int,
     distribution: Distribution,
     reporter: Reporter,
+    started: float | None = None,
 ) -> TrainingResult | None:
+    """Take the steps and evaluate; `started` is when a new training was asked for."""
     train, validation = (part.fit(cast(AnySpec, module.spec)) for part in (prepared.train, prepared.validation))
     if training.lora is not None:
         adapters = derive(seed, "adapters")
@@ -321,20 +324,28 @@ def _train(
         expect_lawful(module, 0)
     if training.recompute:
         recompute_blocks(module)
-    with _threads(plan.threads if distribution.data_ranks == 1 else min(plan.threads, torch.get_num_threads())):
-        loop = Loop(prepared.task, module, train, validation, training, plan, folder, seed, reporter, distribution)
+    with number_of_threads(
+        plan.threads if distribution.data_ranks == 1 else min(plan.threads, torch.get_num_threads())
+    ):
+        shares = (training, plan, folder, seed, reporter, distribution, request.clock)
+        loop = Loop(prepared.task, module, train, validation, *shares)
         LOG.info("threads for training: %d", plan.threads)
         if loop.restore():
             folder.keep_metrics_until(loop.step)
             reporter.on_note(f"continuing from step {loop.step:,}")
         learning = None if training.lora is None else sum(weight.numel() for weight in loop.weights)
         reporter.on_plan(plan, describe_plan(plan, learning))
-        if request.compile:
+        reporter.on_stage("measuring simple methods")
+        simple = distribution.agree("simple methods", lambda: asdict(SimpleScores.of(prepared.task, train, validation)))
+        if plan.compiled if request.compile is None else request.compile:
             loop.compile()
+        if started is not None and plan.minutes is not None:
+            loop.plan = plan.replace(before=distribution.leaders(request.clock() - started))
+            folder.write_plan(loop.plan.to_tree())
         loop.run()
         if loop.stop_reason == "interrupt":
             raise KeyboardInterrupt
-        return evaluate_result(prepared, train, validation, loop) if distribution.leads else None
+        return evaluate_result(prepared, validation, loop, SimpleScores(**simple)) if distribution.leads else None
 
 
 def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:
@@ -342,16 +353,6 @@ def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:
     adapters = "" if trainable is None else f" and adapters ({trainable:,} trainable)"
     text = (
         f"{plan.parameters:,} parameters{adapters}, {plan.last:,} steps of {plan.batch:,} tokens "
-        f"({plan.epochs:.1f} epochs), about {plan.memory / 2**20:,.0f} MiB"
+        f"({plan.epochs * plan.last / plan.steps:.1f} epochs), about {plan.memory / 2**20:,.0f} MiB"
     )
     return text if plan.seconds is None else f"{text}, {plan.seconds / 60:.1f} min"
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -82,7 +82,7 @@ def train(
     lora: Lora = None,
     module: Module = None,
     device: Device = None,
-    compiled: Compiled = False,
+    compiled: Compiled = None,
     processes: Processes = None,
     parallel: Parallel = None,
     timeout: Timeout = None,
@@ -92,6 +92,8 @@ def train(
     """Train a model on your data.
 
     The time plan measures this machine and chooses model, batch size and number of steps so that training ends on time.
+    A plan of --minutes gets more or fewer steps if the machine's speed changes; plan.json in the run's folder records
+    each revision, and --resume follows it. A number of --steps is kept.
     Options on the command line win over --set, and --set over --config.
 
     \b
@@ -211,6 +213,7 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
                 "loses_to": list(result.loses_to),
                 "parameters": result.plan.parameters,
                 "planned_seconds": result.plan.seconds,
+                "planned_steps": [result.plan.steps, *(revision.steps for revision in result.plan.revisions)],
                 "best_possible": None if result.best is None else result.best.value,
                 "leak": result.leak,
                 **({} if result.test is None else {"test": result.test}),
@@ -244,7 +247,8 @@ def _print(out: Console, folder: Path, result: TrainingResult, picture: Path, mo
 
     plan = result.plan
     minutes = f"{result.seconds / 60:.1f} min"
-    planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps, {plan.seconds / 60:.1f} min)"
+    revised = f", then {plan.last:,}" if plan.revisions else ""
+    planned = "" if plan.seconds is None else f" (planned: {plan.steps:,} steps{revised}, {plan.seconds / 60:.1f} min)"
     out.print(f"\n[bold]{plan.parameters:,} parameters, {result.steps:,} steps in {minutes}{planned}[/bold]")
     out.print("On validation data:")
     task = result.run.task

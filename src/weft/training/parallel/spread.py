@@ -48,6 +48,7 @@ class ManyProcesses(Distribution):
 
     signals = (signal.SIGINT, signal.SIGTERM)
     insist = False
+    compiles = False
 
     def __init__(self, world: World, layout: ParallelLayout) -> None:
         super().__init__(world.device)
