@@ -190,7 +190,7 @@ class _LSTM(torch.autograd.Function):
 class _OwnSlopes(nn.RNNBase):
     """One layer of torch's net, called as it is; where it learns on a CPU, by the functions above."""
 
-    def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
+    def forward(self, input: Any, hx: Any = None) -> Any:
         """[B, T, D] or packed tokens, [ways, B, H] -> outputs in the input's form, final hidden [ways, B, H]."""
         data = input.data if isinstance(input, PackedSequence) else input
         if hx is None or not data.numel() or not self._learns_here(data):
@@ -228,12 +228,12 @@ class _OwnSlopes(nn.RNNBase):
         side = "_reverse" if way.backward else ""
         W, U, b, c = (getattr(self, f"{name}_l0{side}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
         if self.mode == "GRU":
-            return (_GRU.apply(F.linear(x, W, b), *start, U, c, way),)
+            return (_GRU.apply(F.linear(x, W, b), *start, U, c, way),)  # type: ignore[no-untyped-call]
         mapped = F.linear(x, W, b + c)
         if self.mode == "LSTM":
-            states, memory = _LSTM.apply(mapped, *start, U, way)
+            states, memory = _LSTM.apply(mapped, *start, U, way)  # type: ignore[no-untyped-call]
             return states, memory
-        return (_RNN.apply(mapped, *start, U, way),)
+        return (_RNN.apply(mapped, *start, U, way),)  # type: ignore[no-untyped-call]
 
 
 class RNN(_OwnSlopes, nn.RNN):
