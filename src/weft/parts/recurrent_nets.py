@@ -1,8 +1,8 @@
 """torch's recurrent nets, with slopes of our own for training on a CPU.
 
-torch keeps a graph of every step there: the gradient of U adds up step by step, and that of each step's part of W x is
-as large as all steps'. Here gates and states of all tokens lie in one tensor each, so a step back is two products of
-numbers, one with U and one sum, and the gradients of W, U and the biases are one product each at the end.
+torch keeps a graph of every step there: the gradient of U adds up step by step, and the gradient of one step's part of
+W x is as large as that of all steps. Here gates and states of all tokens lie in one tensor each: what a step back
+multiplies with is computed for all steps at once, and the gradients of W, U and the biases are one product each.
 
 Tokens [N, ...] are in packed order: step by step, of every step the rows that are so long, longest rows first. H hidden
 width; mapped = W x + b for all tokens [N, gates x H]; U [gates x H, H].
@@ -154,7 +154,9 @@ class _LSTM(torch.autograd.Function):
             h_before[:kept], m_old[:kept] = last[:kept], last_m[:kept]
             torch.addmm(given, h_before, U.T, out=a)
             i, f, g, o = a.chunk(4, -1)
-            a[:, : 2 * H].sigmoid_(), g.tanh_(), o.sigmoid_()
+            a[:, : 2 * H].sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
             last_m = torch.mul(f, m_old, out=m).addcmul_(i, g)
             last = torch.mul(o, torch.tanh(m, out=tanh_m), out=h)
         ctx.save_for_backward(gates, before, m_before, tanh, U)
@@ -237,12 +239,12 @@ class _OwnSlopes(nn.RNNBase):
 
 
 class RNN(_OwnSlopes, nn.RNN):
-    """Elman's, with tanh."""
+    """nn.RNN with tanh (Elman 1990)."""
 
 
 class GRU(_OwnSlopes, nn.GRU):
-    """With gates r and z."""
+    """nn.GRU (Cho et al. 2014)."""
 
 
 class LSTM(_OwnSlopes, nn.LSTM):
-    """With gates i, f, o and a memory."""
+    """nn.LSTM (Hochreiter 1997)."""
