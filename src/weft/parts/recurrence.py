@@ -12,11 +12,11 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from weft.foundation.shapes import expect_width
 from weft.parts.attention import ResidualLinear
 from weft.parts.attention_context import AttentionContext
+from weft.parts.recurrent_nets import GRU, LSTM, RNN
 from weft.parts.segments import Segments, continues, last_document
 from weft.parts.state import TensorState
 from weft.parts.token_positions import TokenPositions
@@ -69,7 +69,7 @@ class Recurrent(nn.Module):
     def __init__(self, cell: Cell, input_width: int, hidden: int, bidirectional: bool = False) -> None:
         super().__init__()
         self.cell, self.hidden, self.bidirectional = cell, hidden, bidirectional
-        kinds: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+        kinds: dict[str, Callable[..., nn.RNNBase]] = {"rnn": RNN, "gru": GRU, "lstm": LSTM}
         self.net = kinds[cell](input_width, hidden, batch_first=True, bidirectional=bidirectional)
 
     @property
@@ -93,16 +93,14 @@ class Recurrent(nn.Module):
             return x.new_zeros(B, x.shape[1], self.width), start
         going_on = continues(token_positions, segments, document)[:, None]
         begin = tuple(torch.where(going_on, s[segments.rows], 0) for s in start)
-        packed = pack_padded_sequence(
-            segments.gather(x), segments.lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
+        packed, place = segments.pack(x)
         out, end = self.net(packed, self._pack(begin))
-        y, _ = pad_packed_sequence(out, batch_first=True)
         final = tuple(
             old.index_put((segments.rows[segments.last],), new[segments.last])
             for old, new in zip(start, self._unpack(end), strict=True)
         )
-        return segments.scatter(y), final
+        y = x.new_zeros(B * x.shape[1], self.width).index_copy(0, place, out.data)
+        return y.view(B, x.shape[1], self.width), final
 
     def step(self, x: Tensor, hidden: Hidden) -> Hidden:
         """One step of a one-directional net: [B, D], hidden -> hidden, by the lectures' equations."""

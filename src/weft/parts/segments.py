@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from weft.parts.token_positions import TokenPositions
 
@@ -55,6 +56,15 @@ class Segments:
         """[B, T, D] -> [R, longest, D], zeros after each segment's end."""
         out = x.new_zeros(len(self.lengths), int(self.lengths.max()) if len(self.lengths) else 0, x.shape[-1])
         return out.index_put((self.segment, self.step), x[self.row, self.column])
+
+    def pack(self, x: Tensor) -> tuple[PackedSequence, Tensor]:
+        """[B, T, D] -> real tokens [n, D] as torch's recurrent nets want them, and their places in B x T."""
+        by_length = self.lengths.argsort(descending=True, stable=True)
+        rank = by_length.argsort()
+        order = (self.step * len(rank) + rank[self.segment]).argsort()
+        place = (self.row * self.shape[1] + self.column)[order]
+        sizes = torch.bincount(self.step).cpu()
+        return PackedSequence(x.flatten(0, 1).index_select(0, place), sizes, by_length, rank), place
 
     def scatter(self, y: Tensor) -> Tensor:
         """[R, longest, D] -> [B, T, D], zeros where nothing is real."""

@@ -22,8 +22,8 @@ from weft.parts.norms import NoNorm, Norm
 from weft.parts.recurrence import Recurrence, Recurrent
 from weft.parts.relative import AttentionPosition, Rotary
 
-# Numbers that torch's recurrent layers keep per step and hidden unit, as measured on a CPU.
-RECURRENT = {"rnn": 1, "gru": 7, "lstm": 16}
+# Numbers that `weft.parts.recurrent_nets` keep per step and hidden unit: gates, and states before and after the step.
+RECURRENT = {"rnn": 2, "gru": 5, "lstm": 7}
 
 
 @dataclass(frozen=True)
