@@ -1,13 +1,15 @@
 """How far speculative decoding looks ahead: as many tokens as are expected to pay, by what was accepted so far.
 
-Judging k proposed tokens beside the next one costs 1 + EXTRA k steps, whatever is accepted. If each is accepted with
-probability a, the step gives 1 + a + a^2 + ... + a^k tokens (Leviathan et al. 2023, eq. 1). The k that gives most
-tokens per cost is proposed; none where none pays. The cost is a fixed number, no clock: the same text on every machine.
+A step that computes R tokens, the next one of each text and those proposed, costs 1 + EXTRA (R - 1) steps of one token,
+whatever is accepted. If each proposed token is accepted with probability a, a text gets 1 + a + a^2 + ... + a^k tokens
+(Leviathan et al. 2023, eq. 1). The k of each text are those that give most tokens per cost; none where none pays. The
+cost is a fixed number, no clock: the same text on every machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace, heappop
 
 EXTRA = 0.2  # of a step, for one more token to judge; SmolLM2-135M in float32 on two threads: 0.15 to 0.20
 FORGET = 0.85  # weight of older evidence at each new judgement
@@ -15,18 +17,31 @@ MOST_EVIDENCE = 8.0  # judgements that all older ones count for at most, so that
 PRIOR_WEIGHT = 2.0  # judgements that the prior counts for
 
 
-def best_ahead(rates: Sequence[float], available: Sequence[int], extra: float = EXTRA) -> int:
-    """The k for all texts of a batch that gives most tokens per cost; text b can propose `available[b]` at most.
+def best_ahead(
+    rates: Sequence[float], available: Sequence[int], extra: float | None = None, room: int | None = None
+) -> list[int]:
+    """How many proposed tokens of each text are judged: those that give most tokens per cost.
 
-    A step of B texts and k proposals each costs 1 + extra (B (k + 1) - 1).
+    Text b can propose `available[b]` tokens at most, each accepted with probability `rates[b]`; all texts together
+    have `room` rows. One more token of text b gives rates[b]^k more: the best ones are taken while they give more per
+    cost than those before.
     """
-    rows, tokens, best, most_gained = len(rates), 0.0, 0, 0.0
-    for ahead in range(max(available, default=0) + 1):
-        tokens += sum(rate**ahead for rate, most in zip(rates, available, strict=True) if ahead <= most)
-        gained = tokens / (1 + extra * (rows * (ahead + 1) - 1))
-        if gained > most_gained:
-            best, most_gained = ahead, gained
-    return best
+    extra = EXTRA if extra is None else extra
+    ahead, tokens = [0] * len(rates), float(len(rates))
+    left = sum(available) if room is None else room - len(rates)
+    cost = 1 + extra * (len(rates) - 1)
+    gains = [(-rate, text) for text, (rate, most) in enumerate(zip(rates, available, strict=True)) if most]
+    heapify(gains)
+    while gains and left > 0:
+        gain, text = -gains[0][0], gains[0][1]
+        if gain * cost <= extra * tokens:
+            break
+        ahead[text], tokens, cost, left = ahead[text] + 1, tokens + gain, cost + extra, left - 1
+        if ahead[text] < available[text]:
+            heapreplace(gains, (-gain * rates[text], text))
+        else:
+            heappop(gains)
+    return ahead
 
 
 class AcceptanceRates:
