@@ -24,11 +24,10 @@ from weft.inference.decoding.generated import FinishReason, GeneratedText, Gener
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import Choice, TokenSampler, top_probabilities
 from weft.inference.decoding.sessions import PrefillOptions, RewindableBatch, RewindableSession, VerifyingSession
-from weft.inference.decoding.verifier import Verifier, judge, plan_ahead
+from weft.inference.decoding.verifier import StepRoom, Verifier, judge, plan_ahead, step_room
 from weft.inference.fast.optimized import exact_rows
 from weft.models.output import Memory
 from weft.parts.quantized import BlockMatrix
-from weft.parts.state import RING_SLACK
 
 __all__ = [
     "Draft",
@@ -81,8 +80,8 @@ def stream_speculative(
         if session is None:
             parts = _parts(model, request, draft)
         else:
-            rows = _rows(model, request, [draft], request.text_seeds(), 0)
-            parts = iter([SpeculativePart(session, session.begin(request.prompts), rows, request, RING_SLACK)])
+            rows, room = _rows(model, request, [draft], request.text_seeds(), 0), step_room(model, exact_rows(model))
+            parts = iter([SpeculativePart(session, session.begin(request.prompts), rows, request, room)])
         for part in parts:
             yield from part
 
@@ -122,11 +121,11 @@ def _parts(model: nn.Module, request: GenerationRequest, draft: Draft) -> Iterat
     More texts than have room leave half of it for proposals.
     """
     prompts, samples = len(request.prompts), request.samples
-    together = request.prefill.cached and request.prefill.native and isinstance(draft, Adaptive)
-    room = exact_rows(model) if together else 0
-    count = prompts if prompts * samples <= room else room // 2 // samples
-    if not count:
-        yield from _parts_one_by_one(model, request, draft)
+    exact = exact_rows(model) if request.prefill.native else 0
+    room = step_room(model, exact)
+    count = prompts if prompts * samples <= exact else exact // 2 // samples
+    if not count or not request.prefill.cached or not isinstance(draft, Adaptive):
+        yield from _parts_one_by_one(model, request, draft, room)
         return
     seeds = request.text_seeds()
     for first in range(0, prompts, count):
@@ -142,7 +141,9 @@ def _parts(model: nn.Module, request: GenerationRequest, draft: Draft) -> Iterat
         yield SpeculativePart(session, logits, rows, own, room)
 
 
-def _parts_one_by_one(model: nn.Module, request: GenerationRequest, draft: Draft) -> Iterator[SpeculativePart]:
+def _parts_one_by_one(
+    model: nn.Module, request: GenerationRequest, draft: Draft, room: StepRoom
+) -> Iterator[SpeculativePart]:
     """One text after the other; a prompt is read once for all of its samples."""
     samples, seeds = request.samples, request.text_seeds()
     for prompt in range(len(request.prompts)):
@@ -153,7 +154,7 @@ def _parts_one_by_one(model: nn.Module, request: GenerationRequest, draft: Draft
             first = prompt * samples + n
             fork = session if n == samples - 1 else session.fork()
             rows = _rows(model, replace(own, samples=1), [draft], seeds[first:], first)
-            yield SpeculativePart(fork, logits, rows, own, RING_SLACK)
+            yield SpeculativePart(fork, logits, rows, own, room)
 
 
 def _condition(model: nn.Module, request: GenerationRequest) -> ConditionedModel:
@@ -217,10 +218,7 @@ class SpeculativeRow:
 
 
 class SpeculativePart:
-    """Texts that are verified together, from the logits [B, C] after their prompts; iterating gives each token once.
-
-    `room`: number of tokens that one call may compute.
-    """
+    """Texts that are verified together, from the logits [B, C] after their prompts; iterating gives each token once."""
 
     def __init__(
         self,
@@ -228,7 +226,7 @@ class SpeculativePart:
         logits: Tensor,
         rows: Sequence[SpeculativeRow],
         request: GenerationRequest,
-        room: int,
+        room: StepRoom,
     ) -> None:
         self.session, self.logits, self.rows, self.request, self.room = session, logits, rows, request, room
 

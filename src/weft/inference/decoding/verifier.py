@@ -6,12 +6,13 @@ One `Verifier` per text, alone, in a batch or in the engine; `plan_ahead` shares
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.inference.decoding.drafts import Adaptive, Draft, Proposal
-from weft.inference.decoding.look_ahead import AcceptanceRates, best_ahead
+from weft.inference.decoding.look_ahead import BLOCKS, BY_TORCH, FLOATS, AcceptanceRates, StepCost, best_ahead
 from weft.inference.decoding.sampling import (
     Choice,
     TokenSampler,
@@ -21,6 +22,8 @@ from weft.inference.decoding.sampling import (
     draw,
     log_probabilities,
 )
+from weft.parts.quantized import BlockMatrix
+from weft.parts.state import RING_SLACK
 
 NONE = Proposal([])
 
@@ -53,15 +56,27 @@ class Verifier:
             self.rates.learn(self.found.kind, self.found.tokens, came)
 
 
-def plan_ahead(verifiers: Sequence[Verifier], most: Sequence[int], room: int) -> None:
-    """Decide what each text has judged in the next step, by at most `most` tokens each and `room` rows for all."""
+class StepRoom(NamedTuple):
+    """How many tokens one step may compute, and what they cost."""
+
+    rows: int
+    cost: StepCost
+
+
+def step_room(model: nn.Module, exact: int, otherwise: int = RING_SLACK) -> StepRoom:
+    """Of a model that computes `exact` rows bit for bit alike; `otherwise`: number of rows of others."""
+    if not exact:
+        return StepRoom(otherwise, BY_TORCH)
+    return StepRoom(exact, BLOCKS if any(isinstance(part, BlockMatrix) for part in model.modules()) else FLOATS)
+
+
+def plan_ahead(verifiers: Sequence[Verifier], most: Sequence[int], room: StepRoom) -> None:
+    """Decide what each text has judged in the next step, by at most `most` tokens each."""
     for verifier, own in zip(verifiers, most, strict=True):
         verifier.look_up(own)
-    available = [len(verifier.found.tokens) for verifier in verifiers]
-    if not any(available):
-        ahead = available
-    else:
-        ahead = best_ahead([verifier.rate for verifier in verifiers], available, room=room)
+    ahead = available = [len(verifier.found.tokens) for verifier in verifiers]
+    if any(available):
+        ahead = best_ahead([verifier.rate for verifier in verifiers], available, room.cost, room.rows)
     for verifier, count in zip(verifiers, ahead, strict=True):
         verifier.proposal = verifier.found.first(count) if count else NONE
 
@@ -74,7 +89,9 @@ def judge(
 
     A text with n proposed tokens has n + 1 rows of the logits [R, C].
     """
-    drawn = [one.probabilities is not None and not own.sampling.greedy for one, own in zip(proposals, samplers, strict=True)]
+    drawn = [
+        one.probabilities is not None and not own.sampling.greedy for one, own in zip(proposals, samplers, strict=True)
+    ]
     if not any(drawn):
         return choose_each(logits, samplers, [proposal.tokens for proposal in proposals], top)
     parts = logits.split([len(proposal.tokens) + 1 for proposal in proposals])

@@ -76,7 +76,7 @@ class NativeMatrix:
 
     @property
     def most_rows(self) -> int:
-        """Number of rows up to which each is computed as it is alone; matrices in blocks have no such bound of their own."""
+        """Number of rows up to which each is computed as it is alone."""
         return NATIVE_BLOCK_ROWS if self.in_blocks else NATIVE_ROWS
 
     def __call__(self, x: Tensor) -> Tensor | None:

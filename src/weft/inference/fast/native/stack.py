@@ -46,7 +46,7 @@ from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
 from weft.parts.masks import Causal, Mask, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
-from weft.parts.quantized import BlockMatrix, products_by
+from weft.parts.quantized import products_by
 from weft.parts.relative import Rotary
 from weft.parts.scores import CappedDot, Dot, ScaledDot
 from weft.parts.stack import Stack
@@ -124,8 +124,8 @@ class NativeStack(ProductStack):
 
     @property
     def rows(self) -> int:
-        """Number of tokens that one native step computes at most."""
-        return self._rows
+        """Number of tokens that one native step computes at most, of any texts; 0 if it takes one of each text only."""
+        return self._rows if self._several else 0
 
     def run_blocks(
         self,
