@@ -42,11 +42,13 @@ def exact(name):
     return quantize_model(model) if name == "int8" else model
 
 
-@pytest.fixture(autouse=True)
-def everything_pays(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def everything_pays():
     """All that is found is judged."""
-    monkeypatch.setattr(look_ahead.StepCost, "of", lambda self, rows: 1.0)
-    monkeypatch.setattr(look_ahead.StepCost, "extra", 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(look_ahead.StepCost, "of", lambda self, rows: 1.0)
+        patch.setattr(look_ahead.StepCost, "extra", 0.0)
+        yield
 
 
 prompts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), min_size=1, max_size=4)

@@ -147,7 +147,8 @@ class RunningBatch:
         before = [len(sequence.tokens) for sequence in self.sequences]
         going = self._give(self.sequences, logits, None if alignment is None else _packed(alignment, real), 0)
         came = [len(one.tokens) - count for one, count in zip(self.sequences, before, strict=True)]
-        self._keep_read_tokens([len(row) for row in rows], [max(count, 1) for count in came], logits)
+        kept = [count or int(not goes_on) for count, goes_on in zip(came, going, strict=True)]
+        self._keep_read_tokens([len(row) for row in rows], kept, logits)
         self._leave([n for n, goes_on in enumerate(going) if not goes_on])
 
     def _propose(self, state: State) -> None:
@@ -163,8 +164,8 @@ class RunningBatch:
         if not judged:
             return
         self.statistics.proposed += judged
-        self.statistics.accepted += sum(kept) - len(kept)
-        if not bool(logits.isfinite().all()):
+        self.statistics.accepted += sum(max(count - 1, 0) for count in kept)
+        if not bool(logits.amax(-1).isfinite().all()):
             for n, (all_read, count) in enumerate(zip(read, kept, strict=True)):
                 self.slots.wipe_after(n, all_read - count)
 
@@ -318,7 +319,8 @@ class RunningBatch:
     ) -> list[bool]:
         """Choose the next tokens of each text, from logits [R, C]; whether each goes on. `first`: the first one's slot.
 
-        A proposal is judged as far as all numbers are finite; where they are not, the text ends if it gets there.
+        A proposal is judged as far as all numbers are finite. Where none are, it may be its fault (a NaN that is masked
+        is multiplied by 0), so the text gets no token and goes on without.
         """
         finite = iter(logits.amax(-1).isfinite().tolist())
         sound = [_leading(list(islice(finite, len(one.proposal) + 1))) for one in sequences]
@@ -335,6 +337,10 @@ class RunningBatch:
         for n, sequence in enumerate(sequences):
             before = len(sequence.tokens)
             try:
+                if n not in chosen and sequence.proposal:
+                    sequence.speculates = False
+                    going.append(True)
+                    continue
                 if n not in chosen:
                     self.slots.wipe(first + n, self.slots.capacity)
                     raise WeftError("the model gave no finite logits for this text: look for NaN in weights or input")
