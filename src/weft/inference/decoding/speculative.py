@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 
+UNASKED = 1  # texts at once for which look-up is on unasked; for more, that it never costs has still to be measured
 WORTH = 20_000_000  # weights from which looking up is nothing beside a step; nano-gpt would lose a fifth
 
 
@@ -89,14 +90,15 @@ def stream_speculative(
 def speculates_unasked(model: nn.Module, request: GenerationRequest) -> bool:
     """Whether prompt look-up is on where nobody asked: where it changes no bit of the text, and mostly pays.
 
-    So for greedy texts whose tokens are computed alike alone and beside others, and which do not slide, by a model
+    So for one greedy text whose tokens are computed alike alone and beside others, and which does not slide, by a model
     whose step takes much longer than looking up. Sampled texts repeat less, and can lose a few percent of the time.
     """
     length = declared(model).length
     slides = length is not None and max(map(len, request.prompts)) + request.max_tokens > length
     if slides or not request.sampling.greedy or request.prefill != PrefillOptions():
         return False
-    return is_worth_looking_up(model) and len(request.prompts) * request.samples <= exact_rows(model)
+    texts = len(request.prompts) * request.samples
+    return texts <= UNASKED and is_worth_looking_up(model) and texts <= exact_rows(model)
 
 
 def is_worth_looking_up(model: nn.Module) -> bool:

@@ -39,7 +39,7 @@ class Engine:
     `length`: most tokens of a text, prompt and new ones; as many as the model was trained for if not given, and more
     only where its positions allow. `source_length`: the same for sources. `prefixes`: size of the prefix cache, so that
     prompts which share a beginning read it once; each prompt is then read by itself. `speculative`: prompt look-up,
-    which changes the time only; if not given, for greedy texts where it changes no bit and costs nothing. As a context
+    which changes the time only; if not given, for a greedy text that is alone, where it changes no bit. As a context
     manager it runs in a thread of its own, and leaving it cancels what is open; without, `step()` advances it, or
     waiting for a handle does.
     """

@@ -25,7 +25,7 @@ from weft.inference.decoding.conditioning import (
 )
 from weft.inference.decoding.look_ahead import BY_TORCH
 from weft.inference.decoding.sampling import choose_each
-from weft.inference.decoding.speculative import is_worth_looking_up
+from weft.inference.decoding.speculative import UNASKED, is_worth_looking_up
 from weft.inference.decoding.verifier import StepRoom, plan_ahead, step_room
 from weft.inference.engine.handles import GenerationHandle
 from weft.inference.engine.prefix_cache import CachedPrefix, PrefixCache
@@ -76,7 +76,8 @@ class EngineStatistics:
 class RunningBatch:
     """Prompts and texts in their slots; `prefill_tokens` of prompts are read per step.
 
-    `speculative`: texts speculate; None: greedy ones where it changes no bit and looking up takes no time to speak of.
+    `speculative`: texts speculate; None: a greedy one that is alone, where it changes no bit and looking up takes no
+    time to speak of.
     """
 
     def __init__(
@@ -153,7 +154,8 @@ class RunningBatch:
 
     def _propose(self, state: State) -> None:
         """What each text has judged beside its next token, where the step can take it back."""
-        free = self.room.rows > len(self.sequences) and not observer.active and state.can_rollback
+        few = bool(self.speculative) or len(self.sequences) <= UNASKED
+        free = few and self.room.rows > len(self.sequences) and not observer.active and state.can_rollback
         most = [sequence.most_ahead if free else 0 for sequence in self.sequences]
         plan_ahead([sequence.verifier for sequence in self.sequences], most, self.room)
 
