@@ -268,6 +268,8 @@ def _choose_alike(
     if len(rows) < len(chosen):
         kept = torch.tensor(rows, device=logits.device)
         logits, tokens, marked = logits[kept], tokens[kept], None if marked is None else marked[kept]
-    shares = choice_probabilities(logits, tokens, top, sampling, marked) if top else [None] * len(rows)
+    shares: Sequence[list[tuple[int, float]] | None] = [None] * len(rows)
+    if top:
+        shares = choice_probabilities(logits, tokens, top, sampling, marked)
     came = map(Choice, tokens.tolist(), log_probabilities(logits, tokens).tolist(), shares)
     return [list(islice(came, count)) for count in counts]

@@ -215,8 +215,8 @@ class SpeculativeRow:
     def gather(self, steps: Sequence[GeneratedToken], calls: int) -> SpeculativeText:
         """All tokens of the row as one text."""
         text = None if self.texts is None else "".join(step.text for step in steps)
-        counts = {"calls": calls, "proposed": self.verifier.proposed, "accepted": self.verifier.accepted}
-        return SpeculativeText.of(steps, self.stop, text=text, **counts)
+        proposed, accepted = self.verifier.proposed, self.verifier.accepted
+        return SpeculativeText.of(steps, self.stop, text=text, calls=calls, proposed=proposed, accepted=accepted)
 
 
 class SpeculativePart:
