@@ -556,7 +556,7 @@ def test_choosing_each_row_by_its_own_sampling():
     kinds = [SAMPLINGS[n % 4] for n in range(6)]
     samplers = [TokenSampler(kind, n, [1, n + 2], 17, logits.device) for n, kind in enumerate(kinds)]
     for step in range(3):
-        tokens, chances = choose_each(logits, samplers)
+        choices = [choice for (choice,) in choose_each(logits, samplers)]
         for n, kind in enumerate(kinds):
             own = TokenSampler(kind, n, [1, n + 2], 17, logits.device)
             for _ in range(step + 1):
@@ -566,4 +566,4 @@ def test_choosing_each_row_by_its_own_sampling():
                 )
                 if own.seen is not None:
                     own.seen[token] = True
-            assert tokens[n] == token and chances[n] == pytest.approx(chance.item())
+            assert choices[n].token == token and choices[n].log_probability == pytest.approx(chance.item())

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import random
+from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weft.inference.decoding import look_ahead, speculative
 from weft.inference.decoding.drafts import PRIORS, PromptLookup, Proposal
 from weft.inference.decoding.generate import generate, stream
-from weft.inference.decoding.look_ahead import AcceptanceRates, best_ahead
+from weft.inference.decoding.look_ahead import MARGIN, AcceptanceRates, StepCost, best_ahead
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sampling import GREEDY, Sampling
-from weft.inference.decoding.speculative import Verifier, speculate, speculates_unasked, stream_speculative
+from weft.inference.decoding.sampling import GREEDY, Choice, Sampling
+from weft.inference.decoding.speculative import speculate, speculates_unasked, stream_speculative
 from weft.inference.fast.native.library import library
 from writers import writer
 
@@ -22,21 +25,41 @@ SAMPLED = Sampling(temperature=0.7, top_k=11)
 
 
 def test_the_best_look_ahead():
-    assert best_ahead([0.1], [16]) == 0  # 1.1 tokens for 1.2 steps
-    assert best_ahead([0.3], [16]) == 1
-    assert best_ahead([1.0], [16]) == 16 and best_ahead([1.0], [5]) == 5 and best_ahead([0.9], [0]) == 0
-    found = [best_ahead([rate], [16]) for rate in (0.1, 0.3, 0.5, 0.7, 0.9, 0.97)]
+    assert best_ahead([0.1], [16]) == [0]  # 1.1 tokens for 1.2 steps
+    assert best_ahead([0.3], [16]) == [1] and best_ahead([0.24], [16]) == [0]  # 1.24 tokens for 1.2 steps: too little
+    assert best_ahead([1.0], [16]) == [16] and best_ahead([1.0], [5]) == [5] and best_ahead([0.9], [0]) == [0]
+    found = [best_ahead([rate], [16])[0] for rate in (0.1, 0.3, 0.5, 0.7, 0.9, 0.97)]
     assert found == sorted(found) and found[-1] > 8
-    # In company a proposal must pay for the rows beside it too.
-    assert best_ahead([0.6, 0.0, 0.0], [9, 9, 9]) == 0 < best_ahead([0.6], [9])
-    assert best_ahead([0.9, 0.9], [9, 2]) >= 2
+    # Each text has its own; a step of many texts gives many tokens, so what is proposed must be likelier.
+    assert best_ahead([0.4, 0.9, 0.0], [9, 9, 9]) < [1, 3, 0] and best_ahead([0.9, 0.9], [9, 2])[1] == 2
+    assert best_ahead([0.4], [9]) > [0] == best_ahead([0.4] * 7, [9] * 7)[:1]
+
+
+@given(
+    rates=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3),
+    available=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    cost=st.builds(StepCost, st.floats(0.01, 0.5), st.integers(1, 5), st.floats(0.01, 0.5)),
+    spare=st.integers(0, 7),
+)
+def test_no_other_look_ahead_gives_more_tokens_per_cost(rates, available, cost, spare):
+    available, room = available[: len(rates)], len(rates) + spare
+
+    def gained(ahead):
+        tokens = sum(sum(rate**k for k in range(count + 1)) for rate, count in zip(rates, ahead, strict=True))
+        return tokens / cost.of(len(rates) + sum(ahead))
+
+    found = best_ahead(rates, available, cost, room)
+    others = [own for own in product(*(range(most + 1) for most in available)) if len(rates) + sum(own) <= room]
+    best, without = max(map(gained, others)), gained([0] * len(rates))
+    assert tuple(found) in others
+    assert gained(found) >= best - 1e-12 if best > (1 + MARGIN) * without + 1e-12 else sum(found) == 0 or best > without
 
 
 def test_the_look_ahead_grows_after_acceptance_and_shrinks_after_refusal():
     rates = AcceptanceRates((0.5,))
 
     def ahead():
-        return best_ahead([rates.rate(0)], [16])
+        return best_ahead([rates.rate(0)], [16])[0]
 
     first = ahead()
     grown = []
@@ -65,7 +88,7 @@ def test_every_kind_pauses_in_the_end_where_nothing_is_accepted(kind):
     rates = AcceptanceRates(PRIORS)
     for _ in range(19):
         rates.learn(kind, [1, 1], [2])
-    assert best_ahead([rates.rate(kind)], [16]) == 0
+    assert best_ahead([rates.rate(kind)], [16]) == [0]
 
 
 def slow_lookup(text: list[int], most: int, ngram: int) -> list[int]:
@@ -131,13 +154,11 @@ def test_a_verifier_that_accepts_what_was_not_chosen_is_noticed(monkeypatch):
     model = writer("nano-gpt")
     request = GenerationRequest([PROMPT], SAMPLED, max_tokens=31, seeds=7)
     plain = generate(model, request)[0].tokens
-    judged = Verifier._judged
 
-    def trusting(self, logits, proposal, text):
-        for n, (_, log_probability, choice) in enumerate(judged(self, logits, proposal, text)):
-            yield proposal.tokens[n] if n < len(proposal.tokens) else int(logits[n].argmax()), log_probability, choice
+    def trusting(logits, samplers, proposals, top):
+        return [[Choice(token, 0.0) for token in [*proposals[0].tokens, int(logits[-1].argmax())]]]
 
-    monkeypatch.setattr(Verifier, "_judged", trusting)
+    monkeypatch.setattr(speculative, "judge", trusting)
     assert speculate(model, request, Fixed(4))[0].tokens != plain
 
 
@@ -151,11 +172,15 @@ def test_it_is_on_unasked_where_no_bit_changes(monkeypatch):
     one = GenerationRequest([PROMPT], GREEDY, max_tokens=31)
     assert speculates_unasked(model, one)
     assert not speculates_unasked(model, GenerationRequest([PROMPT], SAMPLED, max_tokens=31))
-    assert not speculates_unasked(model, GenerationRequest([PROMPT, PROMPT], GREEDY, max_tokens=31))
-    assert not speculates_unasked(model, GenerationRequest([PROMPT], GREEDY, max_tokens=31, samples=2))
+    many = GenerationRequest([PROMPT] * 16, GREEDY, max_tokens=31, samples=2)
+    assert not speculates_unasked(model, many)
+    monkeypatch.setattr(speculative, "UNASKED", 99)
+    assert speculates_unasked(model, many)
+    assert not speculates_unasked(model, GenerationRequest([PROMPT] * 11, GREEDY, max_tokens=31, samples=3))
     assert not speculates_unasked(model, GenerationRequest([PROMPT], GREEDY, max_tokens=9999))
     assert not speculates_unasked(copy.deepcopy(writer("nano-rnn")).float(), one)
     assert not speculates_unasked(writer("nano-gpt"), one)  # float64: torch computes, not the native step
-    monkeypatch.setattr(look_ahead, "EXTRA", 0.0)
+    monkeypatch.setattr(look_ahead.StepCost, "of", lambda self, rows: 1.0)
+    monkeypatch.setattr(look_ahead.StepCost, "extra", 0.0)
     plain, found = list(stream(model, one)), list(stream_speculative(model, one))
     assert [(s.token, s.log_probability) for s in found] == [(s.token, s.log_probability) for s in plain]

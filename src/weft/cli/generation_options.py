@@ -21,7 +21,7 @@ Speculative = Annotated[
     bool | None,
     typer.Option(
         help="Speculative decoding by prompt lookup, the same text sooner where it repeats itself; on if left out, "
-        "for one text at a time by a model of 20 million weights or more where the native step runs.",
+        "for one greedy text by a model of 20 million weights or more where the native step runs.",
         show_default=False,
     ),
 ]

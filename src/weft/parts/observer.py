@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +106,8 @@ class Observer:
     def on_state_reorder(self, state: State, rows: Tensor) -> None:
         """A state keeps rows[0], rows[1], ... in this order."""
 
-    def on_state_rollback(self, state: State, count: int) -> None:
-        """A state took back the last `count` tokens of each row."""
+    def on_state_rollback(self, state: State, count: int | Sequence[int]) -> None:
+        """A state took back the last `count` tokens of each row; several numbers where rows differ."""
 
     def on_state_copy(self, state: State, copy: State) -> None:
         """A state was copied."""

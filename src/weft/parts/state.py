@@ -7,6 +7,7 @@ they belong to, so cached, ring-shaped and ragged decoding need no special case 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -164,13 +165,19 @@ class CacheSlots:
         documents = None if self.documents is None else self.documents[:, :seen]
         return TokenPositions.of(self.positions[:, :seen], documents)
 
-    def rollback(self, count: int, until: int | Tensor) -> None:
-        """Take back each row's last `count` tokens: those at positions from `until` on."""
-        self.used -= count
+    def rollback(self, count: int | Tensor, until: int | Tensor) -> None:
+        """Take back each row's last `count` tokens, a number or [B]: those at positions from `until` on."""
+        if isinstance(count, Tensor):
+            self._materialize(self.used)
         if self.positions is not None and self.filled is not None:
             nexts = torch.as_tensor(until, device=self.device).expand(self.batch)[:, None]
             self.positions = self.positions.masked_fill(self.positions >= nexts, -1)
             self.filled = self.filled - count
+        if isinstance(count, Tensor):
+            assert self.filled is not None
+            self.used = int(self.filled.max())
+        else:
+            self.used -= count
 
     def reorder(self, rows: Tensor) -> None:
         """Keep rows[0], rows[1], ... in this order."""
@@ -283,15 +290,18 @@ class State:
         read = self.counter.next - self.counter.origin if isinstance(self.counter.next, int) else RING_SLACK
         return self.can_rollback and count <= (min(read, RING_SLACK) if rings else read)
 
-    def rollback(self, count: int) -> None:
-        """Take back each row's last `count` tokens, as if they had never been given."""
-        if not self.can_take_back(count):
-            raise WeftError(f"this state cannot take {count} tokens back: go on with a copy() made before them")
-        self.counter.next = self.counter.next - count
+    def rollback(self, count: int | Sequence[int]) -> None:
+        """Take back each row's last `count` tokens, or as many as `count` says for each, as if never given."""
+        counts = [count] * self.batch if isinstance(count, int) else list(count)
+        if not self.can_take_back(max(counts)):
+            raise WeftError(f"this state cannot take {max(counts)} tokens back: go on with a copy() made before them")
+        alike = min(counts) == max(counts)
+        taken: int | Tensor = counts[0] if alike else torch.tensor(counts, device=self.counter.device)
+        self.counter.next = self.counter.next - taken
         for slots in self.cache_slots.values():
-            slots.rollback(count, self.counter.next)
+            slots.rollback(taken, self.counter.next)
         for one in observer.active:
-            one.on_state_rollback(self, count)
+            one.on_state_rollback(self, counts[0] if alike else counts)
 
     def copy(self) -> Self:
         """An independent copy: going on with one leaves the other as it was."""

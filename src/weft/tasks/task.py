@@ -116,8 +116,8 @@ class GenerationOptions:
     """How `predict` answers; tasks take what concerns them.
 
     `repetition` above 1 makes tokens seen before less likely; a text ends before any of the `stop` strings.
-    `speculative`: speculative decoding by prompt look-up, which changes the time only; if not given, for one text at a
-    time by models of 20 million weights or more where the native step runs, which computes tokens bit for bit alike.
+    `speculative`: speculative decoding by prompt look-up, which changes the time only; if not given, for one greedy
+    text by models of 20 million weights or more where the native step runs, which computes tokens bit for bit alike.
     `chat`: the input is what a user says, and the answer is the assistant's.
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their

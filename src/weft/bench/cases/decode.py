@@ -24,8 +24,9 @@ from weft.bench.results import CaseResult
 from weft.bench.running.turns import hold_contests
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
+from weft.inference.decoding.sampling import GREEDY, Sampling
 from weft.inference.decoding.sessions import PrefillOptions, start_session
-from weft.inference.decoding.speculative import PromptLookup, speculate
+from weft.inference.decoding.speculative import speculate
 from weft.inference.fast.quantize import quantize_model
 
 PEERS = ("transformers", "llama.cpp")
@@ -62,7 +63,8 @@ def contests(
             found.append(gpt2_contest(f"GPT {name} F32", shape, "float32", 1, prompt, tokens, plain))
         found.append(gpt2_contest("GPT 6x384, int8 against float32", SMALL["6x384"], "int8", 1, prompt, tokens, plain))
         found.append(gpt2_contest("GPT-2 124M F32, batch 16", GPT2, "float32", 16, prompt, tokens, plain))
-        found += [] if smollm is None else [speculation_contest(smollm, kind, tokens) for kind in TEXTS]
+        if smollm is not None:
+            found += [speculation_contest(smollm, kind, texts, tokens) for texts in (1, 4) for kind in TEXTS]
     return found, missing
 
 
@@ -105,22 +107,32 @@ def smollm_contest(path: Path, prompt: int, tokens: int, peers: Sequence[str]) -
     return Contest("SmolLM2-135M Q4_1", tuple(entries), "tokens", amount, TOLERANCES["stored"], cost, notes=STORED)
 
 
-def speculation_contest(path: Path, kind: str, tokens: int) -> Contest:
-    """Prompt look-up against one token at a time, on a text that repeats or one that does not; the same tokens."""
-    arguments = {"path": str(path), "kind": kind, "tokens": 2 * tokens}
+def speculation_contest(path: Path, kind: str, texts: int, tokens: int) -> Contest:
+    """Prompt look-up against a token at a time, on texts that repeat or do not; the same tokens."""
+    arguments = {"path": str(path), "kind": kind, "texts": texts, "tokens": 2 * tokens}
     entries = tuple(
         Entry(name, f"{PLACE}speculation_work", arguments | {"lookup": name == "prompt look-up"})
         for name in ("one by one", "prompt look-up")
     )
-    name = f"SmolLM2-135M, speculation, text that {kind}"
-    return Contest(name, entries, "tokens", 2 * tokens, 0.0, limits=False, reference="one by one")
+    name = f"SmolLM2-135M, speculation, {texts} x text that {kind}"
+    return Contest(name, entries, "tokens", 2 * tokens * texts, 0.0, limits=False, reference="one by one")
 
 
+# Prompts, and how they go on: greedily, which soon repeats, or with a penalty that forbids it.
 TEXTS = {
-    "repeats": "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n"
-    "    return width * height * depth\n\n",
-    "does not repeat": "The old harbor lay quiet under a pale morning sky while three children argued about maps.",
+    "repeats": tuple(
+        3 * f"def {a}(width, height):\n    return width {b} height\n\ndef {c}(width, height, depth):\n"
+        f"    return width {b} height {b} depth\n\n"
+        for a, b, c in (("area", "*", "volume"), ("sum", "+", "total"), ("change", "-", "rest"), ("part", "/", "share"))
+    ),
+    "does not repeat": (
+        "The old harbor lay quiet under a pale morning sky while three children argued about maps.",
+        "When the last train had gone, the station master wrote a letter to his brother in Lisbon.",
+        "Most of the glass in the cathedral was broken in the storm, and nobody knows who made it.",
+        "She learned to repair clocks from a neighbor who had once sailed around the world twice.",
+    ),
 }
+SAMPLINGS = {"repeats": GREEDY, "does not repeat": Sampling(temperature=0.0, repetition=1.3)}
 STORED = ("weft stored: the file as `weft import` keeps it; weft int8: rounded once more, to 8 bits",)
 
 
@@ -178,17 +190,16 @@ def weft_file_work(path: str, kind: str, prompt: int, tokens: int) -> Work:
     return weft_work(model, model.spec.vocabulary, 1, prompt, tokens)
 
 
-def speculation_work(path: str, kind: str, tokens: int, lookup: bool) -> Work:
-    """SmolLM2 goes on from a text, with or without prompt look-up; the tokens must be the same."""
+def speculation_work(path: str, kind: str, texts: int, tokens: int, lookup: bool) -> Work:
+    """SmolLM2 goes on from texts, with or without prompt look-up; the tokens must be the same."""
     run = weft.import_checkpoint(path, _temporary() / "run", certificate=False)
     assert run.tokenizer is not None
-    prompt = run.tokenizer.encode(TEXTS[kind] * (3 if kind == "repeats" else 1))[-512:]
-    request = GenerationRequest([prompt], max_tokens=tokens)
+    prompts = [run.tokenizer.encode(text)[-512:] for text in TEXTS[kind][:texts]]
+    request = GenerationRequest(prompts, SAMPLINGS[kind], max_tokens=tokens)
 
     def call() -> list[int]:
-        if lookup:
-            return list(speculate(run.module, request, PromptLookup())[0].tokens)
-        return list(generate(run.module, request)[0].tokens)
+        found = speculate(run.module, request) if lookup else generate(run.module, request)
+        return [token for text in found for token in text.tokens]
 
     return Work(call, lambda: {"tokens": [float(token) for token in call()]})
 

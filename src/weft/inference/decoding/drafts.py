@@ -80,17 +80,20 @@ class PromptLookup:
         for size in range(min(self.ngram, len(text) - 1), 0, -1):
             end = self._ends.get(tuple(text[-size:]))
             if end is not None:
-                return Proposal(_repeat(text[end + 1 :], min(self.ahead, most)), kind=size)
+                length = min(self.ahead, most)
+                return Proposal(_repeat(text[end + 1 : end + 1 + length], length), kind=size)
         return Proposal([])
 
     def _note(self, text: list[int]) -> None:
-        """Remember the n-grams of this text that end before its last token."""
-        if self._text != text[: len(self._text)]:
+        """Remember the n-grams of this text that end before its last token; forget those of another text."""
+        known = len(self._text)
+        if known >= len(text) or self._text != text[:known]:
             self._forget()
-        for end in range(len(self._text), len(text) - 1):
+            known = 0
+        for end in range(known, len(text) - 1):
             for size in range(1, min(self.ngram, end + 1) + 1):
                 self._ends[tuple(text[end + 1 - size : end + 1])] = end
-        self._text = text[:-1]
+        self._text += text[known:-1]
 
 
 def _repeat(period: list[int], length: int) -> list[int]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,16 +128,27 @@ def choose_tokens(
     logits: Tensor, sampling: Sampling, uniform: Tensor | None = None, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Logits [B, C] -> tokens [B] and the log-probabilities [B] that the model itself gives them, uncut."""
+    tokens = pick_tokens(logits, sampling, uniform, seen)
+    return tokens, log_probabilities(logits, tokens)
+
+
+def pick_tokens(
+    logits: Tensor, sampling: Sampling, uniform: Tensor | None = None, seen: Tensor | None = None
+) -> Tensor:
+    """Logits [B, C] -> tokens [B]."""
     wide = widen(logits)
     if sampling.greedy:
         penalized = seen is not None and sampling.repetition != 1.0
-        tokens = (penalize(wide, seen, sampling.repetition) if penalized and seen is not None else wide).argmax(-1)
-    else:
-        if uniform is None:
-            raise WeftError("drawing needs one uniform number per row: give `uniform`, or use temperature 0")
-        tokens = draw(distribution(wide, sampling, seen), uniform)
-    chosen = wide.gather(-1, tokens[:, None])[:, 0]
-    return tokens, chosen - wide.logsumexp(-1)
+        return (penalize(wide, seen, sampling.repetition) if penalized and seen is not None else wide).argmax(-1)
+    if uniform is None:
+        raise WeftError("drawing needs one uniform number per row: give `uniform`, or use temperature 0")
+    return draw(distribution(wide, sampling, seen), uniform)
+
+
+def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Those [B] that the model itself gives tokens [B], from logits [B, C]."""
+    wide = widen(logits)
+    return wide.gather(-1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
 
 
 class UniformStreams:
@@ -144,22 +157,39 @@ class UniformStreams:
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self.generators = [generator(seed, "sampling") for seed in seeds]
         self.device = device
-        self.block: Tensor | None = None
-        self.used = BLOCK
+        self.block = torch.empty(len(seeds), 0, dtype=torch.float64, device=device)
+        self.used = 0
 
     def next(self) -> Tensor:
         """The next number of each row, [B], float64."""
-        if self.block is None or self.used == BLOCK:
+        numbers = self.ahead(1)[:, 0]
+        self.skip(1)
+        return numbers
+
+    def ahead(self, count: int) -> Tensor:
+        """The next `count` numbers of each row, [B, count], which stay the next ones until they are skipped."""
+        while self.used + count > self.block.shape[1]:
             numbers = [torch.rand(BLOCK, generator=g, dtype=torch.float64) for g in self.generators]
-            self.block, self.used = torch.stack(numbers).to(self.device), 0
-        self.used += 1
-        return self.block[:, self.used - 1]
+            self.block = torch.cat((self.block[:, self.used :], torch.stack(numbers).to(self.device)), 1)
+            self.used = 0
+        return self.block[:, self.used : self.used + count]
+
+    def skip(self, count: int) -> None:
+        """These many numbers of each row are used."""
+        self.used += count
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
         self.generators = [self.generators[row] for row in rows]
-        if self.block is not None:
-            self.block = self.block[torch.tensor(rows, device=self.device)]
+        self.block = self.block[torch.tensor(rows, device=self.device)]
+
+
+class Choice(NamedTuple):
+    """A token that was chosen, the log-probability that the model itself gives it, and the likeliest if asked for."""
+
+    token: int
+    log_probability: float
+    probabilities: list[tuple[int, float]] | None = None
 
 
 class TokenSampler:
@@ -175,24 +205,71 @@ class TokenSampler:
             self.seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
             self.seen[list(context)] = True
 
+    def seen_along(self, proposal: Sequence[int]) -> Tensor | None:
+        """What was seen before each of n proposed tokens and after them, [n + 1, C], where a penalty needs it."""
+        if self.seen is None:
+            return None
+        seen = self.seen.repeat(len(proposal) + 1, 1)
+        for n, token in enumerate(proposal):
+            seen[n + 1 :, token] = True
+        return seen
 
-def choose_each(logits: Tensor, samplers: Sequence[TokenSampler]) -> tuple[list[int], list[float]]:
-    """Logits [B, C] -> tokens and log-probabilities, each row by its own sampler; equal samplings are done at once."""
+    def note(self, tokens: Sequence[int]) -> None:
+        """These tokens came, each by a random number of its own."""
+        if self.uniform is not None:
+            self.uniform.skip(len(tokens))
+        if self.seen is not None:
+            self.seen[list(tokens)] = True
+
+
+def choose_each(
+    logits: Tensor, samplers: Sequence[TokenSampler], proposals: Sequence[Sequence[int]] = (), top: int = 0
+) -> list[list[Choice]]:
+    """The tokens that come next in each text, by its own sampler: those of its proposal that are chosen, and one more.
+
+    A text with n proposed tokens has n + 1 rows of the logits [R, C]: of what follows the text, and each of them. Each
+    token is chosen as it is without proposals, by the same random number, so a proposal decides only how many come. It
+    is accepted with probability p(x), as the rule for q(x) = 1 demands. Equal samplings are done at once. `top`: number
+    of likeliest tokens that each choice gives.
+    """
+    proposals = proposals or [()] * len(samplers)
+    starts = list(accumulate((len(proposal) + 1 for proposal in proposals), initial=0))
     kinds: dict[Sampling, list[int]] = {}
-    for row, sampler in enumerate(samplers):
-        kinds.setdefault(sampler.sampling, []).append(row)
-    tokens, log_probabilities = [0] * len(samplers), [0.0] * len(samplers)
-    for sampling, rows in kinds.items():
-        own = [samplers[row] for row in rows]
-        uniform = [one.uniform.next() for one in own if one.uniform is not None]
-        seen = [one.seen for one in own if one.seen is not None]
-        part = logits if len(kinds) == 1 else logits[torch.tensor(rows, device=logits.device)]
-        found = choose_tokens(
-            part, sampling, torch.cat(uniform) if uniform else None, torch.stack(seen) if seen else None
-        )
-        for row, token, log_probability in zip(rows, *(each.tolist() for each in found), strict=True):
-            tokens[row], log_probabilities[row] = token, log_probability
-    for sampler, token in zip(samplers, tokens, strict=True):
-        if sampler.seen is not None:
-            sampler.seen[token] = True
-    return tokens, log_probabilities
+    for text, sampler in enumerate(samplers):
+        kinds.setdefault(sampler.sampling, []).append(text)
+    found: list[list[Choice]] = [[] for _ in samplers]
+    for sampling, texts in kinds.items():
+        part = logits
+        if len(kinds) > 1:
+            rows = [row for text in texts for row in range(starts[text], starts[text + 1])]
+            part = logits[torch.tensor(rows, device=logits.device)]
+        own, asked = [samplers[text] for text in texts], [proposals[text] for text in texts]
+        for text, choices in zip(texts, _choose_alike(part, sampling, own, asked, top), strict=True):
+            found[text] = choices
+    return found
+
+
+def _choose_alike(
+    logits: Tensor, sampling: Sampling, samplers: Sequence[TokenSampler], proposals: Sequence[Sequence[int]], top: int
+) -> list[list[Choice]]:
+    """`choose_each` for texts of one sampling."""
+    pairs = list(zip(samplers, proposals, strict=True))
+    numbers = [one.uniform.ahead(len(asked) + 1)[0] for one, asked in pairs if one.uniform is not None]
+    seen = [marks for one, asked in pairs if (marks := one.seen_along(asked)) is not None]
+    uniform, marked = (torch.cat(each) if each else None for each in (numbers, seen))
+    tokens = pick_tokens(logits, sampling, uniform, marked)
+    chosen, rows, counts, first = tokens.tolist(), [], [], 0
+    for sampler, asked in pairs:
+        same = next((n for n, token in enumerate(asked) if token != chosen[first + n]), len(asked))
+        sampler.note(chosen[first : first + same + 1])
+        rows += range(first, first + same + 1)
+        counts.append(same + 1)
+        first += len(asked) + 1
+    if len(rows) < len(chosen):
+        kept = torch.tensor(rows, device=logits.device)
+        logits, tokens, marked = logits[kept], tokens[kept], None if marked is None else marked[kept]
+    shares: Sequence[list[tuple[int, float]] | None] = [None] * len(rows)
+    if top:
+        shares = choice_probabilities(logits, tokens, top, sampling, marked)
+    came = map(Choice, tokens.tolist(), log_probabilities(logits, tokens).tolist(), shares)
+    return [list(islice(came, count)) for count in counts]

@@ -119,6 +119,54 @@ class CachedSession:
             self.alignment = self.alignment.index_select(0, rows)
 
 
+class VerifyingSession(Protocol):
+    """What speculative decoding is written against; `calls` of the model so far."""
+
+    calls: int
+
+    def verify(self, texts: Sequence[list[int]], proposals: Sequence[list[int]]) -> Tensor:
+        """Logits [R, C] of what follows each text and each of its n proposed tokens: n + 1 rows per text.
+
+        What was read before and is no beginning of these texts is taken back.
+        """
+        ...
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep rows[0], rows[1], ... in this order."""
+        ...
+
+
+class RewindableBatch(CachedSession):
+    """A batch whose texts take back what they read, each as many tokens as it must; for states that can roll back."""
+
+    def __init__(self, conditioned: ConditionedModel, prefill: PrefillOptions) -> None:
+        super().__init__(conditioned, prefill)
+        self.read: list[int] = []  # number of tokens of each text
+        self.calls = 0
+
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        self.read, self.calls = [len(prompt) for prompt in prompts], self.calls + 1
+        return super().begin(prompts)
+
+    def reorder(self, rows: Tensor) -> None:
+        super().reorder(rows)
+        self.read = [self.read[row] for row in rows.tolist()]
+
+    @torch.inference_mode()
+    def verify(self, texts: Sequence[list[int]], proposals: Sequence[list[int]]) -> Tensor:
+        """See `VerifyingSession`; each text ends in one token that was not read yet."""
+        assert self.state is not None
+        back = [read + 1 - len(text) for read, text in zip(self.read, texts, strict=True)]
+        if any(back):
+            self.state.rollback(back)
+        pairs = list(zip(texts, proposals, strict=True))
+        tokens, real = pad([[text[-1], *proposal] for text, proposal in pairs], self.device, "right")
+        out = self.conditioned.call(tokens, real, self.state, False)
+        self.read = [len(text) + len(proposal) for text, proposal in pairs]
+        self.calls += 1
+        return out.head(out.hidden.flatten(0, 1) if real is None else out.hidden[real])
+
+
 class UncachedSession:
     """Keeps the texts only and computes all of them again at each step: slow, the reference for the cache."""
 
@@ -209,6 +257,13 @@ class RewindableSession:
         if "alignment" in out.auxiliary:
             self.alignment = out.auxiliary["alignment"][:, -1]
         return out.head(out.hidden[0, -rows:])
+
+    def verify(self, texts: Sequence[list[int]], proposals: Sequence[list[int]]) -> Tensor:
+        """See `VerifyingSession`: for the only text."""
+        (text,), (proposal,) = texts, proposals
+        self.rewind_to(text)
+        self.commit()
+        return self.read([*text[self.length :], *proposal], len(proposal) + 1)
 
     def commit(self) -> None:
         """Nothing read so far will be taken back, as far as it is the same text that goes on."""

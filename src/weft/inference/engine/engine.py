@@ -6,7 +6,8 @@
 
 A text becomes what `generate` makes of it alone, whatever the other texts, its slot, the order of arrival or
 cancellations. First come, first served; a step reads at most `prefill_tokens` prompt tokens, so that a long prompt
-delays nobody, and then generates one token of every text. Memory is bounded: `slots` texts of `length` tokens.
+delays nobody, and then generates one token of every text, or more where it speculates. Memory is bounded: `slots` texts
+of `length` tokens.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class Engine:
 
     `length`: most tokens of a text, prompt and new ones; as many as the model was trained for if not given, and more
     only where its positions allow. `source_length`: the same for sources. `prefixes`: size of the prefix cache, so that
-    prompts which share a beginning read it once; each prompt is then read by itself. As a context manager it runs in a
-    thread of its own, and leaving it cancels what is open; without, `step()` advances it, or waiting for a handle does.
+    prompts which share a beginning read it once; each prompt is then read by itself. `speculative`: prompt look-up,
+    which changes the time only; if not given, for a greedy text that is alone, where it changes no bit. As a context
+    manager it runs in a thread of its own, and leaving it cancels what is open; without, `step()` advances it, or
+    waiting for a handle does.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Engine:
         length: int | None = None,
         source_length: int | None = None,
         prefixes: int = 0,
+        speculative: bool | None = None,
     ) -> None:
         self.model, self.declaration = model, declared(model)
         if slots < 1 or prefill_tokens < 1 or queue_size < 0 or prefixes < 0:
@@ -66,7 +70,7 @@ class Engine:
         self.source_length = self._longest(source_length, declared_source)
         source = self.source_length if self.declaration.seq2seq else 0
         memory = Slots(model, slots, self.length + (self.declaration.prefix or 0), source)
-        self._batch = RunningBatch(model, memory, prefill_tokens, prefixes)
+        self._batch = RunningBatch(model, memory, prefill_tokens, prefixes, speculative)
         self._parts = list(model.modules())
         self._queue: deque[GenerationHandle] = deque()
         self._taken: list[GenerationHandle] = []  # out of the queue, as of the last step or since
@@ -105,7 +109,7 @@ class Engine:
         return handle
 
     def step(self) -> bool:
-        """Read some of the prompts, generate one token of every text; False once nothing is left to do."""
+        """Read some of the prompts, generate a token of every text or more; False once nothing is left to do."""
         if self.running:
             raise WeftError("this engine runs in its own thread: leave step() out, or use the engine without `with`")
         return self.advance()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -22,13 +23,21 @@ from weft.inference.decoding.conditioning import (
     declared,
     pad,
 )
+from weft.inference.decoding.look_ahead import BY_TORCH
 from weft.inference.decoding.sampling import choose_each
+from weft.inference.decoding.speculative import UNASKED, is_worth_looking_up
+from weft.inference.decoding.verifier import StepRoom, plan_ahead, step_room
 from weft.inference.engine.handles import GenerationHandle
 from weft.inference.engine.prefix_cache import CachedPrefix, PrefixCache
 from weft.inference.engine.requests import EngineRequest
 from weft.inference.engine.sequences import PrefillBatch, RunningSequence
 from weft.inference.engine.slots import SlotRow, Slots
+from weft.inference.fast.optimized import native_rows
 from weft.models.output import Memory, Output
+from weft.parts import observer
+from weft.parts.state import State
+
+ROOM = 128  # tokens that a step by torch computes with proposals
 
 Take = Callable[[Callable[[EngineRequest], bool]], GenerationHandle | None]
 
@@ -38,8 +47,8 @@ class EngineStatistics:
     """What an engine has done, and what it holds now.
 
     Decoding `steps`, and `rows` in all of them; prompt tokens read (`prompt_tokens`) and taken from the prefix cache
-    (`reused_tokens`), tokens generated; requests `finished`, `cancelled`, `failed` and `refused`; those that are
-    `waiting`, `prefilling` and `decoding` now.
+    (`reused_tokens`), tokens generated, those `proposed` by speculation and `accepted`; requests `finished`,
+    `cancelled`, `failed` and `refused`; those that are `waiting`, `prefilling` and `decoding` now.
     """
 
     slots: int
@@ -48,6 +57,8 @@ class EngineStatistics:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     generated_tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
     finished: int = 0
     cancelled: int = 0
     failed: int = 0
@@ -63,10 +74,19 @@ class EngineStatistics:
 
 
 class RunningBatch:
-    """Prompts and texts in their slots; `prefill_tokens` of prompts are read per step."""
+    """Prompts and texts in their slots; `prefill_tokens` of prompts are read per step.
 
-    def __init__(self, model: nn.Module, slots: Slots, prefill_tokens: int, prefixes: int) -> None:
+    `speculative`: texts speculate; None: a greedy one that is alone, where it changes no bit and looking up takes no
+    time to speak of.
+    """
+
+    def __init__(
+        self, model: nn.Module, slots: Slots, prefill_tokens: int, prefixes: int, speculative: bool | None = None
+    ) -> None:
         self.model, self.slots, self.prefill_tokens = model, slots, prefill_tokens
+        self.speculative = speculative
+        self.unasked = speculative is None and is_worth_looking_up(model)
+        self.room = StepRoom(0, BY_TORCH)  # of a step with proposals
         self.optimized: Any = model  # the same, optimized for decoding; looked up again at each request
         self.declaration = declared(model)
         self.prefix_cache = PrefixCache(prefixes)
@@ -106,26 +126,50 @@ class RunningBatch:
             left -= self._read_on(handles, left)
 
     def decode(self) -> None:
-        """One more token for every text; an error ends all of them, as none can be known to be sound."""
+        """At least one more token for every text; an error ends all of them, as none can be known to be sound."""
         try:
             state, memory = self.slots.batch()
             conditioned: ConditionedModel = (
                 Unconditioned(self.optimized) if memory is None else MemoryConditioned(self.optimized, memory)
             )
-            tokens = torch.tensor([[sequence.tokens[-1]] for sequence in self.sequences], device=self.slots.device)
-            out = conditioned.call(tokens, None, state, False)
-            logits = out.head(out.hidden[:, -1])
+            self._propose(state)
+            rows = [[sequence.tokens[-1], *sequence.proposal] for sequence in self.sequences]
+            tokens, real = pad(rows, self.slots.device, "right")
+            out = conditioned.call(tokens, real, state, False)
+            logits = out.head(_packed(out.hidden, real))
         except Exception as error:
             self._fail([sequence.handle for sequence in self.sequences], error)
             self.slots.clear()
             self.sequences = []
             return
-        self.slots.advanced()
         self.statistics.steps += 1
         self.statistics.rows += len(self.sequences)
         alignment = out.auxiliary.get("alignment")
-        going = self._give(self.sequences, logits, None if alignment is None else alignment[:, -1], 0)
+        before = [len(sequence.tokens) for sequence in self.sequences]
+        going = self._give(self.sequences, logits, None if alignment is None else _packed(alignment, real), 0)
+        came = [len(one.tokens) - count for one, count in zip(self.sequences, before, strict=True)]
+        kept = [count or int(not goes_on) for count, goes_on in zip(came, going, strict=True)]
+        self._keep_read_tokens([len(row) for row in rows], kept, logits)
         self._leave([n for n, goes_on in enumerate(going) if not goes_on])
+
+    def _propose(self, state: State) -> None:
+        """What each text has judged beside its next token, where the step can take it back."""
+        few = bool(self.speculative) or len(self.sequences) <= UNASKED
+        free = few and self.room.rows > len(self.sequences) and not observer.active and state.can_rollback
+        most = [sequence.most_ahead if free else 0 for sequence in self.sequences]
+        plan_ahead([sequence.verifier for sequence in self.sequences], most, self.room)
+
+    def _keep_read_tokens(self, read: list[int], kept: list[int], logits: Tensor) -> None:
+        """Of the tokens that each text read in a step, keep the first ones."""
+        self.slots.advanced(read, kept)
+        judged = sum(read) - len(read)
+        if not judged:
+            return
+        self.statistics.proposed += judged
+        self.statistics.accepted += sum(max(count - 1, 0) for count in kept)
+        if not bool(logits.amax(-1).isfinite().all()):
+            for n, (all_read, count) in enumerate(zip(read, kept, strict=True)):
+                self.slots.wipe_after(n, all_read - count)
 
     def _leave(self, rows: Sequence[int]) -> None:
         if not rows:
@@ -206,6 +250,7 @@ class RunningBatch:
             self.model, len(requests), memory or sources or None, torch.stack(images) if images else None
         )
         self.optimized = conditioned.model
+        self.room = step_room(self.model, native_rows(conditioned.model), ROOM if self.speculative else 0)
         found = self.prefix_cache.find(head.prompt, head.image)
         if found is None or found[1] < (self.declaration.text_prefix or 0):
             return PrefillBatch(handles, first, conditioned, self.slots.open(first, len(handles)))
@@ -248,7 +293,10 @@ class RunningBatch:
         """The first token of each text; those that go on are decoded from now."""
         self.prefill = None
         vocabulary = self.declaration.vocabulary or 0
-        sequences = [RunningSequence(handle, vocabulary, self.slots.device) for handle in prefill.handles]
+        sequences = [
+            RunningSequence(handle, vocabulary, self.slots.device, self._speculates(handle.request))
+            for handle in prefill.handles
+        ]
         alignment = out.auxiliary.get("alignment")
         going = self._give(sequences, logits, None if alignment is None else alignment[:, -1], prefill.first)
         rows = [
@@ -265,26 +313,45 @@ class RunningBatch:
             return SlotRow(length, prefix, request.source_length, padded)
         return SlotRow(length + prefix, 0)
 
+    def _speculates(self, request: EngineRequest) -> bool:
+        return self.speculative or (self.unasked and request.sampling.greedy)
+
     def _give(
         self, sequences: Sequence[RunningSequence], logits: Tensor, alignment: Tensor | None, first: int
     ) -> list[bool]:
-        """Choose the next token of each text; whether each goes on. `first`: the slot of the first one."""
-        sound = logits.amax(-1).isfinite().tolist()
-        rows = [n for n, fine in enumerate(sound) if fine]
-        chosen = choose_each(logits if all(sound) else logits[rows], [sequences[n].sampler for n in rows])
-        found = dict(zip(rows, zip(*chosen, strict=True), strict=True))
+        """Choose the next tokens of each text, from logits [R, C]; whether each goes on. `first`: the first one's slot.
+
+        A proposal is judged as far as all numbers are finite. Where none are, it may be its fault (a NaN that is masked
+        is multiplied by 0), so the text gets no token and goes on without.
+        """
+        finite = iter(logits.amax(-1).isfinite().tolist())
+        sound = [_leading(list(islice(finite, len(one.proposal) + 1))) for one in sequences]
+        starts = accumulate((len(one.proposal) + 1 for one in sequences), initial=0)
+        rows = [row for start, count in zip(starts, sound, strict=False) for row in range(start, start + count)]
+        if len(rows) < len(logits):
+            index = torch.tensor(rows, dtype=torch.long, device=logits.device)
+            logits, alignment = logits[index], None if alignment is None else alignment[index]
+        fine = [n for n, count in enumerate(sound) if count]
+        asked = [sequences[n].proposal[: sound[n] - 1] for n in fine]
+        chosen = dict(zip(fine, choose_each(logits, [sequences[n].sampler for n in fine], asked), strict=True))
+        looked = [None] * len(sequences) if alignment is None else alignment.split(sound)
         going = []
         for n, sequence in enumerate(sequences):
+            before = len(sequence.tokens)
             try:
-                if n not in found:
+                if n not in chosen and sequence.proposal:
+                    sequence.speculates = False
+                    going.append(True)
+                    continue
+                if n not in chosen:
                     self.slots.wipe(first + n, self.slots.capacity)
                     raise WeftError("the model gave no finite logits for this text: look for NaN in weights or input")
-                going.append(sequence.append(*found[n], None if alignment is None else alignment[n]))
-                self.statistics.generated_tokens += 1
+                going.append(sequence.take(chosen[n], looked[n]))
                 self.statistics.finished += sequence.handle.status == "done"
             except Exception as error:
                 self._fail([sequence.handle], error)
                 going.append(False)
+            self.statistics.generated_tokens += len(sequence.tokens) - before
         return going
 
     def _fail(self, handles: Sequence[GenerationHandle], error: Exception) -> None:
@@ -307,3 +374,13 @@ class RunningBatch:
             self.prefix_cache.add(
                 CachedPrefix(tokens, request.image, self.slots.copy(state, row, row, self.slots.rows[row]))
             )
+
+
+def _packed(values: Tensor, real: Tensor | None) -> Tensor:
+    """The real ones of values [B, T, .], [R, .]."""
+    return values.flatten(0, 1) if real is None else values[real]
+
+
+def _leading(flags: list[bool]) -> int:
+    """How many are true before the first that is not."""
+    return next((n for n, flag in enumerate(flags) if not flag), len(flags))

@@ -136,16 +136,26 @@ class Slots:
                 self.memory_view = self._view_memory(self.memory, n)
         return self.state, self.memory_view
 
-    def advanced(self) -> None:
-        """Every row got one more token."""
-        for row in self.rows:
-            row.filled += 1
+    def advanced(self, read: Sequence[int], kept: Sequence[int]) -> None:
+        """Every row read so many tokens, of which it keeps the first ones; the others are taken back."""
+        for row, count in zip(self.rows, kept, strict=True):
+            row.filled += count
+        back = [one - other for one, other in zip(read, kept, strict=True)]
+        if any(back):
+            assert self.state is not None
+            self.state.rollback(back)
 
     def clear(self) -> None:
         """All rows leave, and nothing of what they held stays."""
         for n, row in enumerate(self.rows):
             self.wipe(n, row.filled)
         self.rows, self.small, self.state, self.memory_view = [], [], None, None
+
+    def wipe_after(self, slot: int, count: int) -> None:
+        """Zero the keys and values of `count` tokens that were taken back and may hold NaN."""
+        filled = self.rows[slot].filled
+        for block in self._blocks():
+            block[slot, :, torch.arange(filled, filled + count, device=self.device) % (block.shape[2] - 1)] = 0
 
     def wipe(self, slot: int, filled: int) -> None:
         """Zero a slot that may hold NaN: a masked value is still multiplied by 0."""

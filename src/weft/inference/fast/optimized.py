@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from weft.inference.fast.native import native_head, native_stack
-from weft.inference.fast.native.stack import NativeStack
+from weft.inference.fast.native import NativeMatrix, NativeStack, native_head, native_stack
 from weft.inference.fast.packed_weights import LinearFunction, packed_linear
 from weft.parts import observer
 from weft.parts.embeddings import TokenEmbedding
@@ -104,17 +103,24 @@ def _optimize(model: nn.Module) -> nn.Module:
     return twin
 
 
-def rows_are_exact(model: nn.Module) -> bool:
-    """Whether the optimized model computes a token bit for bit the same alone and beside others: stack and head native.
+def exact_rows(model: nn.Module) -> int:
+    """Number of tokens that one call computes bit for bit as it computes each alone; 0 if that is not promised.
 
-    Not while somebody watches: what is recorded is one token at a time.
+    So where stack and head of the optimized model are native. Not while somebody watches: what is recorded is one token
+    at a time.
     """
-    own: Any = optimized(model)
+    return native_rows(optimized(model))
+
+
+def native_rows(own: nn.Module) -> int:
+    """`exact_rows` of a model that is optimized already."""
     stacks = [getattr(own, name) for name in STACKS if isinstance(getattr(own, name, None), nn.Module)]
-    head = getattr(own, "head", None)
+    head: Any = getattr(own, "head", None)
     head = head.head if type(head) is CappedHead else head
-    native = all(isinstance(stack, NativeStack) for stack in stacks) and getattr(head, "native", None) is not None
-    return bool(stacks) and native and not observer.active
+    product: NativeMatrix | None = getattr(head, "native", None)
+    if observer.active or not stacks or product is None or not all(isinstance(one, NativeStack) for one in stacks):
+        return 0
+    return min(product.most_rows, *(one.rows for one in stacks))
 
 
 class UncheckedEmbedding(nn.Module):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
 
+from weft.foundation.errors import WeftError
 from weft.inspection.recording.attention_records import AttentionRecord, Kind
 from weft.inspection.recording.calls import RecordedCall, RecordedStep, StackInput, TextSide
 from weft.parts.state import State
@@ -160,10 +161,12 @@ class CallLog:
             order = rows.tolist()
             tracked.order = order if tracked.order is None else [tracked.order[row] for row in order]
 
-    def forget(self, state: State, count: int) -> None:
+    def forget(self, state: State, count: int | Sequence[int]) -> None:
         """The state took tokens back."""
         tracked = self._tracked(state)
         if tracked is not None:
+            if not isinstance(count, int):
+                raise WeftError("rows that take back different numbers of tokens leave no one record: watch one text")
             tracked.call.forget(count)
 
     def copy(self, state: State, other: State) -> None:

@@ -196,7 +196,7 @@ class Recorder(Observer):
         """Follow each text to its new row."""
         self.log.reorder(state, rows)
 
-    def on_state_rollback(self, state: State, count: int) -> None:
+    def on_state_rollback(self, state: State, count: int | Sequence[int]) -> None:
         """Tokens taken back leave no rows."""
         self.log.forget(state, count)
 

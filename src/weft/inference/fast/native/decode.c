@@ -1,4 +1,4 @@
-/* One decoding step of a stack of blocks: one or a few new tokens per row, all layers in one call.
+/* One decoding step of a stack of blocks: one or a few new tokens per text, as many as each has, all layers in one call.
  *
  *   pre-norm   z' = MSA(LN(z)) + z,      z = MLP(LN(z')) + z'
  *   post-norm  z' = LN(MSA(z) + z),      z = LN(MLP(z') + z')
@@ -49,9 +49,10 @@ typedef struct {
 } StackShape;
 
 typedef struct {
-    int64_t batch, tokens, source; /* tokens: new ones per row */
-    const int64_t *orders;      /* [cache_slots, batch]: how many keys a row has before them */
-    const int64_t *positions;   /* [batch, tokens]: where they stand */
+    int64_t batch, source;
+    const int64_t *starts;      /* [batch + 1]: the rows of text b, its new tokens, are starts[b] to starts[b + 1] - 1 */
+    const int64_t *orders;      /* [cache_slots, batch]: how many keys a text has before them */
+    const int64_t *positions;   /* [rows]: where they stand */
     const uint8_t *source_real; /* [batch, source] or none */
     float *scratch;
     uint8_t *rounded; /* room for the rows in whole numbers, of each thread, where a matrix is in blocks */
@@ -160,12 +161,12 @@ static void attend(const float *q, const float *keys, int64_t key_slot, const fl
     for (int64_t i = 0; i < V; i++) y[i] *= one;
 }
 
-/* Token t of row b: its key and value into their slot of key head g, then the query heads that share it. */
+/* New token t of text b: its key and value into their slot of key head g, then the query heads that share it. */
 static void self_attend(const StackShape *s, const Layer *l, const StepCall *c, int64_t b, int64_t t, int64_t g, float *heads,
                         float *mixed, float *weights) {
     int64_t K = s->head_width, V = s->value_width, H = s->heads, G = s->key_heads, group = H / G;
     int64_t order = c->orders[l->slots * c->batch + b] + t, slot = order % l->capacity;
-    int64_t at = c->positions[b * c->tokens + t];
+    int64_t at = c->positions[c->starts[b] + t];
     float *key = heads + H * K + g * K, *value = heads + (H + G) * K + g * V;
     const float *cosine = l->cosines + at * s->rotary, *sine = l->sines + at * s->rotary;
     float *keys = l->keys.data + b * l->keys.row + g * l->keys.head;
@@ -221,7 +222,7 @@ static const float *before(const StackShape *s, const Norm *norm, const float *x
 }
 
 static void run(Team *team, const StackShape *s, const Layer *layers, const StepCall *c, const float *input, float *hidden) {
-    int64_t T = c->tokens, B = c->batch * T, D = s->width, row = c->scratch_row;
+    int64_t B = c->starts[c->batch], D = s->width, row = c->scratch_row;
     float *heads = c->scratch, *mixed = heads + B * row, *branch = mixed + B * row, *wide = branch + B * row;
     float *own = wide + B * row + team->id * (3 * B * D + c->longest + 16);
     float *x = own, *normed = own + B * D, *weights = own + 3 * B * D;
@@ -239,8 +240,8 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             meet(team);
             for (int64_t job = team->id; job < c->batch * s->key_heads; job += team->count) {
                 int64_t b = job / s->key_heads, g = job % s->key_heads;
-                for (int64_t t = 0, r = b * T; t < T; t++, r++)
-                    self_attend(s, l, c, b, t, g, heads + r * row, mixed + r * row, weights);
+                for (int64_t r = c->starts[b]; r < c->starts[b + 1]; r++)
+                    self_attend(s, l, c, b, r - c->starts[b], g, heads + r * row, mixed + r * row, weights);
             }
             meet(team);
             product(team, &l->output, rows_for(team, &l->output, mixed, row, B, rooms, room), branch, row, B);
@@ -251,9 +252,10 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
             z = before(s, &l->cross_norm, read, normed, B);
             product(team, &l->cross_query, rows_for(team, &l->cross_query, z, D, B, rooms, room), heads, row, B);
             meet(team);
-            for (int64_t job = team->id; job < B * s->cross_heads; job += team->count) {
-                int64_t r = job / s->cross_heads, h = job % s->cross_heads;
-                cross_attend(s, l, c, r / T, h, heads + r * row, mixed + r * row, weights);
+            for (int64_t job = team->id; job < c->batch * s->cross_heads; job += team->count) {
+                int64_t b = job / s->cross_heads, h = job % s->cross_heads;
+                for (int64_t r = c->starts[b]; r < c->starts[b + 1]; r++)
+                    cross_attend(s, l, c, b, h, heads + r * row, mixed + r * row, weights);
             }
             meet(team);
             product(team, &l->cross_output, rows_for(team, &l->cross_output, mixed, row, B, rooms, room), branch, row, B);
@@ -282,7 +284,7 @@ static void run(Team *team, const StackShape *s, const Layer *layers, const Step
         for (int64_t b = 0; b < B; b++) normalize(&s->last, x + b * D, hidden + b * D, D);
 }
 
-/* hidden [batch, tokens, width] from input [batch, tokens, width]; new keys and values go into the stores. */
+/* hidden [rows, width] from input [rows, width]; new keys and values go into the stores. */
 void weft_step(const StackShape *s, const Layer *layers, const StepCall *c, const float *input, float *hidden, int64_t threads) {
     int64_t arrived = 0;
 #ifdef _OPENMP

@@ -87,8 +87,8 @@ class StepCall(Structure):
 
     _fields_ = [
         ("batch", c_int64),
-        ("tokens", c_int64),
         ("source", c_int64),
+        ("starts", c_void_p),
         ("orders", c_void_p),
         ("positions", c_void_p),
         ("source_real", c_void_p),

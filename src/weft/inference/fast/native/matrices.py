@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.inference.fast.native.layout import BLOCK_KINDS, Matrix, Segment, matrix_of
+from weft.inference.fast.native.library import library
 from weft.inference.fast.packed_weights import free_memory
 from weft.parts.quantized import BlockMatrix, BlockQuantizedLinear
 
@@ -73,6 +74,11 @@ class NativeMatrix:
     def in_blocks(self) -> bool:
         return not self.matrix.weight
 
+    @property
+    def most_rows(self) -> int:
+        """Number of rows up to which each is computed as it is alone."""
+        return NATIVE_BLOCK_ROWS if self.in_blocks else NATIVE_ROWS
+
     def __call__(self, x: Tensor) -> Tensor | None:
         """[..., D] -> [..., C]; None where torch does better."""
         rows = x.numel() // x.shape[-1]
@@ -92,6 +98,15 @@ class NativeMatrix:
             ctypes.byref(self.matrix), x.data_ptr(), y.data_ptr(), rows, rounded.data_ptr(), threads
         )
         return y
+
+
+def native_head(weight: Tensor | BlockMatrix, bias: Tensor | None) -> NativeMatrix | None:
+    """x W^T + b over the vocabulary by the native product, where it fits."""
+    found = library()
+    try:
+        return None if found is None else NativeMatrix(found, weight, None if bias is None else bias.detach())
+    except Unsupported:
+        return None
 
 
 def _packed(found: ctypes.CDLL, weight: BlockMatrix, bias: Tensor | None, room: WeightRoom) -> tuple[Matrix, list[Any]]:

@@ -44,9 +44,9 @@ from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
-from weft.parts.masks import Causal, Mask, Prefix, Window
+from weft.parts.masks import Causal, Mask, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
-from weft.parts.quantized import BlockMatrix, products_by
+from weft.parts.quantized import products_by
 from weft.parts.relative import Rotary
 from weft.parts.scores import CappedDot, Dot, ScaledDot
 from weft.parts.stack import Stack
@@ -122,6 +122,11 @@ class NativeStack(ProductStack):
         )
         self._alone = weights < ONE_THREAD_WEIGHTS
 
+    @property
+    def rows(self) -> int:
+        """Number of tokens that one native step computes at most, of any texts; 0 if it takes one of each text only."""
+        return self._rows if self._several else 0
+
     def run_blocks(
         self,
         x: Tensor,
@@ -131,45 +136,61 @@ class NativeStack(ProductStack):
         memory: tuple[Tensor, TokenPositions] | None,
         auxiliary: Auxiliary | None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]: native for a few tokens per row with a state."""
-        if not self._fits(x, mask, state, memory):
+        """[B, T, D] -> [B, T, D]: native for a few tokens per row with a state; padding takes no time, and gives 0."""
+        real = None if mask is None else token_positions.real
+        if not self._fits(x, mask, real, state, memory):
             return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
         if not state.counter.begun:
             self._expect(x, token_positions, mask, state, memory)
         with self._lock:
-            return self._write(x, token_positions, state, memory)
+            return self._write(x, token_positions, real, state, memory)
 
     def _write(
-        self, x: Tensor, token_positions: TokenPositions, state: State, memory: tuple[Tensor, TokenPositions] | None
+        self,
+        x: Tensor,
+        token_positions: TokenPositions,
+        real: Tensor | None,
+        state: State,
+        memory: tuple[Tensor, TokenPositions] | None,
     ) -> Tensor:
         orders, longest, capacities = self._plan_writes(token_positions, state)
         if memory is not None:
             longest = max(longest, memory[0].shape[1])
         self._bind(state, capacities, memory)
         B, T, _ = x.shape
-        positions = token_positions.positions.expand(B, T).contiguous()
+        positions = token_positions.positions.expand(B, T)
+        if real is None:
+            starts, positions, rows = torch.arange(0, B * T + 1, T), positions.contiguous(), x.contiguous()
+        else:
+            starts = torch.cat((torch.zeros(1, dtype=torch.long), real.sum(1).cumsum(0)))
+            positions, rows = positions[real], x[real]
         call = self._call
-        call.batch, call.tokens = B, T
+        call.batch, call.starts = B, starts.data_ptr()
         call.orders, call.positions = orders.data_ptr(), positions.data_ptr()
         self._bind_angles(token_positions, positions)
         threads = 1 if self._alone else torch.get_num_threads()
-        self._make_room(B * T, longest + T, threads)
-        x, hidden = x.contiguous(), torch.empty_like(x)
+        self._make_room(positions.numel(), longest + T, threads)
+        hidden = torch.empty_like(rows)
         self._step(
             ctypes.addressof(self._shape), ctypes.addressof(self._layers), ctypes.addressof(call),
-            x.data_ptr(), hidden.data_ptr(), threads,
+            rows.data_ptr(), hidden.data_ptr(), threads,
         )  # fmt: skip
         state.counter.advance(token_positions)
-        return hidden
+        return hidden if real is None else torch.zeros_like(x).masked_scatter_(real[..., None], hidden)
 
     def _fits(
-        self, x: Tensor, mask: Mask | None, state: State | None, memory: tuple[Tensor, TokenPositions] | None
+        self,
+        x: Tensor,
+        mask: Mask | None,
+        real: Tensor | None,
+        state: State | None,
+        memory: tuple[Tensor, TokenPositions] | None,
     ) -> bool:
+        padded = type(mask) is Real and real is not None and real.shape[0] == x.shape[0]
         return (
-            x.shape[0] * x.shape[1] <= self._rows
-            and x.shape[1] <= (RING_SLACK if self._several else 1)
-            and mask is None
+            x.shape[1] <= (RING_SLACK if self._several else 1)
+            and (mask is None or padded)
             and state is not None
             and state.counter.number is None
             and x.dtype == torch.float32
@@ -178,6 +199,7 @@ class NativeStack(ProductStack):
             and (memory is None or state.crosses[0].tensors is not None)
             and all(isinstance(own, KeyValueState) and _ready(own) for own in state.layers)
             and not any("gather" in attention.__dict__ for attention in self._attentions)
+            and (x.shape[0] * x.shape[1] if real is None else int(real.sum())) <= self._rows
         )
 
     def _plan_writes(self, token_positions: TokenPositions, state: State) -> tuple[Tensor, int, list[int]]:
@@ -374,12 +396,3 @@ def _scale_and_cap(attention: SelfAttention | CrossAttention | None) -> tuple[fl
     if type(score) not in (Dot, ScaledDot):
         raise Unsupported
     return score.as_dot_product(torch.empty(attention.head_width))[1], 0.0
-
-
-def native_head(weight: Tensor | BlockMatrix, bias: Tensor | None) -> NativeMatrix | None:
-    """x W^T + b over the vocabulary by the native product, where it fits."""
-    found = library()
-    try:
-        return None if found is None else NativeMatrix(found, weight, None if bias is None else bias.detach())
-    except Unsupported:
-        return None
