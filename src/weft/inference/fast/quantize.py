@@ -2,7 +2,8 @@
 
     int8   blocks of Q8_0: 32 weights share a scale; 8.5 bits per weight
     int4   blocks of Q4_1: 32 weights share a scale and a least value; 5 bits per weight. The head over the vocabulary,
-           whose errors reach the logits directly, and attention's output are in Q8_0
+           whose errors reach the logits directly, and attention's output are in Q8_0. In language models later columns
+           make up for the errors of earlier ones, for the inputs of texts that the model generates itself
 
 A row's result depends on that row alone, not on the rest of the batch.
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
+from weft.inference.fast.calibration import linear_layers, own_texts, round_in_turn
+from weft.models.decoder import Decoder
 from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.block_formats import quantize_blocks
 from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
@@ -29,6 +32,7 @@ def quantize_model(model: nn.Module, kind: WeightKind = "int8") -> nn.Module:
     """Round the matrices of a model in place; a head tied to the embedding gets a matrix of its own."""
     if kind not in get_args(WeightKind):
         raise WeftError(f"there are no weights of kind {kind!r}: choose {', '.join(get_args(WeightKind))}")
+    tokens = own_texts(model) if kind == "int4" and isinstance(model, Decoder) and linear_layers(model) else None
     holder: Any = model.head if isinstance(getattr(model, "head", None), CappedHead) else model
     head = getattr(holder, "head", None)
     if isinstance(head, TiedHead):
@@ -46,4 +50,10 @@ def quantize_model(model: nn.Module, kind: WeightKind = "int8") -> nn.Module:
         # A twelfth of a block's weights, which every layer above reads: in four bits they cost more than they save.
         if isinstance(part, SelfAttention | CrossAttention) and takes_blocks(part.output):
             part.output = BlockQuantizedLinear.of(part.output, OUTPUT_BLOCKS)  # type: ignore[assignment]
+    if tokens is not None and isinstance(model, Decoder):
+        round_in_turn(model, tokens, _four_bits)
     return quantize(model, BLOCKS_OF_KIND[kind])
+
+
+def _four_bits(linear: nn.Linear, moments: Tensor) -> BlockQuantizedLinear:
+    return BlockQuantizedLinear.of(linear, BLOCKS_OF_KIND["int4"], moments)
