@@ -193,9 +193,11 @@ def weft_file_work(path: str, kind: str, prompt: int, tokens: int) -> Work:
 
 def batch_work(path: str | None, prompt: int, tokens: int, together: bool) -> Work:
     """16 texts by a GGUF file's blocks, or by GPT-2's of 8 bits, at once or one after the other."""
-    folder = _temporary()
-    model: Any = quantize_model(weft_gpt2(GPT2).eval()) if path is None else None
-    model = model or weft.import_checkpoint(path, folder / "run", certificate=False).module
+    model: Any
+    if path is None:
+        model = quantize_model(weft_gpt2(GPT2).eval())
+    else:
+        model = weft.import_checkpoint(path, _temporary() / "run", certificate=False).module
     prompts = prompts_of(model.spec.vocabulary, 16, prompt)
     requests = [prompts] if together else [[one] for one in prompts]
 
