@@ -54,11 +54,16 @@ def product_of_rounded_rows(matrix: BlockMatrix, x: torch.Tensor) -> torch.Tenso
         for b in range(quants.shape[1]):
             sums = torch.einsum("ri,osi->ros", whole[:, b].double(), quants[:, b].double())  # exact
             # The sub-blocks of Q6_K have scales of their own, which are whole numbers too.
-            y = y + sums.sum(2).float() * (d[:, b] * scale[:, b, None])
+            y = fused(sums.sum(2).float(), d[:, b] * scale[:, b, None], y)
             if m is not None:
-                y = y + m[:, b] * (scale[:, b] * whole[:, b].sum(1))[:, None]
+                y = fused(m[:, b], (scale[:, b] * whole[:, b].sum(1))[:, None], y)
         found.append(y)
     return torch.cat(found, 1)
+
+
+def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a b + c in float32, rounded once: the product is exact in float64."""
+    return (a.double() * b.double() + c.double()).float()
 
 
 def parts_of(kind: str, stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

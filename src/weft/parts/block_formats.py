@@ -125,30 +125,42 @@ def _write_q8_0(x: Tensor) -> Tensor:
 
 
 def _write_q4_1(x: Tensor) -> Tensor:
-    """For several step widths: q by rounding, then d and m by least squares; the best of them, in float16.
+    d, m = scales_q4_1(x)
+    return pack_q4_1(d, m, nearest_q4_1(x, d.float(), m.float()))
 
-    With q given, sum (x - d q - m)^2 is smallest for d = cov(q, x) / var(q) and m = mean(x) - d mean(q).
+
+def scales_q4_1(x: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """d and m of blocks [N, 32], float16 [N, 1]; for several step widths: q by rounding, then d and m by least squares.
+
+    With q given, sum_i s_i (x_i - d q_i - m)^2 is smallest for d = cov(q, x) / var(q) and m = mean(x) - d mean(q),
+    where columns weigh as their `importance` s [32] says, equally without one.
     """
-    least, most, mean_x = x.amin(1, keepdim=True), x.amax(1, keepdim=True), x.mean(1, keepdim=True)
-    width, middle, centered = (most - least).clamp(min=1e-30), (most + least) / 2, x - mean_x
+    share = x.new_full((x.shape[1],), 1 / x.shape[1]) if importance is None else importance / importance.sum()
+    least, most, mean_x = x.amin(1, keepdim=True), x.amax(1, keepdim=True), (x @ share)[:, None]
+    width, middle, centered = (most - least).clamp(min=1e-30), (most + least) / 2, (x - mean_x) * share
     best_d, best_m, best = width / 15, least, torch.full_like(least, -torch.inf)
     for steps in STEPS_TRIED:
         q = torch.addcmul(x.new_full((), 7.5), x - middle, steps / width).round_().clamp_(0, 15)
-        q_x, mean_q = (q * centered).sum(1, keepdim=True), q.mean(1, keepdim=True)
-        spread = ((q * q).sum(1, keepdim=True) - q.shape[1] * mean_q * mean_q).clamp(min=1e-30)
+        q_x, mean_q = (q * centered).sum(1, keepdim=True), (q @ share)[:, None]
+        spread = ((q * q) @ share)[:, None].sub_(mean_q * mean_q).clamp_(min=1e-30)
         gain = q_x * q_x / spread  # how much smaller the squared error is than that of the mean alone
         d = q_x / spread
         better = gain > best
         best_d, best_m = torch.where(better, d, best_d), torch.where(better, mean_x - d * mean_q, best_m)
         best = torch.where(better, gain, best)
-    d, m = best_d.half(), best_m.half()
-    q = _nearest(x, d.float(), m.float()).to(torch.uint8)
-    return torch.cat((d.view(torch.uint8), m.view(torch.uint8), q[:, :16] | q[:, 16:] << 4), 1)
+    return best_d.half(), best_m.half()
 
 
-def _nearest(x: Tensor, d: Tensor, m: Tensor) -> Tensor:
+def nearest_q4_1(x: Tensor, d: Tensor, m: Tensor) -> Tensor:
+    """q for which d q + m is nearest to x, as floats."""
     one = torch.where(d == 0, 0.0, 1 / d)
     return ((x - m) * one).round().clamp(0, 15)
+
+
+def pack_q4_1(d: Tensor, m: Tensor, q: Tensor) -> Tensor:
+    """d and m, float16 [N, 1], and q [N, 32] -> the bytes of N blocks."""
+    q = q.to(torch.uint8)
+    return torch.cat((d.view(torch.uint8), m.view(torch.uint8), q[:, :16] | q[:, 16:] << 4), 1)
 
 
 _READERS = {"Q8_0": _read_q8_0, "Q4_0": _read_q4_0, "Q4_1": _read_q4_1, "Q4_K": _read_q4_k, "Q6_K": _read_q6_k}

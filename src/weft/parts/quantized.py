@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.parts.block_formats import block_format, dequantize_blocks, quantize_blocks
 from weft.parts.embeddings import TokenEmbedding
+from weft.parts.error_feedback import quantize_with_feedback
 
 
 class BlockSegment(NamedTuple):
@@ -131,13 +132,20 @@ class BlockQuantizedLinear(BlockMatrix):
         self.register_buffer("bias", bias)
 
     @staticmethod
-    def of(linear: nn.Linear, kind: str) -> BlockQuantizedLinear:
-        """Round a linear layer to blocks; one with an adapter as what both are together."""
+    def of(linear: nn.Linear, kind: str, moments: Tensor | None = None) -> BlockQuantizedLinear:
+        """Round a linear layer to blocks; one with an adapter as what both are together.
+
+        With the second `moments` [D, D] of its inputs, blocks of Q4_1 are made with error feedback.
+        """
         merged = getattr(linear, "merged", None)
         linear = linear if merged is None else merged()
         bias = None if linear.bias is None else linear.bias.detach().clone()
         segment = BlockSegment(kind, linear.out_features)
-        return BlockQuantizedLinear(quantize_blocks(kind, linear.weight), [segment], linear.in_features, bias)
+        if moments is not None and kind == "Q4_1":
+            blocks = quantize_with_feedback(linear.weight, moments)
+        else:
+            blocks = quantize_blocks(kind, linear.weight)
+        return BlockQuantizedLinear(blocks, [segment], linear.in_features, bias)
 
     @property
     def in_features(self) -> int:

@@ -63,7 +63,9 @@ def contests(
             found.append(gpt2_contest(f"GPT {name} F32", shape, "float32", 1, prompt, tokens, plain))
         found.append(gpt2_contest("GPT 6x384, int8 against float32", SMALL["6x384"], "int8", 1, prompt, tokens, plain))
         found.append(gpt2_contest("GPT-2 124M F32, batch 16", GPT2, "float32", 16, prompt, tokens, plain))
+        found.append(batch_contest("GPT-2 124M Q8_0", None, prompt, tokens))
         if smollm is not None:
+            found.append(batch_contest("SmolLM2-135M Q4_1", smollm, prompt, tokens))
             found += [speculation_contest(smollm, kind, texts, tokens) for texts in (1, 4) for kind in TEXTS]
     return found, missing
 
@@ -105,6 +107,17 @@ def smollm_contest(path: Path, prompt: int, tokens: int, peers: Sequence[str]) -
     )
     amount = tokens if tokens > 1 else prompt
     return Contest("SmolLM2-135M Q4_1", tuple(entries), "tokens", amount, TOLERANCES["stored"], cost, notes=STORED)
+
+
+def batch_contest(name: str, path: Path | None, prompt: int, tokens: int) -> Contest:
+    """16 texts at once against one after the other, by the same matrices in blocks; the same tokens."""
+    arguments = {"path": None if path is None else str(path), "prompt": prompt, "tokens": tokens}
+    entries = tuple(
+        Entry(how, f"{PLACE}batch_work", arguments | {"together": how == "16 at once"})
+        for how in ("one by one", "16 at once")
+    )
+    amount = 16 * tokens
+    return Contest(f"{name}, batch 16", entries, "tokens", amount, 0.0, limits=False, reference="one by one")
 
 
 def speculation_contest(path: Path, kind: str, texts: int, tokens: int) -> Contest:
@@ -188,6 +201,23 @@ def weft_file_work(path: str, kind: str, prompt: int, tokens: int) -> Work:
     run = weft.import_checkpoint(path, folder / "run", certificate=False)
     model: Any = quantize_model(run.module) if kind == "int8" else run.module
     return weft_work(model, model.spec.vocabulary, 1, prompt, tokens)
+
+
+def batch_work(path: str | None, prompt: int, tokens: int, together: bool) -> Work:
+    """16 texts by a GGUF file's blocks, or by GPT-2's of 8 bits, at once or one after the other."""
+    model: Any
+    if path is None:
+        model = quantize_model(weft_gpt2(GPT2).eval())
+    else:
+        model = weft.import_checkpoint(path, _temporary() / "run", certificate=False).module
+    prompts = prompts_of(model.spec.vocabulary, 16, prompt)
+    requests = [prompts] if together else [[one] for one in prompts]
+
+    def call() -> list[int]:
+        texts = [generate(model, GenerationRequest(some, max_tokens=tokens)) for some in requests]
+        return [token for some in texts for text in some for token in text.tokens]
+
+    return Work(call, lambda: {"tokens": [float(token) for token in call()]})
 
 
 def speculation_work(path: str, kind: str, texts: int, tokens: int, lookup: bool) -> Work:

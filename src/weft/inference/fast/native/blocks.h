@@ -12,8 +12,9 @@
  *   y = sum over blocks of (sum_i q_i v_i) (d a) + m (a sum_i v_i)
  *
  * v = 128 p + r is kept as two bytes, because instructions multiply bytes. The inner sums are whole numbers below 2^31, also
- * with the s of Q6_K in them, and exact; blocks are added from the first to the last in float32. So what a row
- * becomes depends on that row alone, and has the same bits by any of the ways below (VNNI, AVX2, portable C).
+ * with the s of Q6_K in them, and exact; blocks are added from the first to the last in float32, each product and sum rounded
+ * once. So what a row becomes depends on that row alone, and has the same bits by any of the ways below (VNNI, AVX2,
+ * portable C).
  *
  * Packed once at load: 16 rows are a group; four columns of 16 rows are 64 bytes, so that one instruction multiplies
  * them with the same four numbers of x. A group holds the q of all blocks, then the scales of all blocks, then the
@@ -134,21 +135,44 @@ void weft_pack(int64_t kind, const uint8_t *stored, int64_t rows, int64_t column
 
 /* ---- rounded rows ---- */
 
-enum { MOST = 127 * 128 };
+enum { MOST = 127 * 128, TILE = 8 };
 
-/* A row of x: p of all blocks, r of all blocks, then per block a, and sums of v over its two halves. */
-typedef struct { const int8_t *p, *r; const float *a; const int32_t *sums; } RoundedRow;
+/* Rows of x are rounded in tiles of 8, the last of them in tiles of 4, 2 and 1: of all rows of a tile, block by block, p
+ * and r (32 bytes each), then block by block what follows. So every place is a constant away from the block's. */
+typedef struct { int8_t *bytes; float *terms; } RoundedTile;
 
-static inline int64_t rounded_size(int64_t columns) { return (blocks_of(columns) * (2 * BLOCK + 4 + 8) + 63) & ~(int64_t)63; }
+static inline int64_t rounded_size(int64_t columns) { return (blocks_of(columns) * (2 * BLOCK + 16) + 63) & ~(int64_t)63; }
 
-static inline RoundedRow rounded_row(const uint8_t *rounded, int64_t columns, int64_t row) {
-    int64_t n = blocks_of(columns);
-    const uint8_t *at = rounded + row * rounded_size(columns);
-    const int8_t *p = (const int8_t *)at;
-    return (RoundedRow){p, p + n * BLOCK, (const float *)(at + n * 2 * BLOCK), (const int32_t *)(at + n * (2 * BLOCK + 4))};
+/* How many rows the tile has that begins at `row`, of `rows` in all. */
+static inline int64_t tile_height(int64_t row, int64_t rows) {
+    int64_t left = rows - row, height = TILE;
+    while (height > left) height /= 2;
+    return height;
 }
 
-static inline void round_block(const float *x, int8_t *p, int8_t *r, float *a, int32_t *sums) {
+static inline RoundedTile rounded_tile(uint8_t *rounded, int64_t columns, int64_t row, int64_t height) {
+    int8_t *bytes = (int8_t *)(rounded + row * rounded_size(columns));
+    return (RoundedTile){bytes, (float *)(bytes + blocks_of(columns) * 2 * BLOCK * height)};
+}
+
+static inline __attribute__((always_inline)) const int8_t *bytes_at(RoundedTile x, int64_t b, int height, int r) {
+    return x.bytes + (b * height + r) * 2 * BLOCK;
+}
+
+/* Terms of a block: a, then a sum_i v_i, then minus the sums of v_i over its two halves, each of all rows of the tile. */
+enum { SCALE, WHOLE, LESS, LESS_OTHER };
+
+static inline __attribute__((always_inline)) float *term_at(RoundedTile x, int64_t b, int height, int term, int r) {
+    return x.terms + (b * 4 + term) * height + r;
+}
+
+static inline int32_t less_at(RoundedTile x, int64_t b, int height, int half, int r) {
+    int32_t less;
+    memcpy(&less, term_at(x, b, height, LESS + half, r), 4);
+    return less;
+}
+
+static inline void round_block(const float *x, int8_t *p, int8_t *r, float *a, float *whole, int32_t less[2]) {
     int32_t bits[BLOCK], most = 0, first = 0, second = 0;
     float largest, y[BLOCK];
     memcpy(bits, x, sizeof bits); /* the bits of numbers from 0 are ordered as the numbers are; NaN is the largest */
@@ -166,12 +190,15 @@ static inline void round_block(const float *x, int8_t *p, int8_t *r, float *a, i
         p[i] = (int8_t)((v + 64) >> 7), r[i] = (int8_t)(v - 128 * p[i]);
     }
     for (int i = 0; i < 16; i++) first += 128 * p[i] + r[i], second += 128 * p[i + 16] + r[i + 16];
-    *a = largest / (float)MOST, sums[0] = first, sums[1] = second;
+    *a = largest / (float)MOST, *whole = *a * (float)(first + second), less[0] = -first, less[1] = -second;
 }
 
-static void round_row(const float *x, int64_t columns, uint8_t *rounded, int64_t row) {
-    RoundedRow to = rounded_row(rounded, columns, row);
-    int64_t n = blocks_of(columns);
+/* Row `row` of `rows` into its place. */
+static void round_row(const float *x, int64_t columns, uint8_t *rounded, int64_t row, int64_t rows) {
+    int64_t n = blocks_of(columns), first = row / TILE * TILE, height = tile_height(first, rows);
+    while (first + height <= row) first += height, height = tile_height(first, rows);
+    RoundedTile to = rounded_tile(rounded, columns, first, height);
+    int r = (int)(row - first);
     for (int64_t b = 0; b < n; b++) {
         float padded[BLOCK] = {0};
         const float *at = x + b * BLOCK;
@@ -179,13 +206,16 @@ static void round_row(const float *x, int64_t columns, uint8_t *rounded, int64_t
             memcpy(padded, at, (columns - b * BLOCK) * sizeof(float));
             at = padded;
         }
-        round_block(at, (int8_t *)to.p + b * BLOCK, (int8_t *)to.r + b * BLOCK, (float *)to.a + b, (int32_t *)to.sums + 2 * b);
+        int8_t *p = (int8_t *)bytes_at(to, b, height, r);
+        int32_t less[2];
+        round_block(at, p, p + BLOCK, term_at(to, b, height, SCALE, r), term_at(to, b, height, WHOLE, r), less);
+        for (int half = 0; half < 2; half++) memcpy(term_at(to, b, height, LESS + half, r), less + half, 4);
     }
 }
 
-/* ---- products of one group with some rows of x: block_products(kind, group, columns, rows, count, y) ---- */
+/* ---- products of one group with a tile of x: group_products(kind, group, columns, x, height, y) ---- */
 
-enum { TILE = 8, PREFETCH_AHEAD = 16 << 10 };
+enum { PREFETCH_AHEAD = 16 << 10 };
 
 /* Where the parts of a block stand in a group. */
 typedef struct { const uint8_t *quants, *scales, *tops; } BlockAt;
@@ -205,21 +235,21 @@ static inline void prefetch_block(int64_t kind, const uint8_t *group, int64_t co
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(WEFT_PORTABLE) && !defined(WEFT_AVX2)
 #include "blocks_avx512.h"
-#elif defined(__AVX2__) && defined(__F16C__) && !defined(WEFT_PORTABLE)
+#elif defined(__AVX2__) && defined(__F16C__) && defined(__FMA__) && !defined(WEFT_PORTABLE)
 #include "blocks_avx2.h"
 #else
 #include "blocks_portable.h"
 #endif
 
-/* y[r][o - from] = W_o x_r for the rows o of one group, r in [0, count). */
-static inline void block_products(int64_t kind, const uint8_t *group, int64_t columns, const RoundedRow *x, int64_t count,
+/* y[r][o - from] = W_o x_r for the rows o of one group and the rows r of a tile. */
+static inline void block_products(int64_t kind, const uint8_t *group, int64_t columns, RoundedTile x, int64_t height,
                                   float y[TILE][GROUP]) {
     switch (kind) {
-        case Q8_0: group_products(Q8_0, group, columns, x, count, y); break;
-        case Q4_0: group_products(Q4_0, group, columns, x, count, y); break;
-        case Q4_1: group_products(Q4_1, group, columns, x, count, y); break;
-        case Q4_K: group_products(Q4_K, group, columns, x, count, y); break;
-        default: group_products(Q6_K, group, columns, x, count, y);
+        case Q8_0: group_products(Q8_0, group, columns, x, height, y); break;
+        case Q4_0: group_products(Q4_0, group, columns, x, height, y); break;
+        case Q4_1: group_products(Q4_1, group, columns, x, height, y); break;
+        case Q4_K: group_products(Q4_K, group, columns, x, height, y); break;
+        default: group_products(Q6_K, group, columns, x, height, y);
     }
 }
 

@@ -42,12 +42,12 @@ static inline __attribute__((always_inline)) __m256i add_256(int64_t kind, __m25
 #endif
 }
 
-/* What the offset takes off a sum of q_i v_i, where add_256 does not. */
-static inline __attribute__((always_inline)) __m256i offset_256(int64_t kind, int32_t sum) {
+/* What the offset takes off a sum of q_i v_i, where add_256 does not; `less` is minus the sum of v_i. */
+static inline __attribute__((always_inline)) __m256i offset_256(int64_t kind, int32_t less) {
 #if (defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)) && !defined(WEFT_AVX2)
-    return _mm256_set1_epi32(-KINDS[kind].offset * sum);
+    return _mm256_set1_epi32(KINDS[kind].offset * less);
 #else
-    return _mm256_set1_epi32(kind == Q8_0 ? 0 : -KINDS[kind].offset * sum);
+    return _mm256_set1_epi32(kind == Q8_0 ? 0 : KINDS[kind].offset * less);
 #endif
 }
 
@@ -69,58 +69,62 @@ static inline __attribute__((always_inline)) Scales256 scales_256(int64_t kind, 
     return s;
 }
 
+/* Some rows of a tile of this height, from one on. */
+typedef struct { RoundedTile tile; int height, first, count; } TileRows;
+
 /* one + sum_i q_i p_i over the first half of a block and other + those of its second; with `low`, r in the place of p. */
-static inline __attribute__((always_inline)) void add_bytes_256(int64_t kind, const uint8_t *q, const RoundedRow *x, int count, int64_t b,
-                                                                int low, __m256i *one, __m256i *other) {
+static inline __attribute__((always_inline)) void add_bytes_256(int64_t kind, const uint8_t *q, TileRows x, int64_t b, int low,
+                                                                __m256i *one, __m256i *other) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         __m256i w = quants_256(kind, q, j), v = quants_256(kind, q, j + 4);
-        for (int r = 0; r < count; r++) {
-            const int8_t *p = (low ? x[r].r : x[r].p) + b * BLOCK + 4 * j;
+        for (int r = 0; r < x.count; r++) {
+            const int8_t *p = bytes_at(x.tile, b, x.height, x.first + r) + low * BLOCK + 4 * j;
             one[r] = add_256(kind, one[r], w, four_256(p));
             other[r] = add_256(kind, other[r], v, four_256(p + 16));
         }
     }
 }
 
-/* Rows from .. from + 7 of the group with `count` rows of x. */
-static inline __attribute__((always_inline)) void tile_256(int64_t kind, const uint8_t *group, int64_t columns, int from,
-                                                           const RoundedRow *x, int count, float y[TILE][GROUP]) {
+/* Rows from .. from + 7 of the group with some rows of x. */
+static inline __attribute__((always_inline)) void tile_256(int64_t kind, const uint8_t *group, int64_t columns, int from, TileRows x,
+                                                           float y[TILE][GROUP]) {
     int64_t n = blocks_of(columns);
     __m256 acc[ROWS_256];
-    for (int r = 0; r < count; r++) acc[r] = _mm256_setzero_ps();
+    for (int r = 0; r < x.count; r++) acc[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b < n; b++) {
         BlockAt at = block_at(kind, group, n, b);
         const uint8_t *q = at.quants + 4 * from;
         if (from == 0) prefetch_block(kind, group, columns, b);
         __m256i one[ROWS_256], other[ROWS_256];
-        for (int r = 0; r < count; r++) one[r] = other[r] = _mm256_setzero_si256();
-        add_bytes_256(kind, q, x, count, b, 0, one, other);
-        for (int r = 0; r < count; r++) { /* v = 128 p + r */
-            one[r] = _mm256_add_epi32(_mm256_slli_epi32(one[r], 7), offset_256(kind, x[r].sums[2 * b]));
-            other[r] = _mm256_add_epi32(_mm256_slli_epi32(other[r], 7), offset_256(kind, x[r].sums[2 * b + 1]));
+        for (int r = 0; r < x.count; r++) one[r] = other[r] = _mm256_setzero_si256();
+        add_bytes_256(kind, q, x, b, 0, one, other);
+        for (int r = 0; r < x.count; r++) { /* v = 128 p + r */
+            int32_t less = less_at(x.tile, b, x.height, 0, x.first + r), less_other = less_at(x.tile, b, x.height, 1, x.first + r);
+            one[r] = _mm256_add_epi32(_mm256_slli_epi32(one[r], 7), offset_256(kind, less));
+            other[r] = _mm256_add_epi32(_mm256_slli_epi32(other[r], 7), offset_256(kind, less_other));
         }
-        add_bytes_256(kind, q, x, count, b, 1, one, other);
+        add_bytes_256(kind, q, x, b, 1, one, other);
         Scales256 s = scales_256(kind, at, from);
-        for (int r = 0; r < count; r++) {
+        for (int r = 0; r < x.count; r++) {
             if (kind == Q6_K) one[r] = _mm256_mullo_epi32(one[r], s.first), other[r] = _mm256_mullo_epi32(other[r], s.second);
             __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(one[r], other[r]));
-            float a = x[r].a[b];
-            acc[r] = _mm256_add_ps(acc[r], _mm256_mul_ps(sum, _mm256_mul_ps(s.d, _mm256_set1_ps(a))));
-            if (kind == Q4_1 || kind == Q4_K) {
-                float whole = a * (float)(x[r].sums[2 * b] + x[r].sums[2 * b + 1]);
-                acc[r] = _mm256_add_ps(acc[r], _mm256_mul_ps(s.m, _mm256_set1_ps(whole)));
-            }
+            __m256 scale = _mm256_mul_ps(s.d, _mm256_set1_ps(*term_at(x.tile, b, x.height, SCALE, x.first + r)));
+            acc[r] = _mm256_fmadd_ps(sum, scale, acc[r]);
+            if (kind == Q4_1 || kind == Q4_K)
+                acc[r] = _mm256_fmadd_ps(s.m, _mm256_set1_ps(*term_at(x.tile, b, x.height, WHOLE, x.first + r)), acc[r]);
         }
     }
-    for (int r = 0; r < count; r++) _mm256_storeu_ps(y[r] + from, acc[r]);
+    for (int r = 0; r < x.count; r++) _mm256_storeu_ps(y[x.first + r] + from, acc[r]);
 }
 
-static inline __attribute__((always_inline)) void group_products(int64_t kind, const uint8_t *group, int64_t columns,
-                                                                 const RoundedRow *x, int64_t count, float y[TILE][GROUP]) {
+static inline __attribute__((always_inline)) void group_products(int64_t kind, const uint8_t *group, int64_t columns, RoundedTile x,
+                                                                 int64_t height, float y[TILE][GROUP]) {
     for (int from = 0; from < GROUP; from += 8) {
-        int64_t r = 0;
-        for (; r + 4 <= count; r += 4) tile_256(kind, group, columns, from, x + r, 4, y + r);
-        for (; r < count; r++) tile_256(kind, group, columns, from, x + r, 1, y + r);
+        if (height == 8)
+            for (int first = 0; first < 8; first += 4) tile_256(kind, group, columns, from, (TileRows){x, 8, first, 4}, y);
+        else if (height == 4) tile_256(kind, group, columns, from, (TileRows){x, 4, 0, 4}, y);
+        else if (height == 2) tile_256(kind, group, columns, from, (TileRows){x, 2, 0, 2}, y);
+        else tile_256(kind, group, columns, from, (TileRows){x, 1, 0, 1}, y);
     }
 }

@@ -26,19 +26,19 @@ static inline void scales_at(int64_t kind, BlockAt at, int r, float *d, float *m
 }
 
 /* The 16 rows of one block with one row of x: sums over its two halves. */
-static inline void half_sums(const uint8_t quants[BLOCK][GROUP], int32_t offset, const int8_t *p, const int8_t *r, const int32_t *sums,
-                             int32_t one[GROUP], int32_t other[GROUP]) {
-    for (int k = 0; k < GROUP; k++) one[k] = -offset * sums[0], other[k] = -offset * sums[1];
+static inline void half_sums(const uint8_t quants[BLOCK][GROUP], int32_t offset, const int8_t *p, const int8_t *r, int32_t less,
+                             int32_t less_other, int32_t one[GROUP], int32_t other[GROUP]) {
+    for (int k = 0; k < GROUP; k++) one[k] = offset * less, other[k] = offset * less_other;
     for (int i = 0; i < 16; i++) {
         int32_t v = 128 * p[i] + r[i], u = 128 * p[i + 16] + r[i + 16];
         for (int k = 0; k < GROUP; k++) one[k] += quants[i][k] * v, other[k] += quants[i + 16][k] * u;
     }
 }
 
-static inline void group_products(int64_t kind, const uint8_t *group, int64_t columns, const RoundedRow *x, int64_t count,
+static inline void group_products(int64_t kind, const uint8_t *group, int64_t columns, RoundedTile x, int64_t height,
                                   float y[TILE][GROUP]) {
     int64_t n = blocks_of(columns);
-    memset(y, 0, count * GROUP * sizeof(float));
+    memset(y, 0, height * GROUP * sizeof(float));
     for (int64_t b = 0; b < n; b++) {
         BlockAt at = block_at(kind, group, n, b);
         uint8_t quants[BLOCK][GROUP];
@@ -46,15 +46,15 @@ static inline void group_products(int64_t kind, const uint8_t *group, int64_t co
         for (int i = 0; i < BLOCK; i++)
             for (int k = 0; k < GROUP; k++) quants[i][k] = quant_at(kind, at.quants, i, k);
         for (int k = 0; k < GROUP; k++) scales_at(kind, at, k, d + k, m + k);
-        for (int64_t r = 0; r < count; r++) {
+        for (int r = 0; r < height; r++) {
             int32_t one[GROUP], other[GROUP];
-            half_sums(quants, KINDS[kind].offset, x[r].p + b * BLOCK, x[r].r + b * BLOCK, x[r].sums + 2 * b, one, other);
-            float a = x[r].a[b], whole = a * (float)(x[r].sums[2 * b] + x[r].sums[2 * b + 1]);
+            const int8_t *p = bytes_at(x, b, height, r);
+            half_sums(quants, KINDS[kind].offset, p, p + BLOCK, less_at(x, b, height, 0, r), less_at(x, b, height, 1, r), one, other);
+            float a = *term_at(x, b, height, SCALE, r), whole = *term_at(x, b, height, WHOLE, r);
             for (int k = 0; k < GROUP; k++) {
                 if (kind == Q6_K) one[k] *= (int8_t)at.scales[k], other[k] *= (int8_t)at.scales[16 + k];
-                float sum = (float)(one[k] + other[k]);
-                y[r][k] = y[r][k] + sum * (d[k] * a);
-                if (kind == Q4_1 || kind == Q4_K) y[r][k] = y[r][k] + m[k] * whole;
+                y[r][k] = __builtin_fmaf((float)(one[k] + other[k]), d[k] * a, y[r][k]);
+                if (kind == Q4_1 || kind == Q4_K) y[r][k] = __builtin_fmaf(m[k], whole, y[r][k]);
             }
         }
     }

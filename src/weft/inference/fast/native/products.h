@@ -112,31 +112,32 @@ static void multiply_float(const Matrix *m, const float *x, int64_t x_row, float
 
 /* ---- blocks ---- */
 
-/* Rows of x that the cache of a core holds beside a group of W. */
+/* Rows of x that the cache of a core holds beside a group of W; whole tiles. */
 static inline int64_t rows_at_once(int64_t columns) {
-    int64_t rows = (384 << 10) / (columns + 1);
+    int64_t rows = (384 << 10) / (columns + 1) / TILE * TILE;
     return rows < TILE ? TILE : rows;
 }
 
+/* Rounded rows [first, last) of `rows` in all. */
+typedef struct { uint8_t *rounded; int64_t first, last, rows; } RoundedRows;
+
 /* The same for rows of x that were rounded. A group at a bound is computed by both sides, each keeping its own rows. */
-static void multiply_segment(const Matrix *m, const Segment *s, int64_t start, const uint8_t *rounded, int64_t from, int64_t to,
-                             float *y, int64_t y_row, int64_t first, int64_t last) {
+static void multiply_segment(const Matrix *m, const Segment *s, int64_t start, RoundedRows x, float *y, int64_t y_row, int64_t first,
+                             int64_t last) {
     int64_t size = group_size(s->kind, m->cols);
     for (int64_t g = first / GROUP; g * GROUP < last; g++) {
         int64_t low = g * GROUP < first ? first : g * GROUP, high = (g + 1) * GROUP > last ? last : (g + 1) * GROUP;
-        for (int64_t b = from; b < to; b += TILE) {
-            RoundedRow x[TILE];
+        for (int64_t b = x.first, height; b < x.last; b += height) {
             float sums[TILE][GROUP];
-            int64_t count = to - b < TILE ? to - b : TILE;
-            for (int64_t r = 0; r < count; r++) x[r] = rounded_row(rounded, m->cols, b + r);
-            block_products(s->kind, s->packed + g * size, m->cols, x, count, sums);
-            for (int64_t r = 0; r < count; r++)
+            height = tile_height(b, x.rows);
+            block_products(s->kind, s->packed + g * size, m->cols, rounded_tile(x.rounded, m->cols, b, height), height, sums);
+            for (int64_t r = 0; r < height; r++)
                 finish(m, start + low, high - low, sums[r] + (low - g * GROUP), y + (b + r) * y_row + start + low);
         }
     }
 }
 
-static void multiply_blocks(const Matrix *m, const uint8_t *rounded, float *y, int64_t y_row, int64_t B, int64_t first,
+static void multiply_blocks(const Matrix *m, uint8_t *rounded, float *y, int64_t y_row, int64_t B, int64_t first,
                             int64_t last) {
     int64_t step = rows_at_once(m->cols);
     for (int64_t b = 0; b < B; b += step) {
@@ -144,7 +145,7 @@ static void multiply_blocks(const Matrix *m, const uint8_t *rounded, float *y, i
         for (int64_t n = 0; n < m->segment_count; start += m->segments[n++].rows) {
             const Segment *s = m->segments + n;
             int64_t low = first - start < 0 ? 0 : first - start, high = last - start > s->rows ? s->rows : last - start;
-            if (low < high) multiply_segment(m, s, start, rounded, b, to, y, y_row, low, high);
+            if (low < high) multiply_segment(m, s, start, (RoundedRows){rounded, b, to, B}, y, y_row, low, high);
         }
     }
 }
@@ -181,7 +182,7 @@ static void share(const Team *team, int64_t n, int64_t step, int64_t *first, int
 static inline int64_t step_of(const Matrix *m) { return m->weight ? W_ROWS : GROUP; }
 
 /* Rows of x as a product takes them: as they are, and rounded where W is in blocks. */
-typedef struct { const float *x; int64_t row; const uint8_t *rounded; } Rows;
+typedef struct { const float *x; int64_t row; uint8_t *rounded; } Rows;
 
 /* Of a few rows each thread rounds all into a room of its own; more are shared, and then the threads meet. */
 static Rows rows_for(Team *team, const Matrix *m, const float *x, int64_t row, int64_t B, uint8_t *rooms, int64_t room) {
@@ -189,7 +190,7 @@ static Rows rows_for(Team *team, const Matrix *m, const float *x, int64_t row, i
     if (m->weight) return (Rows){x, row, 0};
     if (B > 2) share(team, B, 1, &first, &last);
     else rooms += team->id * B * room;
-    for (int64_t b = first; b < last; b++) round_row(x + b * row, m->cols, rooms, b);
+    for (int64_t b = first; b < last; b++) round_row(x + b * row, m->cols, rooms, b, B);
     if (B > 2) meet(team);
     return (Rows){x, row, rooms};
 }
