@@ -203,7 +203,7 @@ AXES = {
                    (512, 1024, 2048, 4096, 8192), decode_call, decode_bytes, float,
                    "weights + keys and values, so between 0 and 1; memory, with the prompt's, N", tiny=(8, 16),
                    in_call=True),
-        GrowthAxis("batch, training step", _STEP + ", 64 tokens per row", (1, 2, 4, 8, 16, 32, 64), *_BY_BATCH,
+        GrowthAxis("batch, training step", _STEP + ", 64 tokens per row", (1, 4, 16, 64, 256), *_BY_BATCH,
                    law="B, memory B", tiny=(1, 2)),
         GrowthAxis("width, training step", "the same, 4 rows of 64 tokens, D / 32 heads", (64, 128, 256, 512, 1024),
                    *_BY_WIDTH, law="D^2, memory D to D^2", tiny=(32, 64)),
