@@ -80,7 +80,9 @@ def test_quality_measures_each_row_once(tmp_path, monkeypatch):
 def test_growth_compares_exponents_with_theory():
     from weft.bench.cases.growth import explained, fitted
     from weft.bench.growth.axes import AXES, sizes_of
+    from weft.bench.growth.explanations import CALLS, MEMORY, TIME
 
+    assert CALLS.keys() == AXES.keys() and TIME.keys() | MEMORY.keys() <= AXES.keys()
     axis = AXES["length, window of 256"]
     sizes = (1024, 2048, 4096)
     found = {f"seconds {N}": 1e-6 * N**1.5 for N in sizes} | {f"bytes {N}": 8.0 * N for N in sizes}
@@ -121,7 +123,7 @@ def test_growth_page_joins_axes_of_several_files(tmp_path):
     text = page.read_text()
     assert "| length, window of 256 | 1,024 to 4,096 | 1.02 s to 4.1 s | 1.00 | 1.00 | 1.02 MB to 4.1 MB |" in text
     assert text.count("## Length, window of 256") == 1 and text.index("causal") < text.index("window")
-    assert "| 4,096 | 8.19 s | 1.00 |" in text and "`weft bench growth --size length, causal attention`" in text
+    assert "| 4,096 | 8.19 s | 1.00 |" in text and "\n    weft bench growth --size length, causal attention\n" in text
     assert "Departs from theory: time: " in text and "P, 3 cores" in text
     with pytest.raises(WeftError, match="no axis of growth was measured"):
         write_growth([CaseResult("train")], {}, page)

@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.bench.contest import BenchOptions, Entry
 from weft.bench.growth.axes import AXES, GrowthAxis, sizes_of
+from weft.bench.growth.explanations import MEMORY, TIME
 from weft.bench.reporting.text import in_seconds
 from weft.bench.results import CaseResult, ResultTable, fit_exponent
 from weft.bench.running.turns import call_once
@@ -117,8 +118,8 @@ def explained(axis: GrowthAxis, value: dict[str, Any]) -> list[str]:
     """Why the exponent of time or memory is not theory's, where it is not."""
     found = []
     if abs(value["exponent"] - value["theory"]) > APART:
-        found.append(f"{axis.name}, time: {axis.why or 'not explained yet'}")
+        found.append(f"{axis.name}, time: {TIME.get(axis.name, 'not explained yet')}")
     memory = value["memory exponent"]
     if memory is not None and math.isfinite(memory) and abs(memory - value["memory theory"]) > APART:
-        found.append(f"{axis.name}, memory: {axis.memory_why or 'not explained yet'}")
+        found.append(f"{axis.name}, memory: {MEMORY.get(axis.name, 'not explained yet')}")
     return found

@@ -33,22 +33,18 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class GrowthAxis:
-    """One axis: what one `call` is in words, its sizes, how it is made, operations and bytes at a size, the law.
+    """One axis: its sizes, how a call is made at a size, operations and bytes at a size, and the laws in words.
 
-    Only exponents of `operations` and `memory` count, so both may leave out constant factors. `why` and `memory_why`
-    explain known departures. `in_call`: the call gives its own seconds. `once`: a size is called once, in a process of
-    its own, since it takes minutes.
+    Only exponents of `operations` and `memory` count, so both may leave out constant factors. `in_call`: the call gives
+    its own seconds. `once`: a size is called once, in a process of its own, since it takes minutes.
     """
 
     name: str
-    call: str
     sizes: tuple[int, ...]
     make: Callable[[int], Call]
     operations: Callable[[int], float]
     memory: Callable[[int], float]
     law: str
-    why: str = ""
-    memory_why: str = ""
     tiny: tuple[int, ...] = (16, 32)
     in_call: bool = False
     once: bool = False
@@ -185,38 +181,32 @@ _BY_WIDTH = step_call(lambda D: GPTShape(4, D, D // 32, 256, 64), lambda _: 64, 
 _BY_LAYERS = step_call(lambda L: GPTShape(L, 128, 4, 256, 64), lambda _: 64, lambda _: 4)
 _BY_VOCABULARY = step_call(lambda C: GPTShape(2, 128, 4, C, 256), lambda _: 256, lambda _: 2)
 
-_STEP = "a training step (AdamW, float32) of a GPT of 4 layers of width 128 with 256 tokens"
-
 AXES = {
     axis.name: axis
     for axis in (
-        GrowthAxis("length, causal attention", "a forward of one layer of attention, width 256, 4 heads", LONG,
-                   attention_call("causal"), attention_operations(lambda N: (N + 1) / 2), float,
-                   "N^2 for long N, memory N"),
-        GrowthAxis("length, window of 256", "the same; each token sees 256 tokens", LONG, attention_call("window"),
+        GrowthAxis("length, causal attention", LONG, attention_call("causal"),
+                   attention_operations(lambda N: (N + 1) / 2), float, "N^2 for long N, memory N"),
+        GrowthAxis("length, window of 256", LONG, attention_call("window"),
                    attention_operations(lambda N: min(N, WINDOW)), float, "N, memory N"),
-        GrowthAxis("length, linear attention", "the same; a running sum instead of keys", LONG,
-                   attention_call("linear"), attention_operations(lambda _: WIDTH / HEADS), float, "N, memory N"),
-        GrowthAxis("length, training step", _STEP + ", batch 1", (256, 512, 1024, 2048, 4096, 8192), *_BY_LENGTH,
+        GrowthAxis("length, linear attention", LONG, attention_call("linear"),
+                   attention_operations(lambda _: WIDTH / HEADS), float, "N, memory N"),
+        GrowthAxis("length, training step", (256, 512, 1024, 2048, 4096, 8192), *_BY_LENGTH,
                    law="N to N^2: attention is a share of the step that grows; memory N", tiny=(8, 16)),
-        GrowthAxis("length so far, one token decoded", "one more token of a GPT of 6 layers of width 384",
-                   (512, 1024, 2048, 4096, 8192), decode_call, decode_bytes, float,
+        GrowthAxis("length so far, one token decoded", (512, 1024, 2048, 4096, 8192), decode_call, decode_bytes, float,
                    "weights + keys and values, so between 0 and 1; memory, with the prompt's, N", tiny=(8, 16),
                    in_call=True),
-        GrowthAxis("batch, training step", _STEP + ", 64 tokens per row", (1, 4, 16, 64, 256), *_BY_BATCH,
-                   law="B, memory B", tiny=(1, 2)),
-        GrowthAxis("width, training step", "the same, 4 rows of 64 tokens, D / 32 heads", (64, 128, 256, 512, 1024),
-                   *_BY_WIDTH, law="D^2, memory D to D^2", tiny=(32, 64)),
-        GrowthAxis("layers, training step", "the same, 4 rows of 64 tokens", (1, 2, 4, 8, 16), *_BY_LAYERS,
-                   law="L, memory L", tiny=(1, 2)),
-        GrowthAxis("vocabulary, training step", "the same with 2 layers, 2 rows of 256 tokens",
-                   (256, 1024, 4096, 16384, 65536), *_BY_VOCABULARY, law="C for large C, memory C", tiny=(17, 31)),
-        GrowthAxis("experts, forward", "2,048 tokens of width 256 through E experts, 2 of them active",
-                   (4, 8, 16, 32, 64), experts_call, constant, constant, "1: two are active; memory 1", tiny=(3, 5)),
-        GrowthAxis("bytes of text, characters", "learn a tokenizer, encode a file and store its tokens", TEXTS,
-                   read_call("characters"), float, constant, "bytes, memory 1", tiny=(2**12, 2**13), once=True),
-        GrowthAxis("bytes of text, bpe", "the same with byte-level BPE", TEXTS, read_call("bpe"), float, constant,
-                   "bytes, memory 1", tiny=(2**12, 2**13), once=True),
+        GrowthAxis("batch, training step", (1, 4, 16, 64, 256), *_BY_BATCH, law="B, memory B", tiny=(1, 2)),
+        GrowthAxis("width, training step", (64, 128, 256, 512, 1024), *_BY_WIDTH, law="D^2, memory D to D^2",
+                   tiny=(32, 64)),
+        GrowthAxis("layers, training step", (1, 2, 4, 8, 16), *_BY_LAYERS, law="L, memory L", tiny=(1, 2)),
+        GrowthAxis("vocabulary, training step", (256, 1024, 4096, 16384, 65536), *_BY_VOCABULARY,
+                   law="C for large C, memory C", tiny=(17, 31)),
+        GrowthAxis("experts, forward", (4, 8, 16, 32, 64), experts_call, constant, constant,
+                   "1: two are active; memory 1", tiny=(3, 5)),
+        GrowthAxis("bytes of text, characters", TEXTS, read_call("characters"), float, constant, "bytes, memory 1",
+                   tiny=(2**12, 2**13), once=True),
+        GrowthAxis("bytes of text, bpe", TEXTS, read_call("bpe"), float, constant, "bytes, memory 1",
+                   tiny=(2**12, 2**13), once=True),
     )
 }  # fmt: skip
 

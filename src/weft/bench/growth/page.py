@@ -9,6 +9,7 @@ from typing import Any
 
 from weft.bench.cases.growth import APART, cells, explained, in_megabytes
 from weft.bench.growth.axes import AXES
+from weft.bench.growth.explanations import CALLS
 from weft.bench.reporting.text import in_seconds
 from weft.bench.results import CaseResult
 from weft.foundation.errors import WeftError
@@ -58,8 +59,8 @@ def axis_lines(value: dict[str, Any]) -> Iterator[str]:
     """One axis: what is called, the law, the command, all sizes, and why it departs from theory."""
     axis, sizes = AXES[value["axis"]], value["sizes"]
     yield from ("", f"## {axis.name[0].upper()}{axis.name[1:]}", "")
-    yield f"Measured: {axis.call}. Law: {value['law']}. `{value['command']}`"
-    yield ""
+    yield f"Measured: {CALLS[axis.name]}. Law: {value['law']}."
+    yield from ("", f"    {value['command']}", "")
     processor = value.get("processor seconds") or []
     headings = ["size", "time", "p from the size before", "memory", "p from the size before"]
     rows = [
