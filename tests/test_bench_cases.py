@@ -90,6 +90,7 @@ def test_growth_compares_exponents_with_theory():
     assert value["exponent"] == pytest.approx(1.5) and value["theory"] == pytest.approx(1.0)
     assert value["memory exponent"] == pytest.approx(1.0) == value["memory theory"]
     assert len(explained(axis, value)) == 1 and explained(axis, value)[0].startswith("length, window of 256, time: ")
+    assert "used 0.50 cores" in explained(axis, value | {"others": 0.5})[0]
     assert sizes_of(AXES["bytes of text, bpe"], False, 2e9)[-2:] == (2**30, 2_000_000_000)
     assert sizes_of(axis, False, 2e9) == axis.sizes
 
@@ -124,7 +125,7 @@ def test_growth_page_joins_axes_of_several_files(tmp_path):
     assert "| length, window of 256 | 1,024 to 4,096 | 1.02 s to 4.1 s | 1.00 | 1.00 | 1.02 MB to 4.1 MB |" in text
     assert text.count("## Length, window of 256") == 1 and text.index("causal") < text.index("window")
     assert "| 4,096 | 8.19 s | 1.00 |" in text and "\n    weft bench growth --size length, causal attention\n" in text
-    assert "Departs from theory: time: " in text and "P, 3 cores" in text
+    assert "**Time**: " in text and "P, 3 cores" in text
     with pytest.raises(WeftError, match="no axis of growth was measured"):
         write_growth([CaseResult("train")], {}, page)
 

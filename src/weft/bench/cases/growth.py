@@ -17,6 +17,7 @@ from weft.bench.growth.axes import AXES, GrowthAxis, sizes_of
 from weft.bench.growth.explanations import MEMORY, TIME
 from weft.bench.reporting.text import in_seconds
 from weft.bench.results import CaseResult, ResultTable, fit_exponent
+from weft.bench.running.disturbance import MOST_OTHERS
 from weft.bench.running.turns import call_once
 from weft.foundation.errors import WeftError
 
@@ -84,6 +85,7 @@ def fitted(axis: GrowthAxis, sizes: tuple[int, ...], found: dict[str, float]) ->
         "sizes": list(sizes),
         "seconds": seconds,
         "processor seconds": processor,
+        "others": found.get("others"),
         "bytes": memory,
         "exponent": fit_exponent(sizes, seconds),
         "theory": fit_exponent(sizes, [axis.operations(size) for size in sizes]),
@@ -115,8 +117,10 @@ def in_megabytes(size: float) -> str:
 
 
 def explained(axis: GrowthAxis, value: dict[str, Any]) -> list[str]:
-    """Why the exponent of time or memory is not theory's, where it is not."""
-    found = []
+    """Whether it was disturbed, and why the exponent of time or memory is not theory's, where it is not."""
+    found, others = [], value.get("others")
+    if others is not None and others > MOST_OTHERS:
+        found.append(f"{axis.name}, disturbed: other programs used {others:.2f} cores meanwhile; measure it again")
     if abs(value["exponent"] - value["theory"]) > APART:
         found.append(f"{axis.name}, time: {TIME.get(axis.name, 'not explained yet')}")
     memory = value["memory exponent"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from weft.bench.contest import Work
 from weft.bench.growth.axes import AXES
+from weft.bench.running.disturbance import busy_seconds, cores_of_others
 from weft.bench.running.memory import extra_memory
 
 MOST, FEWEST = 25, 5  # calls per size that are timed
@@ -28,13 +29,17 @@ def axis_work(axis: str, sizes: list[int], what: str) -> Work:
 
 
 def measure_seconds(axis: str, sizes: list[int]) -> dict[str, float]:
-    """The median of up to 25 calls after one that warms up; the sizes take turns, so that all meet the same noise."""
+    """The median of up to 25 calls after one that warms up; the sizes take turns, so that all meet the same noise.
+
+    `others`: the cores that other programs used meanwhile.
+    """
     own = AXES[axis]
     calls: dict[int, Any] = {size: own.make(size) for size in sizes}
     times: dict[int, list[float]] = {size: [] for size in sizes}
     spent = dict.fromkeys(sizes, 0.0)
     for call in calls.values():
         call()
+    busy, own_time, begin = busy_seconds(), time.process_time(), time.perf_counter()
     for _ in range(MOST):
         for size, call in calls.items():
             if spent[size] < (ENOUGH if len(times[size]) >= FEWEST else LONGEST):
@@ -43,7 +48,11 @@ def measure_seconds(axis: str, sizes: list[int]) -> dict[str, float]:
                 taken = time.perf_counter() - start
                 spent[size] += taken
                 times[size].append(float(given) if own.in_call else taken)
-    return {f"seconds {size}": statistics.median(seconds) for size, seconds in times.items()}
+    now = busy_seconds()
+    known = None if busy is None or now is None else now - busy
+    others = cores_of_others(known, time.process_time() - own_time, time.perf_counter() - begin)
+    medians = {f"seconds {size}": statistics.median(seconds) for size, seconds in times.items()}
+    return medians | ({} if others is None else {"others": others})
 
 
 def measure_bytes(axis: str, sizes: list[int]) -> dict[str, float]:

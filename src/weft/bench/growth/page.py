@@ -73,7 +73,8 @@ def axis_lines(value: dict[str, Any]) -> Iterator[str]:
         rows = [[*row, in_seconds(seconds)] for row, seconds in zip(rows, processor, strict=True)]
     yield from markdown_table(headings, rows)
     for note in explained(axis, value):
-        yield from ("", f"Departs from theory: {note.removeprefix(axis.name + ', ')}")
+        what, _, why = note.removeprefix(axis.name + ", ").partition(": ")
+        yield from ("", f"**{what[0].upper()}{what[1:]}**: {why}.")
 
 
 def step(sizes: Sequence[float], values: Sequence[float], n: int) -> str:
