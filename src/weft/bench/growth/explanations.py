@@ -26,8 +26,8 @@ TIME = {
     "update of all weights; and attention's fused kernel and the products of longer rows reach a larger share of the "
     "processor's peak, so that time grows more slowly than operations",
     "batch, training step": "a part of a step does not depend on the batch: about 2,400 operator calls (torch's "
-    "profiler counts 2,430 events with 1 row and 2,480 with 64) and the update of all weights. It is most of a step of 1 row; "
-    "from 16 rows on, p from the size before is 1",
+    "profiler counts 2,430 events with 1 row and 2,480 with 64) and the update of all weights. It is most "
+    "of a step of 1 row; from 16 rows on, p from the size before is about 1",
     "width, training step": "as many operator calls at all widths (torch's profiler counts 2,467 events at 64), which "
     "cost more than the products of narrow matrices do; p from the size before rises towards 2 with the width",
     "experts, forward": "the weights of all experts are read: 6 MB of 4 experts, which fit a processor's cache, 101 MB "
@@ -38,8 +38,8 @@ TIME = {
 }
 
 MEMORY = {
-    "length, window of 256": "1,024 tokens take one mask of all 2^20 pairs, which is the limit for masks in memory; from "
-    "2,048 on blocks of 128 queries see only the keys in their windows, and p from the size before is 1",
+    "length, window of 256": "1,024 tokens take one mask of all 2^20 pairs, which is the limit for masks in memory; "
+    "from 2,048 on blocks of 128 queries see only the keys in their windows, and p from the size before is 1",
     "bytes of text, bpe": "it grows until the sample for learning is full (50 million characters), and with it the "
     "look-up of words that were encoded before (it starts anew after 300,000), and is constant from 256 MB on",
 }
