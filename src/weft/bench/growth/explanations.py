@@ -22,9 +22,6 @@ CALLS = {
 }
 
 TIME = {
-    "length, training step": "short rows are decided by what does not depend on N: about 2,400 operator calls and the "
-    "update of all weights; and attention's fused kernel and the products of longer rows reach a larger share of the "
-    "processor's peak, so that time grows more slowly than operations",
     "batch, training step": "a part of a step does not depend on the batch: about 2,400 operator calls (torch's "
     "profiler counts 2,430 events with 1 row and 2,480 with 64) and the update of all weights. It is most "
     "of a step of 1 row; from 16 rows on, p from the size before is about 1",
