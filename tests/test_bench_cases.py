@@ -15,7 +15,7 @@ from weft.bench.cases.train import peer_module
 from weft.bench.contest import BenchOptions
 from weft.bench.models.gpt2 import GPTShape, weft_gpt2
 from weft.bench.registry import CASES, run_case
-from weft.bench.results import ResultTable
+from weft.bench.results import CaseResult
 from weft.foundation.errors import WeftError
 
 PEERS = {"train": ("plain",), "decode": ("transformers",), "prefill": ("llama.cpp",)}
@@ -78,21 +78,67 @@ def test_quality_measures_each_row_once(tmp_path, monkeypatch):
 
 
 def test_growth_compares_exponents_with_theory():
-    from weft.bench.cases.growth import explained, fitted, growth_markdown
+    from weft.bench.cases.growth import explained, fitted
     from weft.bench.growth.axes import AXES, sizes_of
+    from weft.bench.growth.explanations import CALLS, MEMORY, TIME
 
+    assert CALLS.keys() == AXES.keys() and TIME.keys() | MEMORY.keys() <= AXES.keys()
     axis = AXES["length, window of 256"]
     sizes = (1024, 2048, 4096)
     found = {f"seconds {N}": 1e-6 * N**1.5 for N in sizes} | {f"bytes {N}": 8.0 * N for N in sizes}
     value = fitted(axis, sizes, found)
     assert value["exponent"] == pytest.approx(1.5) and value["theory"] == pytest.approx(1.0)
-    assert value["memory exponent"] == pytest.approx(1.0)
+    assert value["memory exponent"] == pytest.approx(1.0) == value["memory theory"]
     assert len(explained(axis, value)) == 1 and explained(axis, value)[0].startswith("length, window of 256, time: ")
+    assert "used 0.50 cores" in explained(axis, value | {"others": 0.5})[0]
     assert sizes_of(AXES["bytes of text, bpe"], False, 2e9)[-2:] == (2**30, 2_000_000_000)
     assert sizes_of(axis, False, 2e9) == axis.sizes
-    table = ResultTable("growth", ("axis", "law"), (("length", "N^2"),), ("length, time: why",))
-    page = growth_markdown(table, {"threads": 2, "versions": {"torch": "2"}})
-    assert "| length | N^2 |" in page and "- length, time: why" in page
+
+
+def test_growth_page_joins_axes_of_several_files(tmp_path):
+    from weft.bench.cases.growth import fitted, growth_table
+    from weft.bench.growth.axes import AXES
+    from weft.bench.growth.page import write_growth
+    from weft.bench.reporting.saved import read_results
+
+    sizes = (1024, 4096)
+
+    def saved(name, seconds):
+        found = {f"seconds {N}": seconds * N for N in sizes} | {f"bytes {N}": 1e3 * N for N in sizes}
+        value = fitted(AXES[name], sizes, found) | {"command": f"weft bench growth --size {name}"}
+        tree = {
+            "machine": {"cores": 3, "processor": "P"},
+            "cases": [CaseResult("growth", tables=[growth_table([value])]).to_tree()],
+        }
+        path = tmp_path / f"{name}-{seconds}.json"
+        path.write_text(json.dumps(tree))
+        return read_results(path)
+
+    files = [
+        saved("length, window of 256", 1.0),
+        saved("length, causal attention", 2e-3),
+        saved("length, window of 256", 1e-3),
+    ]
+    page = tmp_path / "page.md"
+    write_growth([case for cases, _ in files for case in cases], files[0][1], page)
+    text = page.read_text()
+    assert "| length, window of 256 | 1,024 to 4,096 | 1.02 s to 4.1 s | 1.00 | 1.00 | 1.02 MB to 4.1 MB |" in text
+    assert text.count("## Length, window of 256") == 1 and text.index("causal") < text.index("window")
+    assert "| 4,096 | 8.19 s | 1.00 |" in text and "\n    weft bench growth --size length, causal attention\n" in text
+    assert "**Time**: " in text and "P, 3 cores" in text
+    with pytest.raises(WeftError, match="no axis of growth was measured"):
+        write_growth([CaseResult("train")], {}, page)
+
+
+def test_growth_measures_texts_once_and_removes_them(tmp_path, monkeypatch):
+    import tempfile
+
+    from weft.bench.growth.measured_axis import axis_work
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = axis_work("bytes of text, characters", [10_007], "both").run()
+    assert sorted(found) == ["bytes 10007", "processor seconds 10007", "seconds 10007"]
+    assert found["seconds 10007"] > 0 and not [*tmp_path.iterdir()]
 
 
 def test_made_texts_have_the_size_asked_for(tmp_path):

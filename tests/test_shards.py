@@ -167,6 +167,13 @@ def test_bulk_ids_are_the_tokenizers_own(kind, texts):
         assert flat.tolist() == [index for ids in expected for index in ids]
 
 
+@settings(max_examples=500, deadline=None)
+@given(text=st.text(" \n\t\0ab_é.1(", max_size=17))
+def test_keys_of_units_stand_for_the_units(text):
+    keys = bulk_encoding._split_units(text)
+    assert [bulk_encoding._unit_of(key) for key in keys] == bulk_encoding.UNIT_BOUNDARY.split(text)
+
+
 @pytest.mark.parametrize("kind", ["characters", "bytes"])
 def test_the_longest_special_token_wins(kind):
     tokenizer = train_tokenizer(kind, [SEED_TEXT], special_tokens=["<stop>>", "<s"])

@@ -1,7 +1,8 @@
-"""Axes of growth: what is called at each size, and what theory expects: operations at that size, and how memory grows.
+"""Axes of growth: what is called at each size, and what theory expects of it: operations and bytes at that size.
 
-Time: `operations(size)` counts what must be done, so its exponent over the same sizes is the theory's; the asymptotic
-law stands beside it in words. Memory: the peak that a call adds to what was resident, weights not included.
+`operations(size)` counts what must be done and `memory(size)` what must be kept, so that their exponents over the same
+sizes are the theory's; the asymptotic law stands beside them in words. Memory is the peak that a call adds to what is
+resident before it: weights, inputs and the optimizer's moments are not in it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.bench.models.gpt2 import GPTShape, weft_gpt2
+from weft.bench.models.gpt2 import GPTShape, gpt2_spec, weft_gpt2
+from weft.models.cluster.device_memory import SIZES, device_memory
+from weft.models.cluster.layouts import Layout, Pieces
+from weft.models.cluster.training_profile import training_profile
 from weft.parts.attention import SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.experts import Experts
@@ -23,27 +27,27 @@ from weft.parts.masks import Causal, Window
 
 WIDTH, HEADS, WINDOW = 256, 4, 256
 LONG = tuple(1024 * 2**n for n in range(7))
+TEXTS = (2**24, 2**26, 2**28)
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class GrowthAxis:
-    """One axis: sizes, how a call is made at a size, operations at a size, and the laws of time and memory in words.
+    """One axis: its sizes, how a call is made at a size, operations and bytes at a size, and the laws in words.
 
-    `memory_exponent` is theory's, None where memory is not the point. `why` and `memory_why` explain known
-    departures. `in_call`: the call gives its own seconds.
+    Only exponents of `operations` and `memory` count, so both may leave out constant factors. `in_call`: the call gives
+    its own seconds. `once`: a size is called once, in a process of its own, since it takes minutes.
     """
 
     name: str
     sizes: tuple[int, ...]
     make: Callable[[int], Call]
     operations: Callable[[int], float]
+    memory: Callable[[int], float]
     law: str
-    memory_exponent: float | None = 1.0
-    why: str = ""
-    memory_why: str = ""
     tiny: tuple[int, ...] = (16, 32)
     in_call: bool = False
+    once: bool = False
 
 
 def attention_call(kind: str) -> Callable[[int], Call]:
@@ -71,8 +75,11 @@ def attention_operations(keys: Callable[[int], float]) -> Callable[[int], float]
 
 def step_call(
     shape: Callable[[int], GPTShape], length: Callable[[int], int], batch: Callable[[int], int]
-) -> tuple[Callable[[int], Call], Callable[[int], float]]:
-    """A training step of a GPT whose numbers follow from the size, as `weft train` takes it with AdamW."""
+) -> tuple[Callable[[int], Call], Callable[[int], float], Callable[[int], float]]:
+    """A training step of a GPT whose numbers follow from the size, as `weft train` takes it with AdamW.
+
+    Its call, its operations, and the bytes that the plan of a training expects beside weights and moments.
+    """
 
     def make(size: int) -> Call:
         from weft.bench.cases.train import RandomTokens, weft_loop
@@ -91,7 +98,13 @@ def step_call(
         own = shape(size)
         return own.training_cost(batch(size), length(size)).flops
 
-    return make, operations
+    def memory(size: int) -> float:
+        profile = training_profile(gpt2_spec(shape(size)), length(size))
+        rows = Pieces(batch(size), batch(size))
+        found = device_memory(profile, Layout(1, 1, 1), SIZES["fp32"], rows, recompute=False)
+        return float(found.total - found.weights - found.optimizer)
+
+    return make, operations, memory
 
 
 def decode_call(prompt: int) -> Call:
@@ -144,15 +157,22 @@ def read_call(tokenizer: str) -> Callable[[int], Call]:
         from weft.bench.growth.made_text import write_text_of_size
         from weft.tasks.text import TextOptions, TextTask
 
-        path = write_text_of_size(Path(tempfile.mkdtemp()) / "text.txt", size)
+        folder = tempfile.TemporaryDirectory()
+        path = write_text_of_size(Path(folder.name) / "text.txt", size)
 
-        def call() -> Any:
-            with tempfile.TemporaryDirectory() as cache:
-                return len(TextTask.prepare([str(path)], TextOptions(tokenizer=tokenizer), 0, Path(cache)).train)
+        def call() -> int:
+            with folder:  # the text goes too: it may be as large as the disk
+                cache = Path(folder.name) / "cache"
+                return len(TextTask.prepare([str(path)], TextOptions(tokenizer=tokenizer), 0, cache).train)
 
         return call
 
     return make
+
+
+def constant(_: int) -> float:
+    """The same at all sizes."""
+    return 1.0
 
 
 _BY_LENGTH = step_call(lambda T: GPTShape(4, 128, 4, 256, T), lambda T: T, lambda _: 1)
@@ -165,27 +185,28 @@ AXES = {
     axis.name: axis
     for axis in (
         GrowthAxis("length, causal attention", LONG, attention_call("causal"),
-                   attention_operations(lambda N: (N + 1) / 2), "N^2 for long N, memory N"),
+                   attention_operations(lambda N: (N + 1) / 2), float, "N^2 for long N, memory N"),
         GrowthAxis("length, window of 256", LONG, attention_call("window"),
-                   attention_operations(lambda N: min(N, WINDOW)), "N"),
+                   attention_operations(lambda N: min(N, WINDOW)), float, "N, memory N"),
         GrowthAxis("length, linear attention", LONG, attention_call("linear"),
-                   attention_operations(lambda _: WIDTH / HEADS), "N"),
+                   attention_operations(lambda _: WIDTH / HEADS), float, "N, memory N"),
         GrowthAxis("length, training step", (256, 512, 1024, 2048, 4096, 8192), *_BY_LENGTH,
-                   law="N to N^2: attention is a share of the step that grows", tiny=(8, 16)),
-        GrowthAxis("length so far, one token decoded", (512, 1024, 2048, 4096, 8192), decode_call, decode_bytes,
-                   "weights + keys and values, so between 0 and 1", None, tiny=(8, 16), in_call=True),
-        GrowthAxis("batch, training step", (1, 2, 4, 8, 16, 32, 64), *_BY_BATCH, law="B", tiny=(1, 2)),
+                   law="N to N^2: attention is a share of the step that grows; memory N", tiny=(8, 16)),
+        GrowthAxis("length so far, one token decoded", (512, 1024, 2048, 4096, 8192), decode_call, decode_bytes, float,
+                   "weights + keys and values, so between 0 and 1; memory, with the prompt's, N", tiny=(8, 16),
+                   in_call=True),
+        GrowthAxis("batch, training step", (1, 4, 16, 64, 256), *_BY_BATCH, law="B, memory B", tiny=(1, 2)),
         GrowthAxis("width, training step", (64, 128, 256, 512, 1024), *_BY_WIDTH, law="D^2, memory D to D^2",
-                   memory_exponent=None, tiny=(32, 64)),
-        GrowthAxis("layers, training step", (1, 2, 4, 8, 16), *_BY_LAYERS, law="L", tiny=(1, 2)),
+                   tiny=(32, 64)),
+        GrowthAxis("layers, training step", (1, 2, 4, 8, 16), *_BY_LAYERS, law="L, memory L", tiny=(1, 2)),
         GrowthAxis("vocabulary, training step", (256, 1024, 4096, 16384, 65536), *_BY_VOCABULARY,
-                   law="C for large C", memory_exponent=None, tiny=(17, 31)),
-        GrowthAxis("experts, forward", (4, 8, 16, 32, 64), experts_call, lambda _: 1.0, "1: two are active", 0.0,
-                   tiny=(3, 5)),
-        GrowthAxis("bytes of text, characters", (2**20, 2**22, 2**24), read_call("characters"), float,
-                   "bytes, memory 1", 0.0, tiny=(2**12, 2**13)),
-        GrowthAxis("bytes of text, bpe", (2**20, 2**22, 2**24), read_call("bpe"), float, "bytes, memory 1", 0.0,
-                   tiny=(2**12, 2**13)),
+                   law="C for large C, memory C", tiny=(17, 31)),
+        GrowthAxis("experts, forward", (4, 8, 16, 32, 64), experts_call, constant, constant,
+                   "1: two are active; memory 1", tiny=(3, 5)),
+        GrowthAxis("bytes of text, characters", TEXTS, read_call("characters"), float, constant, "bytes, memory 1",
+                   tiny=(2**12, 2**13), once=True),
+        GrowthAxis("bytes of text, bpe", TEXTS, read_call("bpe"), float, constant, "bytes, memory 1",
+                   tiny=(2**12, 2**13), once=True),
     )
 }  # fmt: skip
 

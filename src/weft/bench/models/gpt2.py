@@ -50,11 +50,15 @@ class GPTShape:
 GPT2 = GPTShape()
 
 
+def gpt2_spec(shape: GPTShape) -> Any:
+    """The preset in this shape."""
+    numbers = {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocabulary, "length": shape.length}
+    return weft.preset("gpt2").replace(**numbers, **{"mixer.heads": shape.heads})
+
+
 def weft_gpt2(shape: GPTShape, seed: int = 1) -> Any:
     """Weft's GPT-2 of this shape, with random weights of its own initialization."""
-    spec = weft.preset("gpt2")
-    numbers = {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocabulary, "length": shape.length}
-    return weft.build(spec.replace(**numbers, **{"mixer.heads": shape.heads}), seed=seed)
+    return weft.build(gpt2_spec(shape), seed=seed)
 
 
 def parts_of(model: Any) -> Iterator[tuple[str, Tensor]]:

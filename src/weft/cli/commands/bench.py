@@ -59,9 +59,9 @@ class Pages:
             if self.picture is not None:
                 draw_ratios(results, self.picture)
         if self.markdown is not None:
-            from weft.bench.cases.growth import write_growth
+            from weft.bench.growth.page import write_growth
 
-            write_growth(next(result for result in results if result.case == "growth"), machine, self.markdown)
+            write_growth(results, machine, self.markdown)
 
 
 @app.command()
@@ -101,12 +101,13 @@ def bench(
       weft bench train decode --html bench.html --picture bench.svg
       weft bench --results a.json --results b.json --picture bench.svg
       weft bench growth --markdown growth.md
+      weft bench --results text.json --results others.json --markdown growth.md
       weft bench quality --data data --size sst2 --seeds 0,1,2
     """
     from weft.bench.contest import BenchOptions
 
     if results and not cases:
-        show_results(results, as_json, Pages(html, picture))
+        show_results(results, as_json, Pages(html, picture, markdown))
         return
     if not cases:
         list_cases(as_json)

@@ -23,6 +23,8 @@ from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
 from weft.data.tokenizers.vocabulary_files import byte_letters
 
 UNIT_BOUNDARY = re.compile(r"(?=[ \n][^\W_])")
+SPACE_INSIDE, LINE_END_BEFORE = re.compile(r" (?![^\W_])"), re.compile(r"\n(?=[^\W_])")
+NO_SPACE = "\0"  # stands for a space inside a unit while a text is split at the others
 MAX_UNITS, MAX_UNIT_CHARACTERS = (
     300_000,
     20_000_000,
@@ -123,8 +125,27 @@ class _Table:
         return np.concatenate(found)
 
 
+def _split_units(text: str) -> list[str]:
+    """The parts of `UNIT_BOUNDARY.split(text)` as keys, which cost a third of the time: see `_unit_of`.
+
+    Spaces inside of units are hidden first, so that the rest can be split at plain spaces.
+    """
+    if NO_SPACE in text:
+        return [" " + unit for unit in UNIT_BOUNDARY.split(text)]
+    hidden = SPACE_INSIDE.sub(NO_SPACE, text)
+    first, *others = LINE_END_BEFORE.sub(" \n", hidden).split(" ")
+    return [" " + first.replace(NO_SPACE, " "), *others]
+
+
+def _unit_of(key: str) -> str:
+    """The text of a key: what follows the mark " " as it is; else with its line end, or with the space split off."""
+    if key[:1] == " ":
+        return key[1:]
+    return (key if key[:1] == "\n" else " " + key).replace(NO_SPACE, " ")
+
+
 class _Numbers(dict[str, int]):
-    """Units numbered in order of appearance; new ones are listed."""
+    """Keys of units numbered in order of appearance; new ones are listed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +174,7 @@ class _Units:
     def __call__(self, texts: Sequence[str]) -> EncodedTexts:
         if len(self.numbers) > MAX_UNITS or self.characters > MAX_UNIT_CHARACTERS:
             self._forget()
-        units = [UNIT_BOUNDARY.split(text) for text in texts]
+        units = [_split_units(text) for text in texts]
         sizes = np.fromiter(map(len, units), np.int64, len(units))
         numbers = np.fromiter(map(self.numbers.__getitem__, chain.from_iterable(units)), np.int64, int(sizes.sum()))
         self._learn()
@@ -163,7 +184,7 @@ class _Units:
         return EncodedTexts(self.flat[places], np.add.reduceat(counts, np.cumsum(sizes) - sizes))
 
     def _learn(self) -> None:
-        fresh = self.numbers.fresh
+        fresh = [_unit_of(key) for key in self.numbers.fresh]
         if fresh:
             new = _encode(self.tokenizer, fresh)
             starts = len(self.flat) + np.cumsum(new.counts) - new.counts
