@@ -1,0 +1,7 @@
+"""Native kernels of parts: fewer passes over memory than torch's operations take, for training in float32 on CPUs."""
+
+from weft.parts.native.gelu import gelu_tanh
+from weft.parts.native.layer_norm import layer_norm
+from weft.parts.native.library import kernels, suits
+
+__all__ = ["gelu_tanh", "kernels", "layer_norm", "suits"]
