@@ -23,11 +23,15 @@ class OneCallAdamW(AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of all weights that have a gradient."""
         with_gradient = [[w for w in group["params"] if w.grad is not None] for group in self.param_groups]
-        if closure is not None or not self._is_native([w for weights in with_gradient for w in weights]):
-            return super().step(closure)
-        for group, weights in zip(self.param_groups, with_gradient, strict=True):
-            self._update(group, weights)
-        return None
+        loss, flat = None, [w for weights in with_gradient for w in weights]
+        if closure is None and self._is_native(flat):
+            for group, weights in zip(self.param_groups, with_gradient, strict=True):
+                self._update(group, weights)
+        else:
+            loss = super().step(closure)
+        # Neither way tells the weights that they changed, and whoever keeps copies of them has to know.
+        increment_version([w for group in self.param_groups for w in group["params"]])
+        return loss
 
     def _is_native(self, weights: list[Tensor]) -> bool:
         """After torch's own first step, which makes the state, for float32 on a CPU."""
@@ -44,4 +48,3 @@ class OneCallAdamW(AdamW):
             *map(pointers, lists), sizes(weights), len(weights), group["lr"], *group["betas"], group["eps"],
             group["weight_decay"], torch.get_num_threads(),
         )  # fmt: skip
-        increment_version(weights)  # so that whoever keeps copies of them knows
