@@ -9,94 +9,105 @@
 #include <string.h>
 
 #define LANES 16
-#define PIECE 4096 /* elements that a thread takes at a time */
 #define LEAST 16384 /* elements below which one thread is faster than two */
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t whole __attribute__((vector_size(4 * LANES)));
+
+#define ALL(number) ((number) - (lanes){0})
+
+static inline lanes choose(whole where, lanes yes, lanes no) {
+    return (lanes)((where & (whole)yes) | (~where & (whole)no));
+}
+
+static inline lanes load(const float *x) {
+    lanes found;
+    memcpy(&found, x, sizeof found);
+    return found;
+}
+
+static inline void store(float *x, lanes numbers) { memcpy(x, &numbers, sizeof numbers); }
+
+/* The first `count` numbers, then zeros. */
+static inline lanes load_some(const float *x, int64_t count) {
+    lanes found = {0};
+    memcpy(&found, x, 4 * count);
+    return found;
+}
+
+static inline float total(lanes sums) {
+    float sum[LANES];
+    memcpy(sum, &sums, sizeof sums);
+    for (int i = 0; i < 8; i++) sum[i] = sum[i] + sum[i + 8];
+    for (int i = 0; i < 4; i++) sum[i] = sum[i] + sum[i + 4];
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
+/* e^x for |x| <= 87: 2^n e^r with x = n ln 2 + r, |r| <= ln(2) / 2, and e^r by its series. */
+static inline lanes exponential(lanes x) {
+    const float shift = 12582912.0f; /* 1.5 x 2^23: adding it rounds to a whole number */
+    lanes rounded = x * 1.44269504088896341f + shift, n = rounded - shift;
+    lanes r = x - n * 0.693145751953125f; /* ln 2 in two parts: n times the first is exact */
+    r = r - n * 1.42860676533018704e-06f;
+    lanes p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    return p * (lanes)(((whole)rounded + 127) << 23); /* the low bits of `rounded` are n */
+}
 
 /* --- GELU (Hendrycks and Gimpel 2016) by tanh: x/2 (1 + tanh u) = x s, s = 1 / (1 + e^(-2u)), u = c (x + a x^3) ---- */
 
 static const float TWICE_C = 1.5957691216057308f;   /* 2 sqrt(2 / pi) */
 static const float TWICE_CA = 0.07135481282052125f; /* 2 sqrt(2 / pi) 0.044715 */
 
-/* e^x for |x| <= 87: 2^n e^r with x = n ln 2 + r, |r| <= ln(2) / 2, and e^r by its series. */
-static inline float exponential(float x) {
-    const float shift = 12582912.0f; /* 1.5 x 2^23: adding it rounds to a whole number */
-    float rounded = x * 1.44269504088896341f + shift;
-    float n = rounded - shift;
-    float r = x - n * 0.693145751953125f; /* ln 2 in two parts: n times the first is exact */
-    r = r - n * 1.42860676533018704e-06f;
-    float p = 1.0f / 5040 * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r * r + r + 1.0f;
-    int32_t bits;
-    memcpy(&bits, &rounded, 4);
-    bits = (bits + 127) << 23; /* the low bits of `rounded` are n */
-    float power;
-    memcpy(&power, &bits, 4);
-    return p * power;
+/* s(x) = 1 / (1 + e^(-2u)); 0 below the smallest numbers. NaN stays NaN. */
+static inline lanes gelu_share(lanes x) {
+    lanes twice_u = x * (TWICE_C + TWICE_CA * x * x);
+    lanes bounded = choose(twice_u > 87.0f, ALL(87.0f), choose(twice_u < -87.0f, ALL(-87.0f), twice_u));
+    return choose(twice_u < -87.0f, (lanes){0}, 1.0f / (1.0f + exponential(-bounded)));
 }
 
-/* s(x) = 1 / (1 + e^(-2u)); 0 below the smallest numbers. NaN stays NaN. */
-static inline float gelu_share(float x) {
-    float twice_u = x * (TWICE_C + TWICE_CA * x * x);
-    float bounded = twice_u > 87.0f ? 87.0f : twice_u;
-    bounded = bounded < -87.0f ? -87.0f : bounded;
-    float s = 1.0f / (1.0f + exponential(-bounded));
-    return twice_u < -87.0f ? 0.0f : s;
+static inline lanes gelu(lanes x) { return x * gelu_share(x); }
+
+/* dx = dy (s + x s (1 - s) 2 u') */
+static inline lanes gelu_slope(lanes x, lanes dy) {
+    lanes s = gelu_share(x), bend = x * (TWICE_C + 3.0f * TWICE_CA * x * x) * (1.0f - s);
+    bend = choose((s == 0.0f) | (s == 1.0f), (lanes){0}, bend); /* not 0 times infinity */
+    return dy * (s + s * bend);
 }
 
 void weft_gelu(const float *x, float *y, int64_t count, int64_t threads) {
+    int64_t even = count / LANES * LANES;
 #pragma omp parallel for schedule(static) num_threads(threads) if (count >= LEAST)
-    for (int64_t first = 0; first < count; first += PIECE) {
-        int64_t last = first + PIECE < count ? first + PIECE : count;
-        for (int64_t i = first; i < last; i++) y[i] = x[i] * gelu_share(x[i]);
-    }
+    for (int64_t i = 0; i < even; i += LANES) store(y + i, gelu(load(x + i)));
+    lanes rest = gelu(load_some(x + even, count - even));
+    memcpy(y + even, &rest, 4 * (count - even));
 }
 
-/* dx = dy (s + x s (1 - s) 2 u') */
 void weft_gelu_backward(const float *x, const float *dy, float *dx, int64_t count, int64_t threads) {
+    int64_t even = count / LANES * LANES;
 #pragma omp parallel for schedule(static) num_threads(threads) if (count >= LEAST)
-    for (int64_t first = 0; first < count; first += PIECE) {
-        int64_t last = first + PIECE < count ? first + PIECE : count;
-        for (int64_t i = first; i < last; i++) {
-            float s = gelu_share(x[i]);
-            float bend = x[i] * (TWICE_C + 3.0f * TWICE_CA * x[i] * x[i]);
-            bend = s == 0.0f || s == 1.0f ? 0.0f : bend * (1.0f - s); /* else 0 times infinity */
-            dx[i] = dy[i] * (s + s * bend);
-        }
-    }
+    for (int64_t i = 0; i < even; i += LANES) store(dx + i, gelu_slope(load(x + i), load(dy + i)));
+    lanes rest = gelu_slope(load_some(x + even, count - even), load_some(dy + even, count - even));
+    memcpy(dx + even, &rest, 4 * (count - even));
 }
 
 /* --- Layer norm (Ba et al. 2016): y = (x - m) r gamma + beta, m = mean x, r = 1 / sqrt(mean (x - m)^2 + eps) ------- */
 
-static inline lanes load(const float *x, int64_t count) {
-    lanes found = {0};
-    if (count >= LANES) memcpy(&found, x, sizeof found);
-    else memcpy(&found, x, 4 * count);
-    return found;
-}
-
-static inline float total(lanes sums) {
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) sums[i] = sums[i] + sums[i + half];
-    return sums[0];
-}
-
 static void row_statistics(const float *x, int64_t width, float epsilon, float *mean, float *root) {
     lanes sums = {0}, squares = {0};
-    int64_t whole = width / LANES * LANES;
-    for (int64_t i = 0; i < whole; i += LANES) sums += load(x + i, LANES);
-    float m = total(sums + load(x + whole, width - whole)) / width;
-    for (int64_t i = 0; i < whole; i += LANES) {
-        lanes apart = load(x + i, LANES) - m;
+    int64_t even = width / LANES * LANES;
+    for (int64_t i = 0; i < even; i += LANES) sums += load(x + i);
+    float m = total(sums + load_some(x + even, width - even)) / width;
+    for (int64_t i = 0; i < even; i += LANES) {
+        lanes apart = load(x + i) - m;
         squares += apart * apart;
     }
     float sum = total(squares);
-    for (int64_t i = whole; i < width; i++) sum = sum + (x[i] - m) * (x[i] - m);
+    for (int64_t i = even; i < width; i++) sum = sum + (x[i] - m) * (x[i] - m);
     *mean = m;
     *root = 1.0f / sqrtf(sum / width + epsilon);
 }
@@ -122,7 +133,7 @@ void weft_layer_norm(const float *x, const float *gamma, const float *beta, floa
 void weft_layer_norm_backward(const float *x, const float *gamma, const float *mean, const float *root,
                               const float *dy, float *dx, float *partial, int64_t pieces, int64_t rows, int64_t width,
                               int64_t threads) {
-    int64_t whole = width / LANES * LANES, each = (rows + pieces - 1) / pieces;
+    int64_t even = width / LANES * LANES, each = (rows + pieces - 1) / pieces;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * width >= LEAST)
     for (int64_t piece = 0; piece < pieces; piece++) {
         float *dgamma = partial + piece * 2 * width, *dbeta = dgamma + width;
@@ -132,17 +143,17 @@ void weft_layer_norm_backward(const float *x, const float *gamma, const float *m
             const float *from = x + row * width, *slope = dy + row * width;
             float *to = dx + row * width, m = mean[row], r = root[row];
             lanes sums = {0}, products = {0};
-            for (int64_t i = 0; i < whole; i += LANES) {
-                lanes s = load(slope + i, LANES), n = (load(from + i, LANES) - m) * r;
-                lanes g = s * load(gamma + i, LANES);
-                lanes to_gamma = load(dgamma + i, LANES) + s * n, to_beta = load(dbeta + i, LANES) + s;
-                memcpy(dgamma + i, &to_gamma, sizeof to_gamma);
-                memcpy(dbeta + i, &to_beta, sizeof to_beta);
+            for (int64_t i = 0; i < even; i += LANES) {
+                lanes s = load(slope + i), n = (load(from + i) - m) * r;
+                lanes g = s * load(gamma + i);
+                lanes to_gamma = load(dgamma + i) + s * n, to_beta = load(dbeta + i) + s;
+                store(dgamma + i, to_gamma);
+                store(dbeta + i, to_beta);
                 sums += g;
                 products += g * n;
             }
             float sum = total(sums), product = total(products);
-            for (int64_t i = whole; i < width; i++) {
+            for (int64_t i = even; i < width; i++) {
                 float n = (from[i] - m) * r, g = slope[i] * gamma[i];
                 dgamma[i] = dgamma[i] + slope[i] * n;
                 dbeta[i] = dbeta[i] + slope[i];
