@@ -7,14 +7,19 @@ import torch
 import torch.nn.functional as F
 
 from weft.parts import native
+from weft.parts.attention_context import AttentionContext
 from weft.parts.feedforward import gelu_tanh
+from weft.parts.kernels import explicit, fused
+from weft.parts.masks import Causal
 from weft.parts.norms import layer_norm
+from weft.parts.scores import ScaledDot
 
 B, T, D = 3, 5, 37
 # Prime numbers of elements, below and above what one thread takes alone.
 COUNTS = (1, 13, 4099, 20011)
 
-pytestmark = pytest.mark.skipif(native.kernels() is None, reason="no C compiler")
+if native.kernels() is None:
+    pytest.skip("no C compiler", allow_module_level=True)
 
 
 def draw(*shape, scale=1.0, seed=3):
@@ -58,6 +63,53 @@ def test_outputs_and_gradients_are_those_of_the_readable_definition(case):
     assert not torch.equal(found[0], exact[0])
     for one, other in zip(found, exact, strict=True):
         torch.testing.assert_close(one, other, atol=2e-6 * float(other.abs().max()), rtol=0)
+
+
+def split_heads(qkv, H):
+    return [part.unflatten(-1, (H, -1)).transpose(1, 2) for part in qkv.chunk(3, -1)]
+
+
+def attend(qkv, H=3, scale=0.3):
+    """Causal attention as `fused` computes it, of queries, keys and values side by side: [B, T, 3 H K] -> [B, T, H K]."""
+    context = AttentionContext.of(qkv, Causal())
+    return fused(*split_heads(qkv, H), context, ScaledDot(scale)).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.skipif(not native.kernels().weft_attention_is_fast(), reason="torch's attention is as fast here")
+@pytest.mark.parametrize(("T", "K"), [(131, 16), (197, 48), (256, 64)])
+def test_attention_of_short_texts_is_that_of_the_readable_definition(T, K):
+    qkv, slope = draw(2, T, 9 * K), draw(2, T, 3 * K, seed=5).float()
+    single = qkv.float()
+    assert native.suits_attention(*split_heads(single, 3))
+    exact = gradients(attend, slope, single.double())
+    found = gradients(attend, slope, single)
+    for one, other in zip(found, exact, strict=True):
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(one, other, atol=3e-6 * float(other.abs().max()), rtol=0)
+    explained, _ = explicit(*split_heads(single.double(), 3), AttentionContext.of(qkv, Causal()), ScaledDot(0.3))
+    torch.testing.assert_close(exact[0], explained.transpose(1, 2).flatten(2), atol=1e-10, rtol=0)
+
+
+@pytest.mark.skipif(not native.kernels().weft_attention_is_fast(), reason="torch's attention is as fast here")
+def test_attention_sees_nothing_of_later_tokens_and_of_other_rows():
+    T, K = 197, 16
+    qkv, slope = draw(2, T, 9 * K).float(), torch.zeros(2, T, 3 * K)
+    slope[0, 149:151] = 1
+    y, dqkv = gradients(attend, slope, qkv)
+    assert dqkv[0, :150].any() and not dqkv[0, 151:].any() and not dqkv[1].any()
+    changed = qkv.clone()
+    changed[0, 151:], changed[1] = 1e4, -3
+    again, after = gradients(attend, slope, changed)
+    assert torch.equal(again[0, :151], y[0, :151]) and torch.equal(after[0, :151], dqkv[0, :151])
+    shorter = gradients(attend, slope[:1, :151], qkv[:1, :151].contiguous())
+    assert torch.equal(shorter[0], y[:1, :151])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        threads = gradients(attend, slope, qkv)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(threads[0], y) and torch.equal(threads[1], dqkv)
 
 
 def test_gelu_of_every_size_of_number():

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.foundation.errors import WeftError
+from weft.parts import native
 from weft.parts.attention_context import AttentionContext, Extent
 from weft.parts.scores import Score
 
@@ -102,6 +103,8 @@ def fused(
     if bias is not None:
         bias = bias.to(query.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+    if flag and not dropout and native.suits_attention(query, key, value):
+        return native.attention(query, key, value, scale)
     V = value.shape[-1]
     if query.shape[2] > 1:
         query, key, value = _equal_widths(query, key, value)

@@ -1,4 +1,4 @@
-/* Kernels of parts in float32 for training on CPUs: GELU and layer norm, forward and back.
+/* Kernels of parts in float32 for training on CPUs: GELU, layer norm and attention, forward and back.
  *
  * The readable definitions are torch's operations in parts/feedforward.py and parts/norms.py; these take fewer passes
  * over memory. An element or a row is computed by the same operations wherever it stands and however many threads there
@@ -6,6 +6,7 @@
  * that its width alone decides, and sums over rows are those of fixed pieces. */
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define LANES 16
@@ -13,6 +14,8 @@
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t whole __attribute__((vector_size(4 * LANES)));
+
+static const whole NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 #define ALL(number) ((number) - (lanes){0})
 
@@ -170,3 +173,5 @@ void weft_layer_norm_backward(const float *x, const float *gamma, const float *m
     for (int64_t piece = 1; piece < pieces; piece++)
         for (int64_t i = 0; i < 2 * width; i++) partial[i] = partial[i] + partial[piece * 2 * width + i];
 }
+
+#include "attention.h"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from weft.foundation import native_code
 
-SOURCES = ("kernels.c",)
+SOURCES = ("kernels.c", "attention.h")
 
 
 @functools.cache
@@ -37,18 +37,26 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.weft_gelu_backward.argtypes = [pointer] * 3 + [number] * 2
     found.weft_layer_norm.argtypes = [pointer] * 3 + [ctypes.c_float] + [pointer] * 3 + [number] * 3
     found.weft_layer_norm_backward.argtypes = [pointer] * 7 + [number] * 4
-    for call in (found.weft_gelu, found.weft_gelu_backward, found.weft_layer_norm, found.weft_layer_norm_backward):
-        call.restype = None
+    found.weft_attention.argtypes = [pointer] * 3 + [ctypes.c_float] + [pointer] * 3
+    found.weft_attention_backward.argtypes = [pointer] * 5 + [ctypes.c_float] + [pointer] * 5
+    found.weft_attention_is_fast.restype = number
+    for name in ("gelu", "gelu_backward", "layer_norm", "layer_norm_backward", "attention", "attention_backward"):
+        getattr(found, f"weft_{name}").restype = None
     return found
 
 
 def suits(*tensors: Tensor) -> bool:
     """Whether kernels take these: plain float32 in one piece of a CPU's memory, computed now and not traced."""
+    return suits_in_strides(*tensors) and all(x.is_contiguous() for x in tensors)
+
+
+def suits_in_strides(*tensors: Tensor) -> bool:
+    """As `suits`, for tensors of which the last axis alone is in one piece."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return False
     for x in tensors:
-        if type(x) not in (Tensor, nn.Parameter) or x.dtype != torch.float32:
+        if type(x) not in (Tensor, nn.Parameter) or x.dtype != torch.float32 or x.device.type != "cpu":
             return False
-        if x.device.type != "cpu" or not x.is_contiguous():
+        if x.dim() and x.stride(-1) != 1 and x.shape[-1] > 1:
             return False
     return kernels() is not None
