@@ -70,7 +70,7 @@ def split_heads(qkv, H):
 
 
 def attend(qkv, H=3, scale=0.3):
-    """Causal attention as `fused` computes it, of queries, keys and values side by side: [B, T, 3 H K] -> [B, T, H K]."""
+    """Causal attention as `fused` computes it, of queries, keys and values in one: [B, T, 3 H K] -> [B, T, H K]."""
     context = AttentionContext.of(qkv, Causal())
     return fused(*split_heads(qkv, H), context, ScaledDot(scale)).transpose(1, 2).flatten(2)
 

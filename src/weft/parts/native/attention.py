@@ -28,7 +28,8 @@ class Heads(ctypes.Structure):
 
 def suits_attention(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether `attention` takes these: [B, H, T, K] each, of one shape, 129 to 256 tokens, on a fast unit."""
-    if not query.shape == key.shape == value.shape or not SHORTEST <= query.shape[2] <= LONGEST or query.shape[3] % TILE:
+    T, K = query.shape[2:]
+    if not query.shape == key.shape == value.shape or not SHORTEST <= T <= LONGEST or K % TILE:
         return False
     found = kernels() if suits_in_strides(query, key, value) else None
     return found is not None and bool(found.weft_attention_is_fast())
