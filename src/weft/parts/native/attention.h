@@ -78,17 +78,17 @@ static void turn_head(const float *x, int64_t K, int64_t padded, float *to) {
 }
 
 /* e^(s x - shift) for the first `seen` of `count` numbers, 0 for the rest; gives the sum. */
-static float exponentials(float *x, float scale, float shift, int64_t seen, int64_t count) {
+static inline __attribute__((always_inline)) float exponentials(float *x, float scale, float shift, int64_t seen,
+                                                                int64_t count) {
     lanes sums = {0};
-    for (int64_t j = 0; j < seen; j += LANES) {
+    for (int64_t j = 0; j < count; j += LANES) {
         lanes power = load(x + j) * scale - shift;
-        lanes found = choose(power < -87.0f, (lanes){0}, exponential(choose(power < -87.0f, ALL(-87.0f), power)));
-        found = choose(NUMBERS < (int32_t)(seen - j), found, (lanes){0});
+        whole small = power < -87.0f;
+        lanes found = exponential(choose(small, ALL(-87.0f), power));
+        found = choose(~small & (NUMBERS < (int32_t)(seen - j)), found, (lanes){0});
         store(x + j, found);
         sums += found;
     }
-    int64_t done = up_to(seen, LANES);
-    memset(x + done, 0, 4 * (count - done));
     return total(sums);
 }
 
