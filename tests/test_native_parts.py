@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from largest_tensor import LargestTensor
 from weft.parts import native
 from weft.parts.attention_context import AttentionContext
 from weft.parts.feedforward import gelu_tanh
@@ -172,6 +173,8 @@ def test_other_tensors_take_the_readable_way():
     others = (x.double(), x.bfloat16(), x.t(), x.to("meta"), torch.empty(2, dtype=torch.int64))
     assert not any(native.suits(other) for other in others)
     assert torch.equal(torch.func.vmap(gelu_tanh)(x), F.gelu(x, approximate="tanh"))
+    with LargestTensor():  # who watches torch's operations sees them all
+        assert not native.suits(x)
 
 
 def test_a_view_of_a_gradient_is_read_in_order():
