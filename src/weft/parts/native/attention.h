@@ -1,9 +1,9 @@
 /* Causal attention of short texts: Y = softmax(s Q K^T) V over the keys up to each query, forward and back.
  *
- * A thread takes whole heads of a row of the batch. Their Q, K and V are copied side by side, K and V transposed where a
- * product needs it, with zeros up to whole tiles, and all weights of a head fit the core's second cache. Products run
- * over tiles of 8 x 32, and tiles above the diagonal are left out. A query's output depends on the keys that it sees
- * alone, in an order that their positions decide. */
+ * A thread takes whole heads of a row of the batch. Their Q, K and V are copied side by side, K and V transposed where
+ * a product needs it, with zeros up to whole tiles, and all weights of a head fit the core's second cache. Products
+ * run over tiles of 8 x 32, and tiles above the diagonal are left out. A query's output depends on the keys that it
+ * sees alone, in an order that their positions decide. */
 #define ROWS 8
 #define COLUMNS 32
 

@@ -61,7 +61,7 @@ static inline lanes exponential(lanes x) {
     return p * (lanes)(((whole)rounded + 127) << 23); /* the low bits of `rounded` are n */
 }
 
-/* --- GELU (Hendrycks and Gimpel 2016) by tanh: x/2 (1 + tanh u) = x s, s = 1 / (1 + e^(-2u)), u = c (x + a x^3) ---- */
+/* --- GELU (Hendrycks and Gimpel 2016) by tanh: x/2 (1 + tanh u) = x s, s = 1 / (1 + e^(-2u)), u = c (x + a x^3) --- */
 
 static const float TWICE_C = 1.5957691216057308f;   /* 2 sqrt(2 / pi) */
 static const float TWICE_CA = 0.07135481282052125f; /* 2 sqrt(2 / pi) 0.044715 */
@@ -98,7 +98,7 @@ void weft_gelu_backward(const float *x, const float *dy, float *dx, int64_t coun
     memcpy(dx + even, &rest, 4 * (count - even));
 }
 
-/* --- Layer norm (Ba et al. 2016): y = (x - m) r gamma + beta, m = mean x, r = 1 / sqrt(mean (x - m)^2 + eps) ------- */
+/* --- Layer norm (Ba et al. 2016): y = (x - m) r gamma + beta, m = mean x, r = 1 / sqrt(mean (x - m)^2 + eps) ------ */
 
 static void row_statistics(const float *x, int64_t width, float epsilon, float *mean, float *root) {
     lanes sums = {0}, squares = {0};

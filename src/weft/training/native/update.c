@@ -1,7 +1,7 @@
 /* What a step does to many small tensors at once, in float32 on CPUs: the gradient's norm, its scaling, AdamW.
  *
- * Each tensor is cut into pieces, and all threads take pieces of all tensors: one call where torch takes one or more for
- * each tensor. Sums are those of the pieces, added in order, so the number of threads changes no bit. */
+ * Each tensor is cut into pieces, and all threads take pieces of all tensors: one call where torch takes one or more
+ * for each tensor. Sums are those of the pieces, added in order, so the number of threads changes no bit. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
