@@ -6,7 +6,6 @@ Attention only re-averages values; this is where a token's vector is changed. Sh
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
+from weft.parts import native
 from weft.parts.attention import ResidualLinear
 from weft.parts.auxiliary import Auxiliary
 
@@ -42,6 +42,11 @@ class _SquaredRelu(torch.autograd.Function):
         return 2 * F.relu(x) * slopes[0]
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GELU without the error function (Hendrycks and Gimpel 2016)."""
+    return native.gelu_tanh(x) if native.suits(x) else F.gelu(x, approximate="tanh")
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """x sigmoid(1.702 x): the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016), as in CLIP."""
     return x * torch.sigmoid(1.702 * x)
@@ -50,7 +55,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "gelu-tanh": gelu_tanh,
     "quick-gelu": quick_gelu,
     "silu": F.silu,
     "squared-relu": squared_relu,

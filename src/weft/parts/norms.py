@@ -10,10 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.foundation.numerics import widen
+from weft.parts import native
 
 
 def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None = None, epsilon: float = 1e-5) -> Tensor:
     """y = (x - mean x) / sqrt(var x + eps) * gamma + beta, over the last axis (Ba et al. 2016)."""
+    if native.suits(x, gamma, *(() if beta is None else (beta,))):
+        return native.layer_norm(x, gamma, beta, epsilon)
     wide = widen(x)
     gamma, beta = _like(gamma, wide), None if beta is None else _like(beta, wide)
     return _like(F.layer_norm(wide, x.shape[-1:], gamma, beta, epsilon), x)

@@ -22,6 +22,7 @@ from weft.parts.lora import merged_state
 from weft.tasks.support.losses import mean_loss
 from weft.tasks.task import Batch, Split, Task
 from weft.training.averaging import MovingAverage
+from weft.training.native import clip_gradients
 from weft.training.snapshots import gather_state, restore_state
 from weft.training.training_spec import TrainingSpec
 
@@ -125,7 +126,7 @@ class Distribution:
 
     def clip(self, weights: Sequence[Tensor], most: float) -> Tensor:
         """Scale the gradients so that their norm is at most `most`; gives the norm before."""
-        return nn.utils.clip_grad_norm_(weights, most, foreach=True)
+        return clip_gradients(weights, most)
 
     def leaders(self, number: float) -> float:
         """The first process's number, such as a time, by which all decide the same."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from weft.checkpoints.run_folder import RunFolder
+from weft.foundation.kept_memory import keep_freed_memory
 from weft.foundation.seeds import derive
 from weft.parts.lora import merged
 from weft.tasks.task import Batch, Split, Task
@@ -62,6 +63,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         o = self.training
+        keep_freed_memory()  # a step makes and frees the tensors of the one before
         self._epoch: tuple[int, Sequence[Sequence[int]]] = (-1, ())
         self.spread_module = self.distribution.spread(self.task, self.module, o, self._first_example)
         self.step_module = self.spread_module  # or the same compiled, which shares its weights

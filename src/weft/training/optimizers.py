@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from weft.foundation.numerics import bf16_is_fast, wide
 from weft.parts.experts import Experts
+from weft.training.native import OneCallAdamW
 from weft.training.parallel.local_tensors import local, own_part, whole
 
 # (a, b, c) of each step x <- a x + b x^3 + c x^5 on singular values. A step is the odd polynomial nearest to 1 on the
@@ -155,7 +156,9 @@ def build_optimizers(
         {"params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimizers: list[Optimizer] = [AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10, fused=True)] if groups else []
+    optimizers: list[Optimizer] = []
+    if groups:
+        optimizers.append(OneCallAdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-10, fused=True))
     if kind == "muon" and matrices:
         optimizers.append(Muon(matrices, lr=matrix_lr, weight_decay=weight_decay * 0.1))
     return optimizers
