@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,27 @@ def print_standing(
     if metric in metrics:
         for sentence in describe_standing(metric, metrics[metric], references, (intervals or {}).get(metric)):
             out.print(f"[bold yellow]{escape(sentence)}[/bold yellow]", soft_wrap=True)
+
+
+def print_trust(
+    out: Console,
+    trust: str | None,
+    reliability: Sequence[Mapping[str, Any]] = (),
+    abstention: Mapping[str, Any] | None = None,
+) -> None:
+    """Whether probabilities, bands or confidences are to be trusted; a reliability table; what abstaining leaves."""
+    if trust is not None:
+        # What is wrong is written in capitals.
+        style = "bold yellow" if re.search(r"[A-Z]{4,}", trust) else ""
+        out.print(trust, markup=False, style=style, soft_wrap=True)
+    if reliability:
+        out.print("[dim]probability   right   answers[/dim]")
+        for row in reliability:
+            out.print(f"     {row['confidence']:.4f}  {row['accuracy']:.4f}  {row['answers']:>8,}", style="dim")
+    if abstention is not None:
+        given, least = abstention["answered"], abstention["least"]
+        right = "" if abstention["accuracy"] is None else f", {abstention['accuracy']:.1%} of them right"
+        out.print(f"with --abstain {least:g}: {given:,} answers given, {abstention['coverage']:.1%} of all{right}")
 
 
 def _beside(name: str, metrics: Mapping[str, Any], ends: Sequence[float] | None) -> str:

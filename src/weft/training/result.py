@@ -10,12 +10,15 @@ from weft.data.samples import ReferenceScore
 from weft.foreign.wrap_module import given_module
 from weft.models.build import AnySpec
 from weft.runs.run import Run, load
+from weft.tasks.support.evaluation.data_statistics import SECONDS, DataStatistics, data_statistics
+from weft.tasks.support.evaluation.example_scores import ExampleScores
 from weft.tasks.support.evaluation.references import losing_to
 from weft.tasks.task import PreparedData, Split
 from weft.training.loop import Loop
 from weft.training.plan import TrainingPlan
 
 FINAL_EVALUATION_SHARE = 0.03  # of the time that was given, about, for metrics that are slow
+STATISTICS_SHARE = 0.01  # of the time that was given, at most, for finding duplicates in the data
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,9 @@ class TrainingResult:
 
     `references` are the scores of simple methods, `loses_to` those that the model does not beat, `best` the best
     possible score where it is known, and `leak` says so if the model scored better than that. `intervals` are of 95 %.
-    `test`: the metrics on a test part, where the data have one.
+    `test`: the metrics on a test part, where the data have one. `scores` are those of the single validation examples,
+    `data` says what the data are like and what their parts share, `trust` whether the model's probabilities, bands or
+    confidences hold, on the test part if there is one.
     """
 
     run: Run
@@ -39,6 +44,9 @@ class TrainingResult:
     intervals: dict[str, list[float]] = field(default_factory=dict)
     loses_to: tuple[str, ...] = ()
     test: dict[str, Any] | None = None
+    scores: ExampleScores | None = None
+    data: DataStatistics | None = None
+    trust: str | None = None
 
 
 def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loop: Loop) -> TrainingResult:
@@ -54,7 +62,7 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
     if loop.plan.minutes is not None:
         seconds = FINAL_EVALUATION_SHARE * 60 * loop.plan.minutes
         subset = prepared.task.evaluation_subset(run.module, validation, seconds)
-    task, size = prepared.task, loop.plan.batch
+    task, size = run.task, loop.plan.batch
     scores = task.score_examples(run.module, subset, size)
     metrics = scores.metrics
     facts = task.baseline_facts(train)
@@ -64,15 +72,22 @@ def evaluate_result(prepared: PreparedData, train: Split, validation: Split, loo
     loop.folder.write_references(
         {"metric": task.judged_by, "value": value, "references": references, "loses_to": lost, "facts": facts}
     )
-    test = None
+    tested = None
     if prepared.test is not None:
-        test = task.measure(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
+        tested = task.score_examples(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
     loss = float(metrics.get("loss", loop.best_loss))
     seconds = loop.seconds + time.perf_counter() - began
     loop.folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
     leak = find_leak(prepared.best, metrics)
+    test = None if tested is None else tested.metrics
     found = (metrics, references, prepared.best, leak, scores.intervals(), tuple(lost), test)
-    return TrainingResult(run, loop.plan, loop.step, seconds, loss, *found)
+    most = SECONDS if loop.plan.minutes is None else min(SECONDS, STATISTICS_SHARE * 60 * loop.plan.minutes)
+    data = data_statistics(train, validation, task.answers, most)
+    if data.duplicates.flagged:
+        loop.reporter.on_note(data.duplicates.describe())
+    return TrainingResult(
+        run, loop.plan, loop.step, seconds, loss, *found, scores, data, (tested or scores).describe_trust()
+    )
 
 
 def find_leak(best: ReferenceScore | None, metrics: dict[str, Any]) -> str | None:
