@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,9 +70,9 @@ def print_trust(
 ) -> None:
     """Whether probabilities, bands or confidences are to be trusted; a reliability table; what abstaining leaves."""
     if trust is not None:
-        # What is wrong is written in capitals.
-        style = "bold yellow" if re.search(r"[A-Z]{4,}", trust) else ""
-        out.print(trust, markup=False, style=style, soft_wrap=True)
+        from weft.tasks.support.evaluation.calibration import tells_fault
+
+        out.print(trust, markup=False, style="bold yellow" if tells_fault(trust) else "", soft_wrap=True)
     if reliability:
         out.print("[dim]probability   right   answers[/dim]")
         for row in reliability:

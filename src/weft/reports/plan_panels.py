@@ -24,7 +24,7 @@ def plan_panel(result: TrainingResult) -> RecordsPanel:
         ("parameters", f"{plan.parameters:,}", ""),
         ("steps", f"{plan.steps:,}", f"{result.steps:,}"),
         ("tokens per step", f"{plan.batch:,}", ""),
-        ("epochs", f"{plan.epochs:.2f}", f"{result.steps * plan.batch / max(1, plan.tokens):.2f}"),
+        ("epochs", f"{plan.epochs:.2f}", f"{plan.epochs * result.steps / plan.steps:.2f}"),
         ("time", _seconds(plan.seconds), _seconds(result.seconds)),
         ("memory at the fullest moment", f"{plan.memory / 2**20:,.0f} MiB", ""),
         ("threads", str(plan.threads), ""),

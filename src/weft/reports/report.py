@@ -17,6 +17,7 @@ from weft.reports.command import planned_options, reproducing_command
 from weft.reports.data_panels import data_panels
 from weft.reports.plan_panels import plan_panels
 from weft.reports.score_panels import score_panels
+from weft.tasks.support.evaluation.calibration import tells_fault
 from weft.tasks.support.evaluation.references import describe_standing
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
@@ -62,7 +63,7 @@ def _page(result: TrainingResult, panels: list[Panel], notes: list[str]) -> str:
     run, metric = result.run, result.run.task.metric
     value = result.metrics.get(metric)
     reached = "" if not isinstance(value, int | float) else f": {metric.replace('_', ' ')} {value:.4g}"
-    words = f"Task {run.task.name}, {result.plan.parameters:,} parameters, trained on {', '.join(run.spec.sources)}."
+    words = f"Task {run.task.name}, {result.plan.parameters:,} parameters, trained on {', '.join(run.spec.sources)}"
     return Picture(f"Training report of {run.folder.name}{reached}", tuple(panels), words, tuple(notes)).html()
 
 
@@ -75,7 +76,8 @@ def _warnings(result: TrainingResult) -> list[str]:
     if metric in result.metrics:
         ends = result.intervals.get(metric)
         found += [f"{one}." for one in describe_standing(metric, result.metrics[metric], result.references, ends)]
-    found += [] if result.trust is None else [f"{result.trust}."]
+    if result.trust is not None and tells_fault(result.trust):
+        found.append(f"{result.trust}.")
     return [one[:1].upper() + one[1:] for one in found]
 
 

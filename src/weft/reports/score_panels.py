@@ -45,6 +45,8 @@ def metrics_panel(result: TrainingResult) -> RecordsPanel:
         title = f"{task.judged_by.replace('_', ' ')} of a simple method, {name}"
         rows.append((title, _number(value), *[""] * (len(columns) - 1)))
     note = "Intervals by bootstrap over examples (1,000 resamples). Simple methods that are not beaten are marked."
+    if result.trust is not None:
+        note = f"{note} {_sentence(result.trust)}"
     return RecordsPanel("Metrics", ("", *columns), tuple(rows), tuple(marked), note)
 
 
@@ -76,7 +78,7 @@ def calibration_panels(calibration: Calibration, words: str) -> list[Panel]:
             ("right", "as promised"),
             "probability that the model gives",
             "share that is right",
-            f"{_sentence(words)} Bins of equally many answers.",
+            f"{_sentence(words)} Each point stands for equally many answers.",
         ),
         RecordsPanel("Reliability table", ("probability", "share that is right", "answers"), rows),
     ]

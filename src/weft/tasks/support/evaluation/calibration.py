@@ -10,6 +10,7 @@ on held-out data. The answers stay as they are, their probabilities do not.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -155,3 +156,8 @@ def describe_correlation(correlation: float) -> str:
     """In one sentence, whether a confidence tells good texts from bad ones, by Spearman's correlation with chrF."""
     tells = "tells" if correlation >= TELLING else "HARDLY TELLS"
     return f"the confidence {tells} good texts from bad ones: Spearman's correlation with chrF is {correlation:.2f}"
+
+
+def tells_fault(sentence: str) -> bool:
+    """Whether a sentence of this file tells of a fault: then it has a word in capitals."""
+    return re.search(r"[A-Z]{4,}", sentence) is not None

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -100,6 +101,7 @@ class CaptionsSplit(Split):
     or questions answered, when the split is evaluated.
     """
 
+    identified: ClassVar[str] = "images"
     gallery: Gallery
     texts: Sequence[Sequence[int]]
     ends: Ends

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -110,6 +110,7 @@ class WindowSplit(Split):
     method may learn from, where they are at hand. `part`: which part of a series that training has seen this is.
     """
 
+    identified: ClassVar[str] = "windows"
     values: Tensor
     first: int
     end: int

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ class Batch:
 
 class Split(ABC):
     """Examples to learn from, or held out, in batches whose order follows from the seed."""
+
+    identified: ClassVar[str] = "examples"  # what `identities` are of
 
     @abstractmethod
     def __len__(self) -> int:
@@ -78,7 +80,7 @@ class Split(ABC):
         return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
 
     def identities(self) -> Iterator[tuple[Hashable, str]]:
-        """For each example what it is recognized by if it occurs again, and its name for users.
+        """For each example (or what `identified` says) what it is recognized by if it occurs again, and its name.
 
         Texts are equal whatever their case and blanks. By default the very numbers that the model is given.
         """

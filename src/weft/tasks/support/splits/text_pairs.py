@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -78,6 +78,7 @@ class PairsSplit(Split):
     `decoded` bounds how many sources are translated when the split is evaluated.
     """
 
+    identified: ClassVar[str] = "sources"
     pairs: Pairs
     sources: Sequence[Sequence[int]]
     targets: Sequence[Sequence[int]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ class TextSplit(Split):
     directions; what it sees it is not asked, so answers begin after them. `tokenizer`: what makes texts of tokens.
     """
 
+    identified: ClassVar[str] = "paragraphs"
     store: TokenStore
     context: int = 256
     isolate: bool = False
