@@ -89,8 +89,8 @@ def test_a_classifier_has_its_whole_report(tmp_path):
     assert [row[1] for row in found["Classes"]["rows"]] == ["53 (57.0%)", "40 (43.0%)"]
     # 80 of 87 held-out texts are those of training: flagged in words, at the top, and told at the end of training.
     data = found["Data"]
-    assert ["in both parts", "", "80 of 87 (92.0%)"] in data["rows"]
-    assert data["marked"] == [data["rows"].index(["in both parts", "", "80 of 87 (92.0%)"])]
+    assert ["examples in both parts", "", "80 of 87 (92.0%)"] in data["rows"]
+    assert data["marked"] == [data["rows"].index(["examples in both parts", "", "80 of 87 (92.0%)"])]
     assert sum(row[0].startswith("such as example") for row in data["rows"]) == 3
     flagged = page_data(run.folder)["left_out"]
     assert any("LEAKAGE IN THE DATA" in sentence for sentence in flagged)
@@ -133,7 +133,7 @@ def test_duplicates_are_counted():
     assert found.share == 0.6 and found.flagged and "3 of 5" in found.describe()
     few = find_duplicates(Rows("a"), Rows("a", *map(str, range(100))))
     assert few.found == 1 and not few.flagged and "LEAKAGE" not in few.describe()
-    assert "nothing in the held-out part" in find_duplicates(Rows("a"), Rows()).describe()
+    assert "has no examples" in find_duplicates(Rows("a"), Rows()).describe()
 
 
 def test_comparing_takes_no_more_than_its_time():
@@ -146,7 +146,7 @@ def test_texts_are_compared_whatever_their_case_and_blanks(tmp_path):
     (tmp_path / "b.tsv").write_text("text\tlabel\nthe same  Text\tpos\nanother\tneg\n")
     changes = {**SMALL, "data.validation": str(tmp_path / "b.tsv")}
     run = weft.train("classification", first, tmp_path / "run", steps=1, set=changes)
-    assert ["in both parts", "", "1 of 2 (50.0%)"] in panels_of(run.folder)["Data"]["rows"]
+    assert ["examples in both parts", "", "1 of 2 (50.0%)"] in panels_of(run.folder)["Data"]["rows"]
 
 
 def test_images_windows_and_paragraphs_are_recognized(tmp_path):
@@ -156,7 +156,7 @@ def test_images_windows_and_paragraphs_are_recognized(tmp_path):
     np.savez(tmp_path / "b.npz", images=pixels[15:, ..., 0], labels=np.arange(15, 23) % 2)
     small = {**SMALL, "data.validation": str(tmp_path / "b.npz"), "data.augmentation": "none"}
     run = weft.train("images", tmp_path / "a.npz", tmp_path / "images", steps=1, set=small)
-    assert ["in both parts", "", "8 of 8 (100.0%)"] in panels_of(run.folder)["Data"]["rows"]
+    assert ["examples in both parts", "", "8 of 8 (100.0%)"] in panels_of(run.folder)["Data"]["rows"]
     again = "one paragraph that is long enough to be recognized when it comes again in the part that is held out"
     text = [
         f"this is paragraph number {n}, which is told once and only once, and then it is never told again"
@@ -166,13 +166,14 @@ def test_images_windows_and_paragraphs_are_recognized(tmp_path):
     (tmp_path / "b.txt").write_text("\n\n".join([again.upper(), "short", "quite another paragraph " * 7]))
     small = {**SMALL, "data.validation": str(tmp_path / "b.txt"), "data.tokenizer": "bytes"}
     run = weft.train("text", tmp_path / "a.txt", tmp_path / "text", steps=1, set=small)
-    assert ["in both parts", "", "1 of 2 (50.0%)"] in panels_of(run.folder)["Data"]["rows"]
+    assert ["paragraphs in both parts", "", "1 of 2 (50.0%)"] in panels_of(run.folder)["Data"]["rows"]
     wave = np.tile(np.arange(7.0), 40)  # repeats itself, so windows of the end are known
     (tmp_path / "w.csv").write_text("x\n" + "\n".join(map(str, wave)) + "\n")
     small = {"training.threads": 1, "width": 16, "data.context": 14, "data.patch": 7, "data.horizon": 7}
     run = weft.train("forecast", tmp_path / "w.csv", tmp_path / "wave", steps=1, set=small)
     assert any(
-        row[0] == "in both parts" and row[2].endswith("(100.0%)") for row in panels_of(run.folder)["Data"]["rows"]
+        row[0] == "windows in both parts" and row[2].endswith("(100.0%)")
+        for row in panels_of(run.folder)["Data"]["rows"]
     )
     metrics = {row[0]: row for row in panels_of(run.folder)["Metrics"]["rows"]}
     assert metrics["coverage"][1].endswith("(0.8 promised)")

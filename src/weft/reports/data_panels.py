@@ -35,7 +35,7 @@ def _sizes(data: DataStatistics) -> RecordsPanel:
         rows.append((f"{data.train.lengths.unit}: least, median, 95 %, most", *ends))
     found = data.duplicates
     marked = (len(rows),) if found.flagged else ()
-    rows.append(("in both parts", "", f"{found.found:,} of {found.held:,} ({found.share:.1%})"))
+    rows.append((f"{found.what} in both parts", "", f"{found.found:,} of {found.held:,} ({found.share:.1%})"))
     rows += [(f"such as example {number}", "", text[:SHOWN]) for number, text in enumerate(found.examples, 1)]
     words = found.describe()
     note = f"{words[:1].upper()}{words[1:]}. Texts are compared whatever their case and blanks."

@@ -54,9 +54,9 @@ class PartStatistics:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Held-out examples that are among the training examples too: `found` of `held` that were compared with `learned`.
+    """What is held out and learned from too: `found` of `held` that were compared with `learned`.
 
-    `examples` are some of them; `complete`: all examples of both parts were compared.
+    `what` they are: examples, or paragraphs of a text; `examples` are some of them; `complete`: all were compared.
     """
 
     found: int
@@ -64,6 +64,7 @@ class Duplicates:
     learned: int
     examples: tuple[str, ...]
     complete: bool
+    what: str = "examples"
 
     @property
     def share(self) -> float:
@@ -78,12 +79,11 @@ class Duplicates:
         """In one sentence."""
         of = "" if self.complete else f" (of {self.learned:,} that there was time to compare with)"
         if not self.held:
-            return "there is nothing in the held-out part that could be compared with training examples"
+            return f"the held-out part has no {self.what} that could be compared with those of training"
         if not self.found:
-            return f"none of {self.held:,} held-out examples is among the training examples{of}"
-        told = (
-            f"{self.found:,} of {self.held:,} held-out examples ({self.share:.1%}) are among the training examples{of}"
-        )
+            return f"none of {self.held:,} held-out {self.what} is among those of training{of}"
+        share = f"{self.found:,} of {self.held:,} held-out {self.what} ({self.share:.1%})"
+        told = f"{share} are among those of training{of}"
         if not self.flagged:
             return told
         return (
@@ -149,4 +149,4 @@ def find_duplicates(train: Split, held_out: Split, seconds: float = SECONDS) -> 
         if time.perf_counter() - began > seconds:
             complete = False
             break
-    return Duplicates(len(found), total, learned, tuple(found[:EXAMPLES]), complete)
+    return Duplicates(len(found), total, learned, tuple(found[:EXAMPLES]), complete, held_out.identified)
