@@ -25,6 +25,8 @@ from weft.tasks.support.evaluation.calibration import (
     fit_temperature,
 )
 from weft.tasks.support.evaluation.example_scores import text_scores
+from weft.tasks.support.forecast_bands import Forecast, fit_band
+from weft.tasks.support.splits.series_windows import WindowSplit
 from weft.tasks.task import Answer
 
 SMALL = {"width": 16, "layers": 2, "training.batch": 256, "training.threads": 1}
@@ -109,6 +111,23 @@ def test_bands_that_are_too_narrow_are_called_so():
     for ends in ((0.7, 0.85), None):
         assert "as promised" in describe_coverage(0.79, 0.8, ends)
     assert "HARDLY" in describe_correlation(0.1) and "HARDLY" not in describe_correlation(0.3)
+
+
+def test_bands_are_widened_until_they_hold_what_they_promise():
+    values = torch.from_numpy(np.random.default_rng(5).normal(size=(4003, 1)))
+    split, module = WindowSplit(values, 8, 4003, 8, 3, 4), torch.nn.Linear(1, 1)
+
+    def narrow(half: float | None):
+        def forecast(_, history):
+            point = torch.zeros(len(history), 3, 1, dtype=torch.float64)
+            return Forecast(point) if half is None else Forecast(point, point - half, point + half)
+
+        return forecast
+
+    assert fit_band(narrow(0.5), module, split) == pytest.approx(1.2816 / 0.5, rel=0.05)
+    assert fit_band(narrow(3.0), module, split) == pytest.approx(1.2816 / 3.0, rel=0.05)
+    assert fit_band(narrow(1.2816), module, split) == pytest.approx(1.0, rel=0.05)
+    assert fit_band(narrow(None), module, split) == 1.0
 
 
 def test_withheld_answers():

@@ -138,15 +138,12 @@ def worst_panel(scores: ExampleScores) -> RecordsPanel | None:
 
 def score_panels(result: TrainingResult) -> list[Panel]:
     """All of them that there are."""
-    panels: list[Panel] = [metrics_panel(result), *detail_panels(result.metrics)]
-    scores = result.scores
-    if scores is None:
-        return panels
-    if scores.calibration is not None and len(scores.calibration.right):
-        panels += calibration_panels(scores.calibration, result.trust or "")
-    if result.run.task.answers is not None and scores.calibration is not None:
-        panels.append(confusion_panel(scores, result.run.task.answers))  # type: ignore[arg-type]
-    panels.append(worst_panel(scores))  # type: ignore[arg-type]
+    panels: list[Panel | None] = [metrics_panel(result), *detail_panels(result.metrics)]
+    scores, classes = result.scores, result.run.task.answers
+    if scores is not None and scores.calibration is not None and len(scores.calibration.right):
+        panels += calibration_panels(scores.calibration, scores.calibration.describe())
+        panels.append(None if classes is None else confusion_panel(scores, classes))
+    panels.append(None if scores is None else worst_panel(scores))
     return [panel for panel in panels if panel is not None]
 
 

@@ -112,8 +112,13 @@ def evaluate_classes(
             found[example] = mine, true, loss, probability
         if report is not None:
             report(len(found) / len(split))
-    said, truth, nats, sure = zip(*(found[example] for example in sorted(found)), strict=True)
-    return ClassEvaluation(said, truth, np.array(nats), sure)
+    rows = [found[example] for example in sorted(found)]
+    return ClassEvaluation(
+        tuple(mine for mine, *_ in rows),
+        tuple(true for _, true, *_ in rows),
+        np.array([loss for _, _, loss, _ in rows]),
+        tuple(probability for *_, probability in rows),
+    )
 
 
 def _each_batch(module: nn.Module, split: Split, size: int, ask: Ask) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
