@@ -1,8 +1,8 @@
 """Reports: what a training reached, as one page in its run folder, `report.html`.
 
 - train.py: `weft.train`, training that ends with its report;
-- report.py: the page; plan_panels.py, score_panels.py and data_panels.py: its parts; attention_example.py: one held-out
-  example as `weft look` draws it; command.py: the command that trains the same again.
+- report.py: the page; plan_panels.py, score_panels.py and data_panels.py: its parts; attention_example.py: held-out
+  examples as `weft look` draws them; command.py: the command that trains the same again.
 
 It stands above training, which knows no pictures, and inspection, which knows no training.
 """

@@ -114,11 +114,16 @@ def confusion_panel(scores: ExampleScores, classes: Sequence[str]) -> TablePanel
     return TablePanel("Confusion matrix", names, names, values, row_name="true", column_name="said", note=note)
 
 
-def worst_panel(scores: ExampleScores) -> RecordsPanel | None:
+def worst_examples(scores: ExampleScores) -> list[int]:
     """The examples of the lowest quality; among those that are equally wrong, the ones the model is surest of."""
     sure = np.zeros(len(scores.quality)) if scores.confidence is None else scores.confidence
     order = np.lexsort((-sure, scores.quality))
-    wrong = [int(n) for n in order if scores.truth[n] is None or scores.truth[n] != scores.answers[n]][:WORST]
+    return [int(n) for n in order if scores.truth[n] is None or scores.truth[n] != scores.answers[n]][:WORST]
+
+
+def worst_panel(scores: ExampleScores) -> RecordsPanel | None:
+    """The worst errors: input, truth and answer."""
+    wrong = worst_examples(scores)
     if not wrong:
         return None
     told = any(scores.truth[n] is not None for n in wrong)

@@ -122,7 +122,7 @@ def data_statistics(
 def _count_classes(numbers: NDArray[np.int64] | None, classes: Sequence[str] | None) -> dict[str, int]:
     if numbers is None or not classes:
         return {}
-    counts = np.bincount(numbers, minlength=len(classes))
+    counts = np.bincount(numbers[numbers >= 0], minlength=len(classes))
     order = np.argsort(-counts, kind="stable")
     named = {classes[number]: int(counts[number]) for number in order[:CLASSES]}
     rest = order[CLASSES:]
