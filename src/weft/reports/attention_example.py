@@ -35,7 +35,7 @@ def example_input(result: TrainingResult, held_out: Sequence[str]) -> Any | None
             return texts[0].strip()[:LETTERS] or None
         return next((text for text in texts if len(text.split()) >= 3 and len(text) < 4 * TOKENS), texts[0])
     path = existing_path(sources[0])
-    if path is None or path.is_file() and path.stat().st_size > LARGEST_FILE:
+    if path is None or (path.is_file() and path.stat().st_size > LARGEST_FILE):
         return None
     if path.is_dir():
         images = find_files([str(path)], IMAGE_SUFFIXES) if run.task.takes_images else []
