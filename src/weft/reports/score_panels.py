@@ -30,7 +30,8 @@ def metrics_panel(result: TrainingResult) -> RecordsPanel:
     numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     shown = sorted((name for name in numbers if not name.startswith(NOMINAL)), key=lambda name: name != task.metric)
     columns = ("validation", "95 % interval") + (("test",) if result.test is not None else ())
-    rows, marked = [], []
+    rows: list[tuple[str, ...]] = []
+    marked: list[int] = []
     for name in shown:
         beside = f" ({numbers[NOMINAL + name]:g} promised)" if NOMINAL + name in numbers else ""
         test = () if result.test is None else (_number(result.test.get(name, "")),)
@@ -56,8 +57,8 @@ def detail_panels(metrics: Mapping[str, Any]) -> list[RecordsPanel]:
     for name, value in metrics.items():
         title = name.replace("_", " ").capitalize()
         if isinstance(value, dict) and value:
-            rows = tuple((str(key), _number(one)) for key, one in list(value.items())[:MOST_ROWS])
-            found.append(RecordsPanel(title, ("", ""), rows))
+            pairs = list(value.items())[:MOST_ROWS]
+            found.append(RecordsPanel(title, ("", ""), tuple((str(key), _number(one)) for key, one in pairs)))
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             rows = tuple(tuple(_number(cell) for cell in row.values()) for row in value[:MOST_ROWS])
             found.append(RecordsPanel(title, tuple(value[0]), rows))

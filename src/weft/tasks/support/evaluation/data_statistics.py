@@ -107,7 +107,7 @@ def data_statistics(
     lengths = [part.example_lengths() for part in (train, held_out)]
     most = max((max(found[1], default=0) for found in lengths if found is not None), default=0)
     edges = np.unique(np.rint(np.linspace(0, most + 1, BINS + 1)))
-    parts = [
+    learned, held = (
         PartStatistics(
             len(part),
             part.tokens,
@@ -115,8 +115,8 @@ def data_statistics(
             _count_classes(part.class_numbers(), classes),
         )
         for part, found in zip((train, held_out), lengths, strict=True)
-    ]
-    return DataStatistics(*parts, find_duplicates(train, held_out, seconds))
+    )
+    return DataStatistics(learned, held, find_duplicates(train, held_out, seconds))
 
 
 def _count_classes(numbers: NDArray[np.int64] | None, classes: Sequence[str] | None) -> dict[str, int]:
