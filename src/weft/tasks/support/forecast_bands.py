@@ -74,8 +74,8 @@ def fit_band(forecast: Callable[[nn.Module, Tensor], Forecast], module: nn.Modul
         found = forecast(module, batch.inputs["history"])
         if found.high is None:
             return 1.0
-        half = (found.high - found.point).double().clamp(min=1e-12)
-        rows.append(((found.point - batch.labels).double().abs() / half).flatten(1).cpu())
+        half = (found.high - found.point).cpu().double().clamp(min=1e-12)
+        rows.append(((found.point - batch.labels).cpu().double().abs() / half).flatten(1))
     ratios = torch.cat(rows).numpy()
     parts = ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :]
     if not min(map(len, parts)):

@@ -101,12 +101,14 @@ def evaluate_classes(
     """Run a model on all of a split, in evaluation mode; p(class) = softmax(logits / temperature)."""
     found: dict[int, tuple[Numbers, Numbers, float, NDArray[np.float64]]] = {}
     for examples, logits, labels in _each_batch(module, split, size, ask):
+        best = logits.argmax(-1)
         logits = logits / temperature
         flat = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none", ignore_index=IGNORED)
         losses = flat.view_as(labels).flatten(1).sum(1) if labels.dim() > 1 else flat
-        best = logits.softmax(-1).max(-1)
-        sure, said, truth = best.values.double().cpu().numpy(), best.indices.cpu().numpy(), labels.cpu().numpy()
-        for row, (example, loss) in enumerate(zip(examples, losses.double().tolist(), strict=True)):
+        shares = logits.softmax(-1).gather(-1, best[..., None])[..., 0]
+        # Not every device has 64 bits.
+        sure, said, truth = shares.cpu().double().numpy(), best.cpu().numpy(), labels.cpu().numpy()
+        for row, (example, loss) in enumerate(zip(examples, losses.cpu().double().tolist(), strict=True)):
             real = np.atleast_1d(truth[row]) != IGNORED
             mine, true, probability = (np.atleast_1d(each[row])[real] for each in (said, truth, sure))
             found[example] = mine, true, loss, probability
@@ -153,7 +155,7 @@ class TemperatureScaled:
         numbers = 0
         for _, logits, labels in _each_batch(module, validation, FITTED_AT_ONCE, self.call):
             real = (labels != IGNORED).flatten()
-            rows.append(logits.flatten(0, -2)[real].double().cpu().numpy())
+            rows.append(logits.flatten(0, -2)[real].cpu().double().numpy())
             truth.append(labels.flatten()[real].cpu().numpy())
             numbers += rows[-1].size
             if numbers > MOST_LOGITS:
