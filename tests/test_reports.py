@@ -17,7 +17,7 @@ from weft.foundation.errors import WeftError
 from weft.reports import report as report_module
 from weft.reports.command import planned_options, reproducing_command
 from weft.reports.report import REPORT, report_training, write_report
-from weft.reports.score_panels import confusion_panel, worst_panel
+from weft.reports.score_panels import confusion_panel, worst_panel, worst_pictures_panel
 from weft.tasks.support.evaluation.data_statistics import data_statistics, find_duplicates
 from weft.tasks.support.evaluation.example_scores import ExampleScores
 from weft.tasks.support.splits.split import Split
@@ -241,6 +241,15 @@ def test_the_worst_errors_are_the_surest_mistakes():
     assert worst_panel(right) is None
     table = confusion_panel(scores, ("a", "b"))
     np.testing.assert_array_equal(table.values, [[1, 2], [1, 0]])
+
+
+def test_worst_pictures():
+    pixels = np.random.default_rng(0).integers(0, 255, (3, 7, 5, 1), dtype=np.uint8)
+    given = (["a", "a", "b"], ["b", "a", "a"], np.array([0.0, 1.0, 0.0]), str, np.array([0.6, 0.9, 0.7]))
+    panel = worst_pictures_panel(ExampleScores({}, {}, *given, picture=pixels.__getitem__))
+    assert panel.names == ("b, not a", "a, not b") and panel.values.shape == (2, 7, 5, 3)
+    np.testing.assert_allclose(panel.values[0][..., 1], pixels[2, ..., 0] / 255, rtol=1e-6)
+    assert worst_pictures_panel(ExampleScores({}, {}, *given)) is None
 
 
 def test_the_command_has_every_option(tmp_path):

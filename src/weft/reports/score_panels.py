@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.figures.panels.overlays import TilesPanel
 from weft.figures.panels.panel import Panel
 from weft.figures.panels.plots import PlotPanel
 from weft.figures.panels.records import RecordsPanel
@@ -142,6 +143,17 @@ def worst_panel(scores: ExampleScores) -> RecordsPanel | None:
     return RecordsPanel("Worst errors", head, tuple(rows), note=note)
 
 
+def worst_pictures_panel(scores: ExampleScores) -> TilesPanel | None:
+    """The worst errors as pictures, with what is true and what the model says."""
+    wrong = worst_examples(scores)
+    if scores.picture is None or not wrong:
+        return None
+    pixels = [np.asarray(scores.picture(n), dtype=np.float32) / 255 for n in wrong]
+    colors = np.stack([np.repeat(one, 3, axis=2) if one.shape[2] == 1 else one for one in pixels])
+    names = tuple(f"{scores.truth[n]}, not {scores.answers[n]}" for n in wrong)
+    return TilesPanel("Worst errors as pictures", colors, names, 6)
+
+
 def score_panels(result: TrainingResult) -> list[Panel]:
     """All of them that there are."""
     panels: list[Panel | None] = [metrics_panel(result), *detail_panels(result.metrics)]
@@ -149,7 +161,8 @@ def score_panels(result: TrainingResult) -> list[Panel]:
     if scores is not None and scores.calibration is not None and len(scores.calibration.right):
         panels += calibration_panels(scores.calibration, scores.calibration.describe())
         panels.append(None if classes is None else confusion_panel(scores, classes))
-    panels.append(None if scores is None else worst_panel(scores))
+    if scores is not None:
+        panels += [worst_panel(scores), worst_pictures_panel(scores)]
     return [panel for panel in panels if panel is not None]
 
 

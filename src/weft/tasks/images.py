@@ -253,7 +253,8 @@ class ImagesTask(TemperatureScaled, ImageInputs, Task):
 
     def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
         assert isinstance(split, ImagesSplit)
-        return score_classes(module, split, size, self.classes, split.rows.tolist(), report, self.temperature)
+        scores = score_classes(module, split, size, self.classes, split.rows.tolist(), report, self.temperature)
+        return replace(scores, picture=lambda example: split.pixels[split.rows[[example]]][0])
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each picture; a folder means all pictures in it."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from weft.foundation.arrays import Pixels
 from weft.tasks.support.evaluation.calibration import Calibration, describe_correlation, describe_coverage
 from weft.tasks.support.evaluation.metrics import References, several_references
 from weft.tasks.support.evaluation.resampling import Doubles, Statistic, interval
@@ -30,6 +31,7 @@ class ExampleScores:
     `statistics`: by metric, what each example adds. `truth` and `answers` of each example, and `quality`, higher is
     better, by which two models' answers are compared; `show` gives the input of an example as users know it.
     `confidence`: how sure the model is of each example, where it says so; `calibration`: of all its answers.
+    `picture`: the pixels [H, W, 1 or 3] of an example that is an image.
     """
 
     metrics: dict[str, Any]
@@ -40,6 +42,7 @@ class ExampleScores:
     show: Callable[[int], Any]
     confidence: Doubles | None = None
     calibration: Calibration | None = None
+    picture: Callable[[int], Pixels] | None = None
 
     def intervals(self) -> dict[str, list[float]]:
         """95 % intervals by bootstrap over examples, of those metrics that have one."""
