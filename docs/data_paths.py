@@ -24,6 +24,8 @@ PACKAGE = ROOT / "src" / "weft"
 TARGET = ROOT / "docs" / "ARCHITECTURE.md"
 LIMITS = {"train": 17, "predict": 12, "look": 12}
 NOT_COUNTED = ("parts", "foundation")
+# What describes a finished training is not on its way: the report, and the statistics of the data.
+AFTERWARDS = ("reports/report.py", "tasks/support/evaluation/data_statistics.py")
 TOKENIZER_CALLS = {"encode", "encode_batch", "encode_batch_fast", "decode", "decode_batch"}
 TEXT = "Once upon a time there was a loom, and it wove all day.\n" * 40
 
@@ -44,6 +46,8 @@ class Stacks:
             if path.is_relative_to(PACKAGE):
                 found.append(path.relative_to(PACKAGE))
             frame = frame.f_back
+        if any(path.as_posix() in AFTERWARDS for path in found):
+            return
         for path in reversed(found):
             if path.parts[0] not in NOT_COUNTED:
                 self.files.setdefault(str(path))

@@ -13,6 +13,7 @@ from weft.figures.panels.overlays import OverlayPanel, TilesPanel
 from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.records import RecordsPanel
 from weft.figures.panels.series import ChannelsPanel, ForecastPanel
 from weft.figures.panels.tables import TablePanel
 from weft.figures.panels.tokens import TokensPanel
@@ -106,5 +107,12 @@ def every_panel() -> dict[str, Panel]:
             "Motion", body, ((0, 1), (1, 2), (2, 3), (3, 4)), shares(L, H + 1, 11), (layers(), heads())
         ),
         "steps": AttentionStepsPanel("Steps", steps),
+        "records": RecordsPanel(
+            "Records",
+            ("", "planned", "happened"),
+            (("steps", "7", "5"), ("</script>", "<b>&amp;", "שלום")),
+            (1,),
+            "note",
+        ),
         "plot": PlotPanel("Plot", np.arange(5.0), numbers(2, 5), ("one", "other"), "layer", "norm"),
     }

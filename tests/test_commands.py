@@ -63,6 +63,7 @@ def test_from_a_file_to_a_continuation(run, book, tmp_path, monkeypatch):
     assert "plan: " in err and "validation loss" in err and "tokens/s" in err
     written = {path.name for path in out.iterdir()}
     assert written >= {"spec.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "plan.json", "curves.png"}
+    assert found["report"] == str(out / "report.html") and "report.html" in written
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
 
     code, words, _ = run("eval", out, book, "--json")

@@ -61,7 +61,7 @@ def test_empty_folders_and_hidden_files_are_fine(book, tmp_path):
 def test_what_a_kill_before_the_spec_leaves_is_taken_up(book, tmp_path):
     out = tmp_path / "killed"
     train(book, out)
-    for name in ("spec.json", "model.safetensors", "metrics.jsonl", "references.json"):
+    for name in ("spec.json", "model.safetensors", "metrics.jsonl", "references.json", "report.html"):
         (out / name).unlink()
     for file in (out / "training").iterdir():
         file.unlink()

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from weft.cli.main import app
 from weft.foundation.errors import WeftError
 from weft.inspection.pictures.inputs import file_and_number
+from weft.reports.train import train
 from weft.runs import batch_prediction
 from weft.runs.answer_table import answer_rows
 from weft.runs.batch_prediction import predict_to_file
 from weft.runs.run import load
 from weft.tasks.support.inputs.input_rows import TableOptions
 from weft.tasks.task import Answer
-from weft.training.train import train
 
 ROWS = [(f"the {noun} number {n} was {word}", label) for n, (noun, word, label) in enumerate(
     [("film", "good", "up"), ("plot", "bad", "down"), ("cast", "fine", "up"), ("end", "dull", "down")] * 5

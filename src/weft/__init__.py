@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         laws,
         models,
         parts,
+        reports,
         runs,
         tasks,
         training,
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from weft.inspection.recording.watch import watch
     from weft.models.build import build, read_spec
     from weft.models.presets import preset, presets
+    from weft.reports.train import train
     from weft.runs.compare import compare
     from weft.runs.export_run import export
     from weft.runs.import_run import import_checkpoint
     from weft.runs.run import Run, load
-    from weft.training.train import train
 
 _HOMES = {
     "Run": "weft.runs.run",
@@ -50,12 +51,12 @@ _HOMES = {
     "preset": "weft.models.presets",
     "presets": "weft.models.presets",
     "read_spec": "weft.models.build",
-    "train": "weft.training.train",
+    "train": "weft.reports.train",
     "watch": "weft.inspection.recording.watch",
 }
 _ROOMS = (
     *("foundation", "figures", "parts", "models", "foreign", "data", "checkpoints", "laws"),
-    *("inference", "tasks", "runs", "training", "inspection", "bench"),
+    *("inference", "tasks", "runs", "training", "inspection", "reports", "bench"),
 )
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "preset",
     "presets",
     "read_spec",
+    "reports",
     "runs",
     "tasks",
     "train",

@@ -6,6 +6,7 @@ tokenizer.json       where the task has one; target_tokenizer.json if the target
 metrics.jsonl        one line per report
 plan.json            the frozen time plan
 references.json      what simple methods reach on the validation data, and facts to measure them on other data
+report.html          what was planned and reached, errors, attention and data, as one page
 data.json            size, time of change and SHA-256 of each data file, by which --resume knows its data
 training/            the newest training state: weights, optimizer, position in the data; one file, so one rename,
                      or while several processes train, a folder with a file of each (`sharded_files`)

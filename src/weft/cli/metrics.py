@@ -62,6 +62,27 @@ def print_standing(
             out.print(f"[bold yellow]{escape(sentence)}[/bold yellow]", soft_wrap=True)
 
 
+def print_trust(
+    out: Console,
+    trust: str | None,
+    reliability: Sequence[Mapping[str, Any]] = (),
+    abstention: Mapping[str, Any] | None = None,
+) -> None:
+    """Whether probabilities, bands or confidences are to be trusted; a reliability table; what abstaining leaves."""
+    if trust is not None:
+        from weft.tasks.support.evaluation.calibration import tells_fault
+
+        out.print(trust, markup=False, style="bold yellow" if tells_fault(trust) else "", soft_wrap=True)
+    if reliability:
+        out.print("[dim]probability   right   answers[/dim]")
+        for row in reliability:
+            out.print(f"     {row['confidence']:.4f}  {row['accuracy']:.4f}  {row['answers']:>8,}", style="dim")
+    if abstention is not None:
+        given, least = abstention["answered"], abstention["least"]
+        right = "" if abstention["accuracy"] is None else f", {abstention['accuracy']:.1%} of them right"
+        out.print(f"with --abstain {least:g}: {given:,} answers given, {abstention['coverage']:.1%} of all{right}")
+
+
 def _beside(name: str, metrics: Mapping[str, Any], ends: Sequence[float] | None) -> str:
     """The interval of a metric, and what it should be where that is known."""
     said = "" if ends is None else f"  (95 %: {_number(ends[0])} to {_number(ends[1])})"

@@ -206,12 +206,11 @@ class _OwnSlopes(nn.RNNBase):
             states.append(out)
             ends.append((out[way.end], *end))
         y = torch.cat(states, -1) if len(states) > 1 else states[0]
-        if isinstance(input, PackedSequence):
-            y = PackedSequence(y, *input[1:])
-        else:
-            y = y.view(input.shape[1], input.shape[0], -1).transpose(0, 1)
         final = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
-        return y, final if isinstance(hx, tuple) else final[0]
+        after = final if isinstance(hx, tuple) else final[0]
+        if isinstance(input, PackedSequence):
+            return PackedSequence(y, *input[1:]), after
+        return y.view(input.shape[1], input.shape[0], -1).transpose(0, 1), after
 
     def _learns_here(self, x: Tensor) -> bool:
         weights = list(self.parameters())

@@ -26,7 +26,8 @@ from weft.models.estimates import estimate
 from weft.models.module_spec import ModuleSpec
 from weft.parts.quantized import dequantized_state, hold_blocks
 from weft.tasks.registry import TASKS, task_named
-from weft.tasks.support.evaluation.example_scores import Report
+from weft.tasks.support.abstention import expect_probabilities, expect_threshold, withhold
+from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
 from weft.tasks.support.evaluation.references import losing_to
 from weft.tasks.support.language.conversation import Conversation
 from weft.tasks.support.language.few_shot import FewShotOptions
@@ -100,7 +101,10 @@ class Run:
                 f"a run of task {self.task.name} does not choose between labels that are given: leave labels out, or "
                 "import a model of images and texts, such as CLIP"
             )
-        return self.task.predict(self.module, list(inputs), generation)
+        if generation.abstain is not None:
+            expect_probabilities(self.task, generation.labels)
+        answers = self.task.predict(self.module, list(inputs), generation)
+        return answers if generation.abstain is None else [withhold(one, generation.abstain) for one in answers]
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
         """The answer to one input, piece by piece as it is written: `for piece in run.stream("Once"): ...`."""
@@ -120,6 +124,7 @@ class Run:
         *,
         options: Mapping[str, Any] | None = None,
         limit: int | None = None,
+        abstain: float | None = None,
         report: Report | None = None,
         **few_shot: Any,
     ) -> dict[str, Any]:
@@ -128,14 +133,22 @@ class Run:
         `options` say how these data are read where they differ from training: `{"columns": ["text", "mood"]}`. At most
         `limit` examples are taken; `report` is told the share that is done. Besides the metrics: `intervals` of 95 %
         (bootstrap over examples), `references` (simple methods on these data), `loses_to` (those that are not beaten)
-        and `training` (the same on training's validation data, if the run has stored it).
+        and `training` (the same on training's validation data, if the run has stored it); `trust` says in words whether
+        probabilities, bands or confidences are to be trusted. Of classes also `reliability`: how often answers of about
+        the same probability are right; and with `abstain`, a probability, `abstention`: the share of answers that are
+        at least as probable, and their accuracy.
         """
         if shots is not None:
             if limit is not None:
                 raise WeftError("limit does not go with shots: give fewer examples")
+            if abstain is not None:
+                raise WeftError("abstain does not go with shots: leave one of them out")
             return self.few_shot(data, shots, **{**few_shot, **(options or {})})
         if few_shot:
             raise WeftError(f"{', '.join(few_shot)}: these go with shots")
+        if abstain is not None:
+            expect_threshold(abstain)
+            expect_probabilities(self.task)
         split = self.read(data, options, limit)
         scores = self.task.score_examples(self.module, split, EVALUATION_BATCH, report)
         known = RunFolder(self.folder).read_references()
@@ -148,6 +161,7 @@ class Run:
             "references": references,
             "loses_to": [] if value is None else losing_to(metric, value, references),
             **({"training": known} if known else {}),
+            **_trust(scores, abstain),
         }
 
     def read(
@@ -196,6 +210,17 @@ class Run:
         if isinstance(texts, (str, Path)):
             raise WeftError(f"embed takes a list of texts, such as [{str(texts)!r:.40}], not one")
         return self.task.embed(self.module, list(texts))
+
+
+def _trust(scores: ExampleScores, abstain: float | None) -> dict[str, Any]:
+    """How far probabilities, bands and confidences can be trusted, where the answers have any."""
+    words = scores.describe_trust()
+    found: dict[str, Any] = {} if words is None else {"trust": words}
+    if scores.calibration is not None:
+        found["reliability"] = [row._asdict() for row in scores.calibration.table()]
+        if abstain is not None:
+            found["abstention"] = scores.calibration.abstain(abstain)._asdict()
+    return found
 
 
 def _generation_options(options: dict[str, Any]) -> GenerationOptions:

@@ -27,10 +27,16 @@ from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec
+from weft.models.output import Output
 from weft.models.part_specs import Share
 from weft.tasks.support.class_labels import classes_after, hold_out, in_terms_of
 from weft.tasks.support.evaluation.baselines import BagOfBigrams
-from weft.tasks.support.evaluation.class_scores import always_commonest, commonest, evaluate_classes
+from weft.tasks.support.evaluation.class_scores import (
+    TemperatureScaled,
+    always_commonest,
+    commonest,
+    evaluate_classes,
+)
 from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
 from weft.tasks.support.evaluation.metrics import accuracy
 from weft.tasks.support.inputs.input_encoders import (
@@ -81,7 +87,7 @@ class ClassificationOptions(TableDataSpec):
     rarity: NonNegativeFloat = 2.0
 
 
-class ClassificationTask(TextInputs, Task):
+class ClassificationTask(TemperatureScaled, TextInputs, Task):
     """An encoder learns the labels of texts, or of the nodes of graphs."""
 
     name = "classification"
@@ -189,12 +195,14 @@ class ClassificationTask(TextInputs, Task):
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> ClassificationTask:
-        return cls(options, _restored(facts, tokenizer), tuple(facts["classes"]), tuple(facts.get("columns", ())))
+        task = cls(options, _restored(facts, tokenizer), tuple(facts["classes"]), tuple(facts.get("columns", ())))
+        return task.with_temperature(facts)
 
     def facts(self) -> Tree:
-        """Names of classes and of the columns learned from, and what the encoder learned."""
+        """Names of classes and of the columns learned from, what the encoder learned, and the temperature."""
         columns = {"columns": list(self.columns)} if self.columns else {}
-        return {"classes": list(self.classes), **columns, "reading": self.encoder.kind, **self.encoder.facts()}
+        learned = {"reading": self.encoder.kind, **self.encoder.facts(), **self.temperature_facts()}
+        return {"classes": list(self.classes), **columns, **learned}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Labeled texts or graphs to evaluate on; a label that training never saw is an error."""
@@ -226,18 +234,21 @@ class ClassificationTask(TextInputs, Task):
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
 
+    def call(self, module: nn.Module, batch: Batch) -> Output:
+        return ask(module, batch)
+
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-        """Accuracy, macro F1, and loss in nats per answer."""
-        return {**evaluate_classes(module, split, size, ask).metrics(), "examples": len(split)}
+        """Accuracy, macro F1, loss in nats per answer, and calibration error."""
+        return self.score_examples(module, split, size).metrics
 
     def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
-        evaluation = evaluate_classes(module, split, size, ask, report)
+        evaluation = evaluate_classes(module, split, size, self.call, report, self.temperature)
         texts = split.texts if isinstance(split, Sentences) else [f"#{number}" for number in range(len(split))]
         return evaluation.scores({**evaluation.metrics(), "examples": len(split)}, self.classes, texts.__getitem__)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """A label with the probabilities of all classes; for a graph (a .json file or a tree) one per node."""
-        return self.encoder.answer(module, inputs, self.classes, generation)
+        return self.encoder.answer(module, inputs, self.classes, generation, self.temperature)
 
     def preview(self, module: nn.Module, split: Split) -> str:
         """Some held-out examples with what the model says."""

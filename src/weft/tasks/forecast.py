@@ -31,7 +31,7 @@ from weft.models.series import SeriesSpec
 from weft.parts.outputs import ForecastHead
 from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
 from weft.tasks.support.evaluation.forecast_errors import forecast_errors
-from weft.tasks.support.forecast_bands import BAND, Forecast, half_band, predict_patches
+from weft.tasks.support.forecast_bands import BAND, Forecast, fit_band, half_band, predict_patches
 from weft.tasks.support.losses import auxiliary_loss, mean_loss
 from weft.tasks.support.splits.series_windows import (
     Channels,
@@ -93,6 +93,7 @@ class ForecastTask(Task):
     formats = "a table (.csv, .tsv, plain or .gz) of numeric columns, one row per time, with or without a time column"
     auto = "a series decoder with one convolution layer before attention, and no norms (hybrid)"
     evaluates_on_tail = True
+    examined = ("band",)
 
     options: ForecastOptions
 
@@ -273,8 +274,15 @@ class ForecastTask(Task):
         point = torch.cat(points, 1)[:, : self.options.horizon]
         if not ends:
             return Forecast(point)
-        half = torch.cat(ends, 1)[:, : self.options.horizon]
+        half = self.known.band * torch.cat(ends, 1)[:, : self.options.horizon]
         return Forecast(point, point - half, point + half)
+
+    def examine(self, module: nn.Module, validation: Split) -> bool:
+        """Widen or narrow the bands so that they hold what they promise on held-out windows, where that helps."""
+        assert isinstance(validation, WindowSplit)
+        before, self.known = self.known.band, self.known.replace(band=1.0)
+        self.known = self.known.replace(band=max(1e-3, fit_band(self.forecast, module, validation)))
+        return self.known.band != before
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Errors over all windows, the share of values within the 80 % band, and errors in each column's own units."""

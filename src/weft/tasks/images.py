@@ -40,7 +40,7 @@ from weft.tasks.support.class_labels import (
     nearest_neighbor,
     score_classes,
 )
-from weft.tasks.support.evaluation.class_scores import always_commonest, commonest
+from weft.tasks.support.evaluation.class_scores import TemperatureScaled, always_commonest, commonest
 from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
 from weft.tasks.support.inputs.image_inputs import ImageInputs
 from weft.tasks.support.losses import class_loss
@@ -78,7 +78,7 @@ class ImagesOptions(DataSpec):
     augmentation: Names = ("auto",)
 
 
-class ImagesTask(ImageInputs, Task):
+class ImagesTask(TemperatureScaled, ImageInputs, Task):
     """A vision transformer learns to tell classes of pictures."""
 
     name = "images"
@@ -167,16 +167,18 @@ class ImagesTask(ImageInputs, Task):
         scale = Scale(tuple(facts["mean"]), tuple(facts["deviation"]))
         how, side = facts.get("fitting"), int(facts["side"])
         fitting = None if how is None else ResizeCrop(side, tuple(how["scaled"]), how["filter"])
-        return cls(options, facts["classes"], side, scale, image_changes(tuple(facts["augmentation"])), fitting)
+        changes = image_changes(tuple(facts["augmentation"]))
+        return cls(options, facts["classes"], side, scale, changes, fitting).with_temperature(facts)
 
     def facts(self) -> Tree:
-        """Classes, the pictures' side, means and deviations of the channels, and how they are augmented and fitted."""
+        """Classes, side of the pictures, scales of channels, how they are augmented and fitted, and the temperature."""
         facts: Tree = {
             "classes": list(self.classes),
             "side": self.side,
             "mean": list(self.scale.mean),
             "deviation": list(self.scale.deviation),
             "augmentation": list(self.changes),
+            **self.temperature_facts(),
         }
         if self.fitting is not None:
             facts["fitting"] = {"scaled": list(self.fitting.scaled), "filter": self.fitting.filter}
@@ -247,11 +249,12 @@ class ImagesTask(ImageInputs, Task):
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-        return measure_classes(module, split, size)
+        return measure_classes(module, split, size, self.temperature)
 
     def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
         assert isinstance(split, ImagesSplit)
-        return score_classes(module, split, size, self.classes, split.rows.tolist(), report)
+        scores = score_classes(module, split, size, self.classes, split.rows.tolist(), report, self.temperature)
+        return replace(scores, picture=lambda example: split.pixels[split.rows[[example]]][0])
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each picture; a folder means all pictures in it."""
@@ -262,7 +265,7 @@ class ImagesTask(ImageInputs, Task):
         for first in range(0, len(paths), generation.batch):
             some = paths[first : first + generation.batch]
             pixels = np.stack([read_image(path, self.fitting or self.side, self.channels) for path in some])
-            found = class_probabilities(module, {"images": self.scale.tensors(pixels).to(device)})
+            found = class_probabilities(module, {"images": self.scale.tensors(pixels).to(device)}, self.temperature)
             answers += class_answers([str(path) for path in some], found, self.classes)
         return answers
 

@@ -43,7 +43,7 @@ from weft.tasks.support.class_labels import (
     nearest_neighbor,
     score_classes,
 )
-from weft.tasks.support.evaluation.class_scores import always_commonest, commonest
+from weft.tasks.support.evaluation.class_scores import TemperatureScaled, always_commonest, commonest
 from weft.tasks.support.evaluation.example_scores import ExampleScores, Report
 from weft.tasks.support.inputs.input_rows import FileExample, FileExamples
 from weft.tasks.support.losses import class_loss
@@ -102,7 +102,7 @@ class SequencesOptions(DataSpec):
     augmentation: Names = ("auto",)
 
 
-class SequencesTask(FileExamples, Task):
+class SequencesTask(TemperatureScaled, FileExamples, Task):
     """An encoder learns to tell classes of sequences of vectors."""
 
     name = "sequences"
@@ -176,7 +176,8 @@ class SequencesTask(FileExamples, Task):
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Any) -> SequencesTask:
         preparation = Preparation.from_tree(facts["preparation"])
-        return cls(options, facts["classes"], facts["channels"], facts["length"], preparation)
+        task = cls(options, facts["classes"], facts["channels"], facts["length"], preparation)
+        return task.with_temperature(facts)
 
     def facts(self) -> Tree:
         """Classes, channels, the longest sequence that fits, and how values are prepared."""
@@ -185,6 +186,7 @@ class SequencesTask(FileExamples, Task):
             "channels": self.raw,
             "length": self.length,
             "preparation": self.preparation.to_tree(),
+            **self.temperature_facts(),
         }
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
@@ -242,11 +244,11 @@ class SequencesTask(FileExamples, Task):
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)
 
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-        return measure_classes(module, split, size)
+        return measure_classes(module, split, size, self.temperature)
 
     def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
         assert isinstance(split, VectorSequencesSplit)
-        return score_classes(module, split, size, self.classes, range(len(split)), report)
+        return score_classes(module, split, size, self.classes, range(len(split)), report, self.temperature)
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
         """The class of each sequence in each file; labels in the files are not looked at and may be missing."""
@@ -258,7 +260,7 @@ class SequencesTask(FileExamples, Task):
         lengths = [len(row) for row in rows]
         for some in groups_of_like_length(lengths, READ_AT_ONCE, device, generation.batch):
             given = {name: x.to(device) for name, x in padded([rows[number] for number in some]).items()}
-            found[some] = class_probabilities(module, given).float().cpu()
+            found[some] = class_probabilities(module, given, self.temperature).float().cpu()
         return class_answers(data.names, found, self.classes)
 
     def open_example(self, path: Path, number: int, folder: Path) -> FileExample:

@@ -25,12 +25,19 @@ from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.encoder import EncoderSpec, PerTokenSpec
+from weft.models.output import Output
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import RotarySpec
 from weft.models.teacher_forcing import IGNORED
 from weft.tasks.support.class_labels import classes_after, in_terms_of
 from weft.tasks.support.evaluation.baselines import FrequentTag
-from weft.tasks.support.evaluation.class_scores import ClassEvaluation, always_commonest, commonest, evaluate_classes
+from weft.tasks.support.evaluation.class_scores import (
+    ClassEvaluation,
+    TemperatureScaled,
+    always_commonest,
+    commonest,
+    evaluate_classes,
+)
 from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, f1
 from weft.tasks.support.evaluation.metrics import entity_f1, entity_spans, has_spans, token_accuracy
 from weft.tasks.support.evaluation.resampling import Statistic
@@ -74,7 +81,7 @@ class TaggingOptions(DataSpec):
     rarity: NonNegativeFloat = 1.0
 
 
-class TaggingTask(TextInputs, Task):
+class TaggingTask(TemperatureScaled, TextInputs, Task):
     """An encoder learns the tags of words."""
 
     name = "tagging"
@@ -146,14 +153,14 @@ class TaggingTask(TextInputs, Task):
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TaggingTask:
         tags = tuple(facts["tags"])
         if "lexicon" in facts:
-            return cls(options, WordTagEncoder(Lexicon.from_tree(facts["lexicon"])), tags)
+            return cls(options, WordTagEncoder(Lexicon.from_tree(facts["lexicon"])), tags).with_temperature(facts)
         if tokenizer is None:
             raise WeftError("this run has no tokenizer.json: restore the file or train again")
-        return cls(options, PieceTagEncoder(tokenizer, Frame.of(facts)), tags)
+        return cls(options, PieceTagEncoder(tokenizer, Frame.of(facts)), tags).with_temperature(facts)
 
     def facts(self) -> Tree:
-        """Tags, and what is known about words."""
-        return {"tags": list(self.tags), **self.encoder.facts()}
+        """Tags, what is known about words, and the temperature."""
+        return {"tags": list(self.tags), **self.encoder.facts(), **self.temperature_facts()}
 
     def read(self, paths: Sequence[str], cache: Path) -> Split:
         """Tagged sentences to evaluate on; a tag that training never saw is an error."""
@@ -197,9 +204,12 @@ class TaggingTask(TextInputs, Task):
         """- log p(tag) of each word."""
         return class_loss(ask(module, batch), batch.labels, batch.count, smoothing)
 
+    def call(self, module: nn.Module, batch: Batch) -> Output:
+        return ask(module, batch)
+
     def measure(self, module: nn.Module, split: Split, size: int) -> dict[str, Any]:
         """Token accuracy, macro F1 over tags, loss in nats per word; where tags mark spans also their F1."""
-        return self._metrics(evaluate_classes(module, split, size, ask))
+        return self.score_examples(module, split, size).metrics
 
     def _metrics(self, evaluation: ClassEvaluation) -> dict[str, Any]:
         numbers = {"sentences": len(evaluation.truth), "words": int(evaluation.counts.sum())}
@@ -215,7 +225,7 @@ class TaggingTask(TextInputs, Task):
     def score_examples(self, module: nn.Module, split: Split, size: int, report: Report | None = None) -> ExampleScores:
         """Examples are sentences; where tags mark spans, each adds those that are right, given and true."""
         assert isinstance(split, Sentences)
-        evaluation = evaluate_classes(module, split, size, ask, report)
+        evaluation = evaluate_classes(module, split, size, self.call, report, self.temperature)
         scores = evaluation.scores(self._metrics(evaluation), self.tags, lambda n: " ".join(split.texts[n]))
         if has_spans(self.tags):
             pairs = zip(*self._tags(evaluation), strict=True)
@@ -236,7 +246,7 @@ class TaggingTask(TextInputs, Task):
         split = self.encoder.make_split(sentences, labels).cut(cast(Any, module.spec).length)
         # A long sentence is cut into pieces, one after the other; put end to end they are the sentences again.
         asked = torch.from_numpy(np.concatenate(split.labels) != IGNORED)
-        shares_of_all = torch.cat(probabilities(module, split, READ_AT_ONCE))[asked]
+        shares_of_all = torch.cat(probabilities(module, split, READ_AT_ONCE, self.temperature))[asked]
         answers = []
         for given, words, shares in zip(inputs, sentences, shares_of_all.split([*map(len, sentences)]), strict=True):
             best = self._names(shares.argmax(-1).tolist())

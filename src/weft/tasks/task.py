@@ -122,7 +122,8 @@ class GenerationOptions:
     `overflow`: a text longer than the model was trained for slides (its older half is forgotten), is refused, or goes
     on as it is (extend). `top`: number of likeliest first tokens that a task which generates gives with their
     probabilities, 8 or all there are if not given; `steps`: those of every further step too. `labels`: texts, of which
-    the one that fits an image best is its answer. `question`: what is asked about an image.
+    the one that fits an image best is its answer. `question`: what is asked about an image. `abstain`: an answer of a
+    smaller probability than this is withheld.
     """
 
     temperature: float | None = None
@@ -143,6 +144,7 @@ class GenerationOptions:
     steps: bool = False
     labels: Sequence[str] = ()
     question: str | None = None
+    abstain: float | None = None
 
     def __post_init__(self) -> None:
         self.sampling(0.0)  # which checks its own numbers
@@ -156,6 +158,10 @@ class GenerationOptions:
             raise WeftError(f"labels are a list of texts, such as ['a cat', 'a dog'], not {self.labels!r:.60}")
         if len(set(self.labels)) < len(self.labels) or len(self.labels) == 1:
             raise WeftError(f"{', '.join(self.labels)}: give two or more labels, each once, to choose between")
+        if self.abstain is not None:
+            from weft.tasks.support.abstention import expect_threshold
+
+            expect_threshold(self.abstain)
 
     def sampling(self, temperature: float) -> Sampling:
         """How tokens are chosen, `temperature` if none is asked for."""
@@ -221,6 +227,7 @@ class Task(ABC):
     takes_questions: bool = False  # each input, an image, comes with a question about it
     takes_labels: ClassVar[bool] = False  # it chooses between labels that are given with the input
     takes_module: ClassVar[bool] = False  # of the user's own, called by `module_interface`
+    examined: ClassVar[tuple[str, ...]] = ()  # the facts that `examine` learns
     evaluates_on_tail: ClassVar[bool] = False  # of data it was trained on, `read` gives only the end that was held out
 
     options: Any

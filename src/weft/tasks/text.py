@@ -141,7 +141,7 @@ class TextTask(FewShot, Task):
 
     def _split(self, store: TokenStore, most: int | None = None) -> TextSplit:
         several = self.options.isolate if self.options.isolate is not None else store.documents > 1
-        return TextSplit(store, isolate=several, most=most)
+        return TextSplit(store, isolate=several, most=most, tokenizer=self.tokenizer)
 
     @classmethod
     def restore(cls, options: Any, facts: Tree, tokenizer: Tokenizer | None) -> TextTask:

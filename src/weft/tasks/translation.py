@@ -79,6 +79,7 @@ class TranslationTask(TextInputs, Task):
     auto = "an encoder-decoder of attention alone, with rotary positions and squared ReLU"
     formats = "a table of source and target (.csv, .tsv, .jsonl), or two text files, line by line (plain or .gz)"
     generates = True
+    examined = ("alignment",)
 
     tokenizer: Tokenizer
 
@@ -177,7 +178,7 @@ class TranslationTask(TextInputs, Task):
         assert isinstance(split, PairsSplit)
         trial = evenly(len(split), SENTENCES_TIMED)
         began = time.perf_counter()
-        texts = self._texts(module, split, trial)
+        texts, _ = self._texts(module, split, trial)
         pace = (time.perf_counter() - began) / len(trial)
         ends = interval(bleu_statistic(texts, [split.pairs[example][1] for example in trial]))
         # The interval narrows with the root of the number of sentences.
@@ -255,7 +256,7 @@ class TranslationTask(TextInputs, Task):
         """Examples are sentences that were translated."""
         assert isinstance(split, PairsSplit)
         chosen = evenly(len(split), split.decoded)
-        texts = self._texts(module, split, chosen, report)
+        texts, sure = self._texts(module, split, chosen, report)
         sources, references = ([split.pairs[example][side] for example in chosen] for side in (0, 1))
         metrics = {
             "bleu": bleu(texts, references),
@@ -268,18 +269,18 @@ class TranslationTask(TextInputs, Task):
             **({"sentences_held_out": len(split)} if len(chosen) < len(split) else {}),
             **({"cut": split.too_long} if split.too_long else {}),
         }
-        return text_scores(metrics, texts, references, sources.__getitem__)
+        return text_scores(metrics, texts, references, sources.__getitem__, sure)
 
     def _texts(
         self, module: nn.Module, split: PairsSplit, chosen: Sequence[int], report: Report | None = None
-    ) -> list[str]:
-        """What a beam search writes for each chosen source."""
+    ) -> tuple[list[str], list[float]]:
+        """What a beam search writes for each chosen source, and how sure the model is of it."""
         generation = GenerationOptions(beam=self.options.beam, top=0)
         found = self._translate(module, [split.source(example) for example in chosen], generation, report)
-        return [self.tokenizer.decode(row[0].tokens).strip() for row in found]
+        return [self.tokenizer.decode(row[0].tokens).strip() for row in found], [row[0].confidence for row in found]
 
     def predict(self, module: nn.Module, inputs: Sequence[Any], generation: GenerationOptions) -> list[Answer]:
-        """Translations with their tokens and, where the model gives it, their alignment to the source's."""
+        """Translations with their tokens, how sure the model is and, where it says so, the alignment to the source."""
         texts = [str(text) for text in inputs]
         rows = [[*self.ends.before, *ids, self.ends.stop] for ids in self.tokenizer.encode_many(texts)]
         longest = self._length(module)
@@ -297,7 +298,7 @@ class TranslationTask(TextInputs, Task):
                 more: Tree = {"tokens": self.tokenizer.pieces(one.tokens), "source_tokens": self.tokenizer.pieces(row)}
                 if (alignment := next(aligned)) is not None:
                     more["alignment"] = [[round(share, 6) for share in looks] for looks in alignment]
-                more |= name_probabilities(one, self.tokenizer)
+                more |= {"confidence": round(one.confidence, 6), **name_probabilities(one, self.tokenizer)}
                 answers.append(Answer(text, self.tokenizer.decode(one.tokens).strip(), more))
         return answers
 

@@ -10,10 +10,14 @@ from weft.foreign.wrap_module import given_module
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.runs.run import Run, load
+from weft.tasks.support.evaluation.data_statistics import SECONDS, DataStatistics, data_statistics
+from weft.tasks.support.evaluation.example_scores import ExampleScores
 from weft.tasks.support.evaluation.references import losing_to
 from weft.tasks.task import PreparedData, Split, Task
 from weft.training.loop import Loop
 from weft.training.plan import FINAL_SHARE, TrainingPlan
+
+STATISTICS_SHARE = 0.01  # of the time that was given, at most, for finding duplicates in the data
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,9 @@ class TrainingResult:
     `references` are the scores of simple methods, `loses_to` those that the model does not beat, `best` the best
     possible score where it is known, and `leak` says so if the model scored better than that. `intervals` are of 95 %.
     `test`: the metrics on a test part, where the data have one. `seconds` count what `minutes` do: reading, planning,
-    training and evaluating; of a number of steps, all but reading and planning.
+    training and evaluating; of a number of steps, all but reading and planning. `scores` are those of the single
+    validation examples, `data` says what the data are like and what their parts share, `trust` whether the model's
+    probabilities, bands or confidences hold, on the test part if there is one.
     """
 
     run: Run
@@ -38,6 +44,9 @@ class TrainingResult:
     intervals: dict[str, list[float]] = field(default_factory=dict)
     loses_to: tuple[str, ...] = ()
     test: dict[str, Any] | None = None
+    scores: ExampleScores | None = None
+    data: DataStatistics | None = None
+    trust: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +74,8 @@ def evaluate_result(prepared: PreparedData, validation: Split, loop: Loop, simpl
         loop.folder.write_spec(run.spec)
     subset = validation
     if loop.plan.minutes is not None:
-        subset = prepared.task.evaluation_subset(run.module, validation, FINAL_SHARE * loop.plan.budget)
-    task, size, references = prepared.task, loop.plan.batch, simple.references
+        subset = run.task.evaluation_subset(run.module, validation, FINAL_SHARE * loop.plan.budget)
+    task, size, references = run.task, loop.plan.batch, simple.references
     scores = task.score_examples(run.module, subset, size)
     metrics = scores.metrics
     value = metrics.get(task.judged_by)
@@ -74,15 +83,22 @@ def evaluate_result(prepared: PreparedData, validation: Split, loop: Loop, simpl
     loop.folder.write_references(
         {"metric": task.judged_by, "value": value, "references": references, "loses_to": lost, "facts": simple.facts}
     )
-    test = None
+    tested = None
     if prepared.test is not None:
-        test = task.measure(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
+        tested = task.score_examples(run.module, prepared.test.fit(cast(AnySpec, run.module.spec)), size)
     loss = float(metrics.get("loss", loop.best_loss))
     seconds = loop.seconds + loop.clock() - began
     loop.folder.add_metrics({"step": loop.step, "metrics": metrics, "seconds": round(seconds, 3)})
     leak = find_leak(prepared.best, metrics)
+    test = None if tested is None else tested.metrics
     found = (metrics, references, prepared.best, leak, scores.intervals(), tuple(lost), test)
-    return TrainingResult(run, loop.plan, loop.step, loop.plan.before + seconds, loss, *found)
+    most = SECONDS if loop.plan.minutes is None else min(SECONDS, STATISTICS_SHARE * loop.plan.budget)
+    data = data_statistics(loop.train, validation, task.answers, most)
+    if data.duplicates.flagged:
+        loop.reporter.on_note(data.duplicates.describe())
+    trust = (tested or scores).describe_trust()
+    total = loop.plan.before + loop.seconds + loop.clock() - began
+    return TrainingResult(run, loop.plan, loop.step, total, loss, *found, scores, data, trust)
 
 
 def find_leak(best: ReferenceScore | None, metrics: dict[str, Any]) -> str | None:

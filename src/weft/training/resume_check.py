@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.foundation.errors import SpecError, WeftError
-from weft.foundation.spec import Spec
+from weft.foundation.spec import Spec, Tree
 from weft.models.build import read_spec
 from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
@@ -37,7 +37,7 @@ def expect_same_options(request: TrainRequest, kind: type[Task], folder: RunFold
 def expect_same_task(task: Task, folder: RunFolder, spec: RunSpec) -> None:
     """Refuse to go on if the data now give another tokenizer, other classes or scales than the run's own."""
     own = task_of(folder, spec)
-    if json.dumps(task.facts()) != json.dumps(own.facts()):
+    if json.dumps(_facts_of_data(task)) != json.dumps(_facts_of_data(own)):
         differs = "other classes, lengths or scales"
     elif _vocabularies(task) != _vocabularies(own):
         differs = "another tokenizer"
@@ -47,6 +47,11 @@ def expect_same_task(task: Task, folder: RunFolder, spec: RunSpec) -> None:
         f"{', '.join(spec.sources)} gives {differs} now than when the run in {folder.path} was begun: "
         "start a new run with another --out"
     )
+
+
+def _facts_of_data(task: Task) -> Tree:
+    """The facts without those that were learned from the trained model, which a run that goes on does not have yet."""
+    return {name: fact for name, fact in task.facts().items() if name not in task.examined}
 
 
 def _vocabularies(task: Task) -> tuple[str, ...]:

@@ -1,14 +1,14 @@
-"""From data to a run: read, plan, train, evaluate. `weft.train` and the command `weft train` are this."""
+"""From data to a run: read, plan, train, evaluate. `weft.train` and the command `weft train` call this."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from weft.models.build import AnySpec, read_spec
 from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
 from weft.parts.lora import adapt
-from weft.runs.run import Run, load, task_of
+from weft.runs.run import task_of
 from weft.tasks.registry import task_named
 from weft.tasks.support.model_choice import describe_choice
 from weft.tasks.task import DataSpec, PreparedData, Size, Task
@@ -46,59 +46,6 @@ from weft.training.training_spec import TrainingSpec
 
 DEFAULT_MINUTES = 5.0
 LOG = logging.getLogger(__name__)
-
-
-class ProcessOptions(TypedDict, total=False):
-    """Options of the process, not of the run: the `device`, a `reporter` that is told of progress, and under torchrun
-    the `parallel` layout of its processes."""
-
-    device: str | None
-    reporter: Reporter | None
-    parallel: str | None
-
-
-def train(
-    task: str,
-    data: str | Path | Sequence[str | Path],
-    out: str | Path,
-    *,
-    preset: str = "auto",
-    steps: int | None = None,
-    minutes: float | None = None,
-    seed: int | None = None,
-    resume: bool = False,
-    base: str | Path | None = None,
-    module: GivenModule | None = None,
-    set: Mapping[str, Any] | None = None,
-    **process: Unpack[ProcessOptions],
-) -> Run:
-    """Train a model and give its run: `weft.train("text", "book.txt", out="runs/book", minutes=5)`.
-
-    `set` changes single options: `{"layers": 2, "training.rate": 0.001, "data.held_out": 0.2}`. `base` is the folder of
-    a run whose model, tokenizer and weights training starts from; with `set={"training.lora": 8}` its weights stay, and
-    adapters of rank 8 are trained. `seed` is 0 if left out; `resume` continues the run in `out`, to the same bits.
-
-    `module` trains a module of your own: a class or function that makes one, which may take `vocabulary`, `length`,
-    `classes`, `channels` or `size` by keyword; or a module, of which a copy is trained. The plan then chooses batch and
-    steps only, and the run holds weights and a fingerprint, no code: `weft.load(out, module=...)` opens it. `process`:
-    the `device`, and a `reporter` that is told of progress.
-    """
-    request = TrainRequest(
-        task=task,
-        data=(str(data),) if isinstance(data, str | Path) else tuple(str(path) for path in data),
-        out=Path(out),
-        preset=preset,
-        changes=set or {},
-        steps=steps,
-        minutes=minutes,
-        seed=seed,
-        resume=resume,
-        device=process.get("device"),
-        base=None if base is None else str(base),
-        parallel=process.get("parallel"),
-    )
-    result = run_training(request, process.get("reporter") or Reporter(), module)
-    return load(request.out, request.device, module=module) if result is None else result.run
 
 
 def run_training(request: TrainRequest, reporter: Reporter, module: GivenModule | None = None) -> TrainingResult | None:

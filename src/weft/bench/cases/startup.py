@@ -57,7 +57,7 @@ def command_work(words: Sequence[str]) -> Work:
 
 def small_run() -> str:
     """The folder of a decoder of two layers of width 64, trained for two steps."""
-    from weft.training.train import train
+    from weft.reports.train import train
 
     folder = f"{tempfile.mkdtemp()}/run"
     train("text", "sample:markov", folder, steps=2, set={"width": 64, "layers": 2, "length": 64})

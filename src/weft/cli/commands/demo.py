@@ -87,12 +87,14 @@ def _train(request: TrainRequest) -> TrainingResult:
     from weft.checkpoints.run_folder import RunFolder
     from weft.cli.commands.train import draw_training
     from weft.cli.reporter import TerminalReporter
+    from weft.reports.report import report_training
     from weft.training.train import run_training
 
     _make_room(RunFolder(request.out))
     with TerminalReporter(f"{request.task}: {request.data[0]}") as reporter:
         result = run_training(request, reporter)
-    assert result is not None  # one process
+        assert result is not None  # one process
+        report_training(request, result, reporter)
     draw_training(request.out, result)
     return result
 

@@ -50,6 +50,10 @@ def evaluate(
         ),
     ] = [],  # noqa: B006
     limit: Limit = None,
+    abstain: Annotated[
+        float | None,
+        typer.Option(help="Also tell coverage and accuracy of the answers of at least this probability.", metavar="P"),
+    ] = None,
     quantize: Quantize = None,
     module: Module = None,
     device: Device = None,
@@ -61,6 +65,7 @@ def evaluate(
     Examples:
       weft eval runs/book other-book.txt
       weft eval runs/ende test.en test.de --limit 500 --json
+      weft eval runs/reviews dev.tsv --abstain 0.8
       weft eval runs/smollm dev.tsv --shots 8 --labels negative,positive --prompt 'Review: {text}\\nMood: {label}'
     """
     load_torch()
@@ -72,7 +77,7 @@ def evaluate(
     if shots is None and any(more.values()):
         raise WeftError("--labels, --examples, --prompt and --seed go with --shots: give --shots K, from 0")
     few_shot = {} if shots is None else {"shots": shots, **more}
-    how = {**few_shot, **({} if limit is None else {"limit": limit})}
+    how = {**few_shot, **{name: given for name, given in (("limit", limit), ("abstain", abstain)) if given is not None}}
     run_eval(run, data, how, read_settings(settings), device, quantize, as_json, module)
 
 
@@ -112,16 +117,18 @@ def _print(run: Run, data: Sequence[str], found: Tree, main: str) -> None:
     """Metrics with intervals and simple methods; then what training measured, where the run has stored it."""
     from rich.markup import escape
 
-    from weft.cli.metrics import print_metrics, print_standing
+    from weft.cli.metrics import print_metrics, print_standing, print_trust
     from weft.cli.terminal import console
 
     out, judged_by = console(), run.task.judged_by
     references, intervals = found.pop("references", {}), found.pop("intervals", {})
-    training = found.pop("training", {})
+    training, trust = found.pop("training", {}), found.pop("trust", None)
+    reliability, abstention = found.pop("reliability", []), found.pop("abstention", None)
     found.pop("loses_to", None)
     out.print(f"[bold]{escape(str(run.folder))}[/bold] on {escape(', '.join(data))}")
     print_metrics(out, found, main, references, intervals, judged_by)
     print_standing(out, judged_by, found, references, intervals)
+    print_trust(out, trust, reliability, abstention)
     others = {name: value for name, value in training.get("references", {}).items() if name not in references}
     if others and training.get("value") is not None:
         own = {training["metric"]: training["value"]}

@@ -39,6 +39,10 @@ Labels = Annotated[
     str | None,
     typer.Option(help="Labels to choose between for each image, for runs of images and texts.", metavar="A,B,..."),
 ]
+Abstain = Annotated[
+    float | None,
+    typer.Option(help="Withhold answers of a smaller probability, for runs that choose among classes.", metavar="P"),
+]
 AnswersFile = Annotated[
     Path | None,
     typer.Option(
@@ -79,6 +83,7 @@ def predict(
     ] = False,
     question: Question = None,
     labels: Labels = None,
+    abstain: Abstain = None,
     chat: Annotated[bool, typer.Option("--chat", help="Format the input as a user's message to a chat model.")] = False,
     overflow: Annotated[
         str, typer.Option(help="For texts longer than in training: slide (drop the oldest tokens), refuse or extend.")
@@ -106,13 +111,14 @@ def predict(
       weft predict runs/reviews new.csv --out answers.csv
       weft predict runs/vqa photo.png --question "what color is the circle?"
       weft predict runs/clip photo.png --labels "a cat,a dog"
+      weft predict runs/reviews "fine, I suppose" --abstain 0.8
     """
     if top is not None and top < 1:
         raise WeftError(f"--top {top} shows no token: use 1 or more, or leave it out")
     how = given_options(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, beam=beam, max_tokens=max_tokens, seed=seed,
         samples=samples, repetition=repetition, stop=stop, speculative=speculative, top=top, steps=steps, chat=chat,
-        overflow=overflow, question=question,
+        overflow=overflow, question=question, abstain=abstain,
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
     )  # fmt: skip
     load_torch()

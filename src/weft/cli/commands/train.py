@@ -178,6 +178,7 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
     """Train, then print the metrics beside the plan, the best possible score and simple methods."""
     from weft.cli.reporter import TensorBoardReporter, TerminalReporter
     from weft.cli.terminal import console, print_json
+    from weft.reports.report import report_training
     from weft.training.parallel.give_up import same_on_all
     from weft.training.parallel.world import leads
     from weft.training.train import run_training
@@ -193,6 +194,7 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
             result = run_training(request, reporter, factory)
             if result is None:  # the first of several processes prints
                 return
+            report = report_training(request, result, reporter, module)
         except KeyboardInterrupt:
             own = "" if module is None else f" --module {quote(module)}"
             command = f"weft train {request.task} {join(request.data)}{own} --out {quote(str(out))} --resume"
@@ -203,6 +205,7 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
         print_json(
             {
                 "run": str(out),
+                "report": None if report is None else str(report),
                 "steps": result.steps,
                 "seconds": round(result.seconds, 3),
                 "loss": result.loss,
@@ -216,11 +219,12 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
                 "planned_steps": [result.plan.steps, *(revision.steps for revision in result.plan.revisions)],
                 "best_possible": None if result.best is None else result.best.value,
                 "leak": result.leak,
+                "trust": result.trust,
                 **({} if result.test is None else {"test": result.test}),
             }
         )
     else:
-        _print(console(), out, result, picture, module)
+        _print(console(), out, result, {"curves": picture, "report": report}, module)
 
 
 def draw_training(out: Path, result: TrainingResult) -> Path:
@@ -240,10 +244,13 @@ def draw_training(out: Path, result: TrainingResult) -> Path:
     return picture
 
 
-def _print(out: Console, folder: Path, result: TrainingResult, picture: Path, module: str | None) -> None:
+def _print(
+    out: Console, folder: Path, result: TrainingResult, pages: dict[str, Path | None], module: str | None
+) -> None:
+    """What was reached, and where it can be seen."""
     from rich.markup import escape
 
-    from weft.cli.metrics import print_metrics, print_standing
+    from weft.cli.metrics import print_metrics, print_standing, print_trust
 
     plan = result.plan
     minutes = f"{result.seconds / 60:.1f} min"
@@ -254,6 +261,7 @@ def _print(out: Console, folder: Path, result: TrainingResult, picture: Path, mo
     task = result.run.task
     print_metrics(out, result.metrics, task.metric, result.references, result.intervals, task.judged_by)
     print_standing(out, task.judged_by, result.metrics, result.references, result.intervals)
+    print_trust(out, result.trust)
     if result.test is not None:
         out.print("On the test part, which neither training nor the choice of the weights has seen:")
         print_metrics(out, result.test, task.metric)
@@ -264,7 +272,9 @@ def _print(out: Console, folder: Path, result: TrainingResult, picture: Path, mo
         )
     if result.leak is not None:
         out.print(f"[bold red]LEAK: {escape(result.leak)}[/bold red]")
-    out.print(f"\nrun: {escape(str(folder))}   curves: {escape(str(picture))}")
+    shown = [(name, path) for name, path in pages.items() if path is not None]
+    paths = "".join(f"   {name}: {path}" for name, path in shown)
+    out.print(f"\nrun: {folder}{paths}", markup=False, soft_wrap=True)
     run = quote(str(folder)) + ("" if module is None else f" --module {quote(module)}")
     out.print(
         f"next: weft predict {run} ...   weft eval {run} DATA   weft look {run} ...   weft laws {run}", markup=False

@@ -15,7 +15,7 @@ from weft.foundation.seeds import derive
 _Split = TypeVar("_Split")
 _Example = TypeVar("_Example", bound=Hashable)
 
-LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity", "pseudo_perplexity", "bits_per_byte", "cer", "wer")
+LOWER_IS_BETTER = ("loss", "mse", "mae", "perplexity", "pseudo_perplexity", "bits_per_byte", "cer", "wer", "ece")
 # Draws per distinct example before the sample is declared exhausted.
 DRAWS_PER_EXAMPLE = 50
 

@@ -23,6 +23,7 @@ SCRIPTS = (
     "series.js",
     "motion.js",
     "attention_steps.js",
+    "records.js",
     "start.js",
 )
 # Nothing may be fetched, whatever the data holds.

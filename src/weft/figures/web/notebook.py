@@ -17,6 +17,7 @@ from weft.figures.panels.overlays import OverlayPanel, TilesPanel, highlight
 from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis, Panel, visible_token
 from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.records import RecordsPanel
 from weft.figures.panels.series import ChannelsPanel, ForecastPanel
 from weft.figures.panels.tables import TablePanel, value_range
 from weft.figures.panels.tokens import TokensPanel
@@ -49,6 +50,7 @@ def plotly_figure(panel: Panel) -> Any:
         MotionPanel: notebook_series.plot_motion,
         AttentionStepsPanel: notebook_series.plot_attention_steps,
         PlotPanel: notebook_series.plot_curves,
+        RecordsPanel: notebook_series.plot_records,
     }[type(panel)]
     figure = drawn(panel, go)  # type: ignore[operator]
     figure.update_layout(

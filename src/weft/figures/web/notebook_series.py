@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from weft.figures.panels.attention_steps import AttentionStepsPanel, value_lines
 from weft.figures.panels.motion import MotionPanel
 from weft.figures.panels.panel import Axis
 from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.records import RecordsPanel
 from weft.figures.panels.series import ChannelsPanel, ForecastPanel, standardize
 from weft.foundation.arrays import Array
 
@@ -116,6 +118,17 @@ def plot_curves(panel: PlotPanel, go: Any) -> Any:
     for name, values in zip(panel.names, panel.values, strict=True):
         figure.add_scatter(x=panel.places, y=values, name=name, mode="lines")
     figure.update_layout(xaxis_title=panel.x_label, yaxis_title=panel.y_label, height=420)
+    return figure
+
+
+def plot_records(panel: RecordsPanel, go: Any) -> Any:
+    """The records as a table."""
+    columns = [[escape(cell, quote=False) for cell in column] for column in zip(*panel.rows, strict=True)]
+    colors = [["#bc4c00" if number in panel.marked else "black" for number in range(len(panel.rows))]]
+    head = {"values": [escape(name, quote=False) for name in panel.head], "align": "left"}
+    cells = {"values": columns, "align": "left", "font": {"color": colors * len(panel.head)}}
+    figure = go.Figure(go.Table(header=head, cells=cells))
+    figure.update_layout(height=200 + 24 * len(panel.rows))
     return figure
 
 

@@ -206,6 +206,5 @@ def _text(search: PromptSearch, index: int, request: GenerationRequest, real: Te
     text = None if detokenizer is None else detokenizer.decode(tokens, prompt)
     log_probabilities = [step.log_probability for step in shown]
     choices = [TokenChoice(step.token, step.probabilities) for step in steps if step.probabilities is not None]
-    return GeneratedText(
-        tokens, log_probabilities, reason, score, alignment, text, search.first_probabilities, choices or None
-    )
+    found = (tokens, log_probabilities, reason, score, alignment, text, search.first_probabilities, choices or None)
+    return GeneratedText(*found, stop_log_probability=last.log_probability if reason == "stop" else None)

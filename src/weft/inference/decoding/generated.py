@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
@@ -43,6 +44,7 @@ class GeneratedText:
     beam search divides it by the length penalty. `alignment` [T, S]: where each token looked in the source, if the
     model says so. `first_probabilities`: the likeliest first tokens, best first, if the request asks for them (`top`).
     `choices`: the same of every step, a stop token's included, if the request asks for them (`step_top`).
+    `stop_log_probability`: that of the stop token, if there was one.
     """
 
     tokens: list[int]
@@ -53,6 +55,14 @@ class GeneratedText:
     text: str | None = None
     first_probabilities: TokenProbabilities | None = None
     choices: list[TokenChoice] | None = None
+    stop_log_probability: float | None = None
+
+    @property
+    def confidence(self) -> float:
+        """exp of the mean log-probability per token, the stop token's included: from 0 to 1, whatever the length."""
+        ends = [] if self.stop_log_probability is None else [self.stop_log_probability]
+        every = [*self.log_probabilities, *ends]
+        return math.exp(sum(every) / max(1, len(every)))
 
     @classmethod
     def of(
@@ -69,6 +79,7 @@ class GeneratedText:
             sum(step.log_probability for step in steps),
             torch.stack(list(alignments))[: len(shown)] if alignments else None,
             choices=_choices(steps),
+            stop_log_probability=steps[-1].log_probability if len(shown) < len(steps) else None,
             **more,
         )
 

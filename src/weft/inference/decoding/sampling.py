@@ -258,7 +258,9 @@ def _choose_alike(
     seen = [marks for one, asked in pairs if (marks := one.seen_along(asked)) is not None]
     uniform, marked = (torch.cat(each) if each else None for each in (numbers, seen))
     tokens = pick_tokens(logits, sampling, uniform, marked)
-    chosen, rows, counts, first = tokens.tolist(), [], [], 0
+    chosen, first = tokens.tolist(), 0
+    rows: list[int] = []
+    counts: list[int] = []
     for sampler, asked in pairs:
         same = next((n for n, token in enumerate(asked) if token != chosen[first + n]), len(asked))
         sampler.note(chosen[first : first + same + 1])

@@ -52,7 +52,9 @@ def suits(*tensors: Tensor) -> bool:
 
 def suits_in_strides(*tensors: Tensor) -> bool:
     """As `suits`, for tensors of which the last axis alone is in one piece."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch._C._get_tracing_state() is not None:
         return False
     if torch._C._len_torch_dispatch_stack():  # somebody counts torch's operations
         return False

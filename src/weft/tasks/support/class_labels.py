@@ -62,26 +62,32 @@ def classes_after(found: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, 
     return known if set(found) <= set(known) else found
 
 
-def class_probabilities(module: nn.Module, inputs: dict[str, Any]) -> Tensor:
-    """softmax of the logits [B, C], in evaluation mode."""
+def class_probabilities(module: nn.Module, inputs: dict[str, Any], temperature: float = 1.0) -> Tensor:
+    """softmax(logits / temperature) [B, C], in evaluation mode."""
     training = module.training
     module.eval()
     with torch.inference_mode():
-        found = widen(module(**inputs).logits).softmax(-1)
+        found = (widen(module(**inputs).logits) / temperature).softmax(-1)
     module.train(training)
     return found
 
 
-def measure_classes(module: nn.Module, split: Split, size: int) -> dict[str, Any]:
-    """Accuracy, macro F1 and loss in nats per example."""
-    return {**evaluate_classes(module, split, size).metrics(), "examples": len(split)}
+def measure_classes(module: nn.Module, split: Split, size: int, temperature: float = 1.0) -> dict[str, Any]:
+    """Accuracy, macro F1, loss in nats per example, and calibration error."""
+    return {**evaluate_classes(module, split, size, temperature=temperature).metrics(), "examples": len(split)}
 
 
 def score_classes(
-    module: nn.Module, split: Split, size: int, classes: Sequence[str], numbers: Sequence[int], report: Report | None
+    module: nn.Module,
+    split: Split,
+    size: int,
+    classes: Sequence[str],
+    numbers: Sequence[int],
+    report: Report | None,
+    temperature: float = 1.0,
 ) -> ExampleScores:
     """The same, example by example, which are known by their `numbers` in the data."""
-    evaluation = evaluate_classes(module, split, size, report=report)
+    evaluation = evaluate_classes(module, split, size, report=report, temperature=temperature)
     metrics = {**evaluation.metrics(), "examples": len(split)}
     return evaluation.scores(metrics, classes, lambda example: f"#{numbers[example]}")
 

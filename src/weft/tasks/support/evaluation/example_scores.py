@@ -11,6 +11,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from weft.foundation.arrays import Pixels
+from weft.tasks.support.evaluation.calibration import Calibration, describe_correlation, describe_coverage
 from weft.tasks.support.evaluation.metrics import References, several_references
 from weft.tasks.support.evaluation.resampling import Doubles, Statistic, interval
 from weft.tasks.support.splits.text_pairs import evenly
@@ -28,6 +30,8 @@ class ExampleScores:
 
     `statistics`: by metric, what each example adds. `truth` and `answers` of each example, and `quality`, higher is
     better, by which two models' answers are compared; `show` gives the input of an example as users know it.
+    `confidence`: how sure the model is of each example, where it says so; `calibration`: of all its answers.
+    `picture`: the pixels [H, W, 1 or 3] of an example that is an image.
     """
 
     metrics: dict[str, Any]
@@ -36,11 +40,23 @@ class ExampleScores:
     answers: Sequence[Any]
     quality: Doubles
     show: Callable[[int], Any]
+    confidence: Doubles | None = None
+    calibration: Calibration | None = None
+    picture: Callable[[int], Pixels] | None = None
 
     def intervals(self) -> dict[str, list[float]]:
         """95 % intervals by bootstrap over examples, of those metrics that have one."""
         found = {name: interval(self.statistics[name]) for name in self.metrics if name in self.statistics}
         return {name: list(ends) for name, ends in found.items() if ends is not None}
+
+    def describe_trust(self) -> str | None:
+        """In a sentence, whether the model's probabilities, bands or confidences are to be trusted, if it has any."""
+        if self.calibration is not None:
+            return self.calibration.describe()
+        coverage, correlation = self.metrics.get("coverage"), self.metrics.get("confidence_correlation")
+        if coverage is not None:
+            return describe_coverage(coverage, self.metrics["nominal_coverage"], interval(self.statistics["coverage"]))
+        return None if correlation is None else describe_correlation(correlation)
 
 
 def ratio(sums: Doubles) -> Doubles:
@@ -105,12 +121,19 @@ def bleu_of_sums(sums: Doubles) -> Doubles:
 
 
 def text_scores(
-    metrics: dict[str, Any], texts: Sequence[str], references: References, show: Callable[[int], Any]
+    metrics: dict[str, Any],
+    texts: Sequence[str],
+    references: References,
+    show: Callable[[int], Any],
+    confidence: Sequence[float] | None = None,
 ) -> ExampleScores:
-    """Scores of written texts: BLEU, exact match and ROUGE-L over sentences; the quality of each is its chrF."""
+    """Scores of written texts: BLEU, exact match and ROUGE-L over sentences; the quality of each is its chrF.
+
+    Where the model says how sure it is, `confidence_correlation` is Spearman's between that and the quality.
+    """
     import sacrebleu
 
-    from weft.tasks.support.evaluation.metrics import exact_match, rouge
+    from weft.tasks.support.evaluation.metrics import exact_match, rouge, spearman
 
     pairs = [([text], [several_references(given)]) for text, given in zip(texts, references, strict=True)]
     statistics = {
@@ -119,7 +142,10 @@ def text_scores(
         "rouge_l": mean_statistic([rouge(*pair)["rougeL"] for pair in pairs]),
     }
     quality = [float(sacrebleu.sentence_chrf(text, list(given)).score) for (text,), (given,) in pairs]
-    return ExampleScores(metrics, statistics, list(references), list(texts), np.array(quality), show)
+    if confidence is not None:
+        metrics = {**metrics, "confidence_correlation": spearman(confidence, quality)}
+    sure = None if confidence is None else np.array(confidence)
+    return ExampleScores(metrics, statistics, list(references), list(texts), np.array(quality), show, sure)
 
 
 def error_rate_statistics(texts: Sequence[str], references: Sequence[str]) -> dict[str, Statistic]:

@@ -66,9 +66,14 @@ class InputEncoder(ABC):
 
     @abstractmethod
     def answer(
-        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], generation: GenerationOptions
+        self,
+        module: nn.Module,
+        inputs: Sequence[Any],
+        classes: Sequence[str],
+        generation: GenerationOptions,
+        temperature: float = 1.0,
     ) -> list[Answer]:
-        """Answers to inputs as the command line gives them."""
+        """Answers to inputs as the command line gives them, with probabilities softmax(logits / temperature)."""
 
     @abstractmethod
     def preview(self, module: nn.Module, split: Split, classes: Sequence[str]) -> str:
@@ -103,7 +108,12 @@ class TextEncoder(InputEncoder):
         )
 
     def answer(
-        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], generation: GenerationOptions
+        self,
+        module: nn.Module,
+        inputs: Sequence[Any],
+        classes: Sequence[str],
+        generation: GenerationOptions,
+        temperature: float = 1.0,
     ) -> list[Answer]:
         """The likeliest class of each text, and the probabilities of all."""
         texts = [str(given) for given in inputs]
@@ -111,7 +121,7 @@ class TextEncoder(InputEncoder):
             return []
         split = self.make_split(texts, [np.zeros(1, dtype=np.int64)] * len(texts)).cut(cast(Any, module.spec).length)
         found = []
-        for text, shares in zip(texts, probabilities(module, split, READ_AT_ONCE), strict=True):
+        for text, shares in zip(texts, probabilities(module, split, READ_AT_ONCE, temperature), strict=True):
             best = classes[int(shares.argmax())]
             by_name = {name: round(float(p), 6) for name, p in zip(classes, shares, strict=True)}
             found.append(Answer(text, best, {"probabilities": by_name}))

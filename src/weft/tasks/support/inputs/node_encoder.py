@@ -44,6 +44,12 @@ class Nodes(Split):
         """Nodes of all graphs."""
         return sum(map(len, self.rows))
 
+    def example_lengths(self) -> tuple[str, Sequence[int]]:
+        return "nodes", [len(row) for row in self.rows]
+
+    def class_numbers(self) -> Numbers:
+        return np.concatenate(self.labels)
+
     def cut(self, length: int) -> Nodes:
         """Only graphs of up to `length` nodes: part of a graph is another graph."""
         kept = [number for number, row in enumerate(self.rows) if len(row) <= length]
@@ -124,7 +130,12 @@ class NodeEncoder(InputEncoder):
         return Recipe(dropout=0.0 if epochs < 10 else 0.1, training={"weight_decay": 0.01}, most_epochs=30)
 
     def answer(
-        self, module: nn.Module, inputs: Sequence[Any], classes: Sequence[str], generation: GenerationOptions
+        self,
+        module: nn.Module,
+        inputs: Sequence[Any],
+        classes: Sequence[str],
+        generation: GenerationOptions,
+        temperature: float = 1.0,
     ) -> list[Answer]:
         """For each graph, from a .json file or as a tree, a label per node."""
         graphs: list[LabeledGraph] = []
@@ -139,20 +150,21 @@ class NodeEncoder(InputEncoder):
             names += [str(given)] * len(found)
         split = self.make_split(graphs, [np.zeros(len(graph.nodes), dtype=np.int64) for graph in graphs])
         answers = []
-        for name, graph, shares in zip(names, graphs, self._shares(module, split, generation.batch), strict=True):
+        by_graph = self._shares(module, split, generation.batch, temperature)
+        for name, graph, shares in zip(names, graphs, by_graph, strict=True):
             said = [classes[number] for number in shares.argmax(-1).tolist()]
             rows = [dict(zip(classes, [round(p, 6) for p in row], strict=True)) for row in shares.tolist()]
             answers.append(Answer(name, said, {"tokens": list(graph.nodes), "probabilities": rows}))
         return answers
 
-    def _shares(self, module: nn.Module, split: Nodes, rows: int) -> list[torch.Tensor]:
+    def _shares(self, module: nn.Module, split: Nodes, rows: int, temperature: float) -> list[torch.Tensor]:
         most: int = module.spec.length  # type: ignore[assignment, union-attr]
         largest = max(map(len, split.rows))
         if largest > most:
             raise DataError(
                 f"a graph of {largest} nodes, but the model takes {most}: train with --set length={largest}"
             )
-        return probabilities(module, split, rows * largest)
+        return probabilities(module, split, rows * largest, temperature)
 
     def preview(self, module: nn.Module, split: Split, classes: Sequence[str]) -> str:
         """The first held-out graph: what is true of its nodes and what the model says."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_toke
 from weft.foundation.arrays import Pixels
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.splits.augmentation import ImageAugmentation, change_images
+from weft.tasks.support.splits.split import digest
 from weft.tasks.support.splits.text_pairs import Ends, evenly, like_length
 from weft.tasks.task import Batch, Split
 
@@ -99,6 +101,7 @@ class CaptionsSplit(Split):
     or questions answered, when the split is evaluated.
     """
 
+    identified: ClassVar[str] = "images"
     gallery: Gallery
     texts: Sequence[Sequence[int]]
     ends: Ends
@@ -125,6 +128,17 @@ class CaptionsSplit(Split):
     def tokens(self) -> int:
         """Patches and words."""
         return int(self._sizes().sum())
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """The pixels of each image once, with the first text that belongs to it."""
+        titles: dict[int, str] = {}
+        for image, text in self.gallery.captions:
+            titles.setdefault(image, text)
+        for image, text in titles.items():
+            yield digest(self.gallery.pixels[[image]]), text
+
+    def example_lengths(self) -> tuple[str, Sequence[int]]:
+        return "tokens of the text", [len(text) for text in self.texts]
 
     def cut(self, length: int) -> CaptionsSplit:
         """The same for a model that writes `length` tokens."""

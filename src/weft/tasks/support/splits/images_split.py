@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from weft.data.readers.images import PixelFiles
 from weft.foundation.arrays import Pixels
 from weft.tasks.support.class_labels import evenly
 from weft.tasks.support.splits.augmentation import ImageAugmentation, change_images
+from weft.tasks.support.splits.split import digest
 from weft.tasks.task import Batch, Split
 
 THUMB = 8  # pixels per side of what the nearest neighbor compares
@@ -62,6 +63,14 @@ class ImagesSplit(Split):
     def tokens(self) -> int:
         """Patches of all pictures."""
         return len(self) * self.patches
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """The pixels, whatever the augmentation."""
+        for row in self.rows.tolist():
+            yield digest(self.pixels[[row]]), f"#{row}"
+
+    def class_numbers(self) -> NDArray[np.int64]:
+        return self.labels
 
     def pick(self, numbers: Sequence[int]) -> ImagesSplit:
         """The same with these pictures alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from weft.models.output import Output
 from weft.models.teacher_forcing import IGNORED
 from weft.parts.masks import Graph, Mask, Real
 from weft.tasks.support.splits.augmentation import own_random
+from weft.tasks.support.splits.split import same_text
 from weft.tasks.task import Batch, Split
 
 Numbers = NDArray[np.int64]
@@ -98,6 +99,19 @@ class Sentences(Split):
     def tokens(self) -> int:
         """Tokens of all rows."""
         return sum(self.lengths)
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """The texts themselves."""
+        for text in self.texts:
+            shown = text if isinstance(text, str) else " ".join(map(str, text))
+            yield same_text(shown), shown
+
+    def example_lengths(self) -> tuple[str, Sequence[int]]:
+        return "tokens", self.lengths
+
+    def class_numbers(self) -> Numbers:
+        numbers = np.concatenate(self.labels)
+        return numbers[numbers != IGNORED]
 
     def answers(self, example: int) -> Numbers:
         """The labels of an example, without those of tokens that have none."""
@@ -202,8 +216,8 @@ def ask(module: nn.Module, batch: Batch) -> Output:
     return module(inputs["tokens"], mask=mask)
 
 
-def probabilities(module: nn.Module, split: Split, size: int) -> list[Tensor]:
-    """softmax of the logits of each example [C], or [T, C] with one per token; in evaluation mode, on the CPU."""
+def probabilities(module: nn.Module, split: Split, size: int, temperature: float = 1.0) -> list[Tensor]:
+    """softmax(logits / temperature) of each example [C], or of each token [T, C]; in evaluation mode, on the CPU."""
     device = next(module.parameters()).device
     training = module.training
     module.eval()
@@ -212,7 +226,7 @@ def probabilities(module: nn.Module, split: Split, size: int) -> list[Tensor]:
         like = groups_of_like_length(split.lengths, size, device) if isinstance(split, Sentences) else None
         for examples in split.batches(size, None) if like is None else like:
             batch = split.batch(examples).to(device)
-            shares = widen(ask(module, batch).logits).softmax(-1).cpu()
+            shares = (widen(ask(module, batch).logits) / temperature).softmax(-1).cpu()
             lengths = batch.inputs["mask"].sum(1).tolist()
             for row, example in enumerate(examples):
                 found[example] = shares[row] if shares.dim() == 2 else shares[row, : lengths[row]]

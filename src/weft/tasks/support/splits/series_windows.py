@@ -6,14 +6,14 @@ N rows, C columns. Each column is scaled by its training rows; each window again
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, PositiveInt
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from weft.data.batching import shuffled_order
@@ -46,7 +46,8 @@ SplitRows = Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_rows)]
 class SeriesFacts(Spec):
     """What was learned of the training series: its columns and their scales, how it is cut, and how to know it again.
 
-    `borders` are the rows where training, validation and (with a split in three) test end.
+    `borders` are the rows where training, validation and (with a split in three) test end. `band`: what the trained
+    model's bands are multiplied by, so that they hold what they promise.
     """
 
     columns: tuple[str, ...]
@@ -57,6 +58,7 @@ class SeriesFacts(Spec):
     borders: tuple[PositiveInt, ...]
     digest: str
     seed: int = 0
+    band: PositiveFloat = 1.0
 
     @classmethod
     def learn(cls, series: TimeSeries, borders: tuple[int, ...], context: int, patch: int, seed: int) -> SeriesFacts:
@@ -73,7 +75,7 @@ class SeriesFacts(Spec):
                 f"columns {', '.join(series.names)[:80]}, but the run that is trained on learned "
                 f"{', '.join(self.columns)[:80]}: give the same columns"
             )
-        return self.replace(borders=borders, digest=digest(series.values), seed=seed)
+        return self.replace(borders=borders, digest=digest(series.values), seed=seed, band=1.0)
 
     def scaled(self, values: Doubles) -> Doubles:
         """Columns in units of their training rows' deviation, around their mean."""
@@ -108,6 +110,7 @@ class WindowSplit(Split):
     method may learn from, where they are at hand. `part`: which part of a series that training has seen this is.
     """
 
+    identified: ClassVar[str] = "windows"
     values: Tensor
     first: int
     end: int
@@ -166,6 +169,14 @@ class WindowSplit(Split):
             rows = self.values[self.first + chosen[:, None] + steps]
         inputs["history"], labels = rows[:, : self.context], rows[:, self.context :]
         return Batch(inputs, labels, labels.numel(), len(chosen) * (self.context // self.patch))
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """The rows of each window, history and what follows."""
+        rows = self.values.numpy()
+        for place in range(self.windows):
+            first = self.first + place
+            title = f"rows {first - self.context + 1:,} to {first + self.horizon:,}"
+            yield rows[first - self.context : first + self.horizon].tobytes(), title
 
     def expect_windows(self, what: str) -> WindowSplit:
         """Itself, if there is at least one window."""

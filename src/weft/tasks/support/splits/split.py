@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.data.batching import shuffled_order
@@ -33,6 +36,8 @@ class Batch:
 
 class Split(ABC):
     """Examples to learn from, or held out, in batches whose order follows from the seed."""
+
+    identified: ClassVar[str] = "examples"  # what `identities` are of
 
     @abstractmethod
     def __len__(self) -> int:
@@ -74,9 +79,40 @@ class Split(ABC):
         found = [order[first : first + count] for first in range(0, len(order), count)]
         return found[:-1] if seed is not None and len(found) > 1 and len(found[-1]) < count else found
 
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """For each example (or what `identified` says) what it is recognized by if it occurs again, and its name.
+
+        Texts are equal whatever their case and blanks. By default the very numbers that the model is given.
+        """
+        for example in range(len(self)):
+            inputs = self.batch([example]).inputs.values()
+            yield digest(*(x.numpy() for x in inputs if isinstance(x, Tensor))), f"#{example}"
+
+    def example_lengths(self) -> tuple[str, Sequence[int]] | None:
+        """What examples are long in, such as words, and the length of each; None where all are as long."""
+        return None
+
+    def class_numbers(self) -> NDArray[np.int64] | None:
+        """The numbers of all examples' classes, or of all their words' tags; None where there are none."""
+        return None
+
     @abstractmethod
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
         """Tensors; with a seed as in training (shifted, augmented), without one as in evaluation."""
+
+
+def digest(*arrays: NDArray[Any]) -> bytes:
+    """A name for these very numbers, their shapes included."""
+    found = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        found.update(str(array.shape).encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.digest()
+
+
+def same_text(text: str) -> str:
+    """A text as it is compared with others: whatever its case and blanks."""
+    return " ".join(text.lower().split())
 
 
 @dataclass(frozen=True)

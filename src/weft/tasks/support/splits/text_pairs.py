@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from weft.foundation.seeds import generator
 from weft.foundation.spec import Tree
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.parts.masks import Real
+from weft.tasks.support.splits.split import same_text
 from weft.tasks.task import Batch, Split
 
 Pairs = Sequence[tuple[str, str]]
@@ -77,6 +78,7 @@ class PairsSplit(Split):
     `decoded` bounds how many sources are translated when the split is evaluated.
     """
 
+    identified: ClassVar[str] = "sources"
     pairs: Pairs
     sources: Sequence[Sequence[int]]
     targets: Sequence[Sequence[int]]
@@ -109,6 +111,14 @@ class PairsSplit(Split):
     def cut(self, length: int) -> PairsSplit:
         """The same for a model of `length` tokens per side."""
         return replace(self, length=length)
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """The sources: one that was learned is no longer new, whatever its target."""
+        for source, _ in self.pairs:
+            yield same_text(source), source
+
+    def example_lengths(self) -> tuple[str, Sequence[int]]:
+        return "tokens of the source", [len(source) for source in self.sources]
 
     def pick(self, numbers: Sequence[int]) -> PairsSplit:
         """The same with these pairs alone."""

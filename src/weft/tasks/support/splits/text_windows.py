@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -13,11 +14,16 @@ from numpy.typing import NDArray
 from weft.data.batching import shuffled_order
 from weft.data.readers.files import DataError
 from weft.data.stores.token_store import TokenStore
+from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.seeds import generator
 from weft.models.build import AnySpec
 from weft.models.teacher_forcing import IGNORED
+from weft.tasks.support.splits.split import same_text
 from weft.tasks.task import Batch, Split
 
+STRETCH = 1 << 14  # tokens whose text is looked at together
+PARAGRAPH, LONGEST_PARAGRAPH = 80, 20_000  # letters of paragraphs that are compared
+BLANK_LINE = re.compile(r"\n\s*\n")
 BLOCK = 256  # tokens per example of a text, when models are evaluated and compared
 
 
@@ -26,14 +32,16 @@ class TextSplit(Split):
     """Windows of `context` tokens over a stream; in training they begin elsewhere in every epoch.
 
     `most`: what a window holds however long the model is. `prefix`: number of first tokens that the model sees in both
-    directions; what it sees it is not asked, so answers begin after them.
+    directions; what it sees it is not asked, so answers begin after them. `tokenizer`: what makes texts of tokens.
     """
 
+    identified: ClassVar[str] = "paragraphs"
     store: TokenStore
     context: int = 256
     isolate: bool = False
     most: int | None = None
     prefix: int = 0
+    tokenizer: Tokenizer | None = None
 
     def __len__(self) -> int:
         return max(1, -(-(len(self.store) - 1) // self.context))
@@ -56,6 +64,22 @@ class TextSplit(Split):
                 f"windows of {split.context} tokens lie in the prefix of {split.prefix}: shorten mixer.mask.length"
             )
         return split
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """Paragraphs, between blank lines, of PARAGRAPH letters or more; of very long ones the lines."""
+        left = ""
+        for first in range(0, len(self.store) if self.tokenizer is not None else 0, STRETCH):
+            tokens = self.store.window(first, min(STRETCH, len(self.store) - first)).tokens
+            left += cast(Tokenizer, self.tokenizer).decode(tokens.tolist())
+            last = first + STRETCH >= len(self.store)
+            *whole, left = [*BLANK_LINE.split(left), ""] if last else BLANK_LINE.split(left)
+            if len(left) > LONGEST_PARAGRAPH:
+                whole, left = [*whole, left], ""
+            for paragraph in whole:
+                for text in paragraph.split("\n") if len(paragraph) > LONGEST_PARAGRAPH else [paragraph]:
+                    same = same_text(text)
+                    if len(same) >= PARAGRAPH:
+                        yield same, text.strip()
 
     def limit(self, count: int) -> TextSplit:
         """The first `count` stretches of BLOCK tokens, however long the windows are."""

@@ -5,7 +5,7 @@ Axes: T steps (each sequence has its own number), C channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -19,6 +19,7 @@ from weft.data.readers.transcripts import SourceSequences, Transcripts
 from weft.foundation.errors import WeftError
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.splits.augmentation import Floats, own_random, resample, shake
+from weft.tasks.support.splits.split import digest
 from weft.tasks.support.splits.text_pairs import Ends, like_length
 from weft.tasks.support.splits.vector_sequences import Preparation
 from weft.tasks.task import Batch, Split
@@ -85,6 +86,14 @@ class TranscriptsSplit(Split):
     def tokens(self) -> int:
         """Patches of the sequences and tokens of the texts."""
         return int(self._sizes().sum())
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """The frames, whatever the augmentation."""
+        for values, text in zip(self.values, self.texts, strict=True):
+            yield digest(values), text
+
+    def example_lengths(self) -> tuple[str, Sequence[int]]:
+        return "frames", [len(values) for values in self.values]
 
     def cut(self, length: int) -> TranscriptsSplit:
         """The same for a model that writes `length` tokens."""

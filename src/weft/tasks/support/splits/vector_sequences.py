@@ -5,7 +5,7 @@ Axes: T steps (each sequence has its own number), C channels. Joints of a body a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -18,6 +18,7 @@ from weft.foundation.errors import WeftError
 from weft.foundation.seeds import generator
 from weft.foundation.spec import Spec
 from weft.tasks.support.splits.augmentation import Floats, VerticalAxis, own_random, shake, turn_joints, warp_time
+from weft.tasks.support.splits.split import digest
 from weft.tasks.task import Batch, Split
 
 SequenceAugmentation = Literal["warp", "noise", "turn"]
@@ -147,6 +148,17 @@ class VectorSequencesSplit(Split):
     def tokens(self) -> int:
         """Steps of all sequences."""
         return sum(self._steps(example) for example in range(len(self)))
+
+    def identities(self) -> Iterator[tuple[Hashable, str]]:
+        """The values, whatever the augmentation."""
+        for number, values in enumerate(self.values):
+            yield digest(values), f"#{number}"
+
+    def example_lengths(self) -> tuple[str, Sequence[int]]:
+        return "steps", [len(values) for values in self.values]
+
+    def class_numbers(self) -> NDArray[np.int64]:
+        return self.labels
 
     def cut(self, length: int) -> VectorSequencesSplit:
         """The same for a model that takes at most `length` steps."""

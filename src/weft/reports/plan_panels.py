@@ -1,0 +1,94 @@
+"""The plan beside what happened, the sizes that were timed, and the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from weft.figures.charts.curves import running_mean
+from weft.figures.panels.panel import Panel
+from weft.figures.panels.plots import PlotPanel
+from weft.figures.panels.records import RecordsPanel
+from weft.foundation.spec import Tree
+from weft.training.result import TrainingResult
+
+POINTS = 300  # places of a curve
+SMOOTHED = 40  # a running mean is taken over this part of a long curve
+
+
+def plan_panel(result: TrainingResult) -> RecordsPanel:
+    """What was planned, and what came of it."""
+    plan = result.plan
+    rows = [
+        ("parameters", f"{plan.parameters:,}", ""),
+        ("steps", f"{plan.steps:,}", f"{result.steps:,}"),
+        ("tokens per step", f"{plan.batch:,}", ""),
+        ("epochs", f"{plan.epochs:.2f}", f"{plan.epochs * result.steps / plan.steps:.2f}"),
+        ("time", _seconds(plan.seconds), _seconds(result.seconds)),
+        ("memory at the fullest moment", f"{plan.memory / 2**20:,.0f} MiB", ""),
+        ("threads", str(plan.threads), ""),
+    ]
+    if plan.minutes is not None:
+        rows.insert(5, ("minutes given", f"{plan.minutes:g}", f"{result.seconds / 60:.2f}"))
+    made = " ".join(
+        f"Step {one.at:,}: {one.steps:,} steps{'' if one.speed is None else f', at {one.speed:.0%} of the planned speed'}."
+        for one in plan.revisions
+    )
+    note = f"The plan was revised to end on time. {made}" if made else ""
+    return RecordsPanel("Plan and what happened", ("", "planned", "happened"), tuple(rows), note=note)
+
+
+def tried_panel(result: TrainingResult) -> RecordsPanel | None:
+    """The sizes that were timed on this machine before the first step, the chosen one first."""
+    tried = result.plan.tried
+    if not tried:
+        return None
+    names = list(dict.fromkeys(name for one in tried for name in one))
+    rows = tuple(tuple(_cell(one.get(name, "")) for name in names) for one in tried)
+    head = tuple(name.replace("_", " ") for name in names)
+    note = "Timed before the first step; the formula of the time plan expects the lowest loss of the first."
+    return RecordsPanel("Sizes that were timed", head, rows, marked=(0,), note=note)
+
+
+def curves_panel(rows: Iterable[Tree], result: TrainingResult) -> PlotPanel | None:
+    """Training and validation loss by step, as metrics.jsonl has them, and the best possible loss where it is known."""
+    rows = list(rows)
+    curves = {
+        "training": [(row["step"], row["loss"]) for row in rows if "loss" in row],
+        "validation": [(row["step"], row["validation"]) for row in rows if "validation" in row],
+    }
+    points = {name: np.array(curve, dtype=np.float64) for name, curve in curves.items() if curve}
+    points = {name: curve[np.isfinite(curve).all(1)] for name, curve in points.items()}
+    points = {name: curve for name, curve in points.items() if len(curve)}
+    if not points:
+        return None
+    last = max(curve[-1, 0] for curve in points.values())
+    places = np.unique(np.rint(np.linspace(min(curve[0, 0] for curve in points.values()), last, POINTS)))
+    values = []
+    for curve in points.values():
+        smooth = running_mean(curve[:, 1], max(1, len(curve) // SMOOTHED)) if len(curve) > POINTS else curve[:, 1]
+        values.append(np.interp(places, curve[:, 0], smooth, left=np.nan, right=np.nan))
+    names = list(points)
+    if result.best is not None and result.best.metric == "loss":
+        names, values = [*names, "best possible"], [*values, np.full(len(places), result.best.value)]
+    title = "Loss by step, in nats per answer"
+    return PlotPanel(
+        title, places.astype(np.float32), np.array(values, dtype=np.float32), tuple(names), "step", "loss in nats"
+    )
+
+
+def plan_panels(rows: Iterable[Tree], result: TrainingResult) -> list[Panel]:
+    """All of them that there are."""
+    found = (plan_panel(result), tried_panel(result), curves_panel(rows, result))
+    return [panel for panel in found if panel is not None]
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "not planned"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
