@@ -43,7 +43,7 @@ class OneCallAdamW(AdamW):
     def _update(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         found, states = updates(), [self.state[w] for w in weights]
         assert found is not None
-        lists = [weights, [w.grad for w in weights], *([s[name] for s in states] for name in STATE)]
+        lists: list[Any] = [weights, [w.grad for w in weights], *([s[name] for s in states] for name in STATE)]
         found.weft_adamw(
             *map(pointers, lists), sizes(weights), len(weights), group["lr"], *group["betas"], group["eps"],
             group["weight_decay"], torch.get_num_threads(),
