@@ -31,11 +31,11 @@ def plan_panel(result: TrainingResult) -> RecordsPanel:
     ]
     if plan.minutes is not None:
         rows.insert(5, ("minutes given", f"{plan.minutes:g}", f"{result.seconds / 60:.2f}"))
-    made = " ".join(
-        f"Step {one.at:,}: {one.steps:,} steps{'' if one.speed is None else f', at {one.speed:.0%} of the planned speed'}."
-        for one in plan.revisions
-    )
-    note = f"The plan was revised to end on time. {made}" if made else ""
+    made = []
+    for one in plan.revisions:
+        speed = "" if one.speed is None else f", at {one.speed:.0%} of the planned speed"
+        made.append(f"Step {one.at:,}: {one.steps:,} steps{speed}.")
+    note = f"The plan was revised to end on time. {' '.join(made)}" if made else ""
     return RecordsPanel("Plan and what happened", ("", "planned", "happened"), tuple(rows), note=note)
 
 
