@@ -45,7 +45,7 @@ def test_the_command_gives_one_json_value_and_a_page(tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True,
     )  # fmt: skip
     tree = json.loads(out.stdout)
-    assert set(tree) == {"machine", "cases"} and tree["cases"][0]["case"] == "startup"
+    assert set(tree) == {"results", "limits", "machine", "cases"} and tree["cases"][0]["case"] == "startup"
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

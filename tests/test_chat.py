@@ -159,10 +159,12 @@ def test_sampled_turns_have_seeds_of_their_own_and_are_repeatable():
     assert "".join(first.retry()) != before and [turn.user for turn in first.turns] == list(SAID)
 
 
-def test_a_speculative_stream_is_one_text_and_ends_before_a_stop_string():
+def test_a_speculative_stream_has_the_texts_of_generate_and_ends_before_a_stop_string():
     model = writer("nano-gpt")
-    with pytest.raises(WeftError, match="2 prompts with 1 samples"):
-        list(stream_speculative(model, GenerationRequest([[1], [2]], max_tokens=3)))
+    both = GenerationRequest([[1], [2]], max_tokens=3)
+    streamed = list(stream_speculative(model, both))
+    for row, text in enumerate(generate(model, both)):
+        assert [step.token for step in streamed if step.row == row] == text.tokens
     (plain,) = generate(model, GenerationRequest([[40, 41, 42]], max_tokens=19, detokenizer=Detokenizer(LETTERS)))
     stop = plain.text[len(plain.text) // 3 :][:2]
     request = GenerationRequest([[40, 41, 42]], max_tokens=19, detokenizer=Detokenizer(LETTERS, [stop]))

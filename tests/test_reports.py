@@ -93,8 +93,8 @@ def test_a_classifier_has_its_whole_report(tmp_path):
     assert data["marked"] == [data["rows"].index(["examples in both parts", "", "80 of 87 (92.0%)"])]
     assert sum(row[0].startswith("such as example") for row in data["rows"]) == 3
     flagged = page_data(run.folder)["left_out"]
-    assert any("LEAKAGE IN THE DATA" in sentence for sentence in flagged)
-    assert sum("LEAKAGE IN THE DATA: 80 of 87" in note for note in notes.notes) == 1
+    assert any("data leak" in sentence for sentence in flagged)
+    assert sum("the data leak: 80 of 87" in note for note in notes.notes) == 1
     command = found["The command that trains the same again"]["rows"][0][1]
     assert command.startswith("weft train classification") and "--steps 6" in command and "--seed 0" in command
 
@@ -103,7 +103,7 @@ def test_clean_data_are_not_flagged(tmp_path):
     notes = Notes()
     write_moods(tmp_path / "a.tsv")
     run = weft.train("classification", tmp_path / "a.tsv", tmp_path / "run", steps=1, set=SMALL, reporter=notes)
-    assert not any("LEAKAGE" in note for note in notes.notes)
+    assert not any("leak" in note for note in notes.notes)
     assert "none of" in panels_of(run.folder)["Data"]["note"].lower()
 
 
@@ -132,7 +132,7 @@ def test_duplicates_are_counted():
     assert (found.found, found.held, found.examples, found.complete) == (3, 5, ("a", "a", "c"), True)
     assert found.share == 0.6 and found.flagged and "3 of 5" in found.describe()
     few = find_duplicates(Rows("a"), Rows("a", *map(str, range(100))))
-    assert few.found == 1 and not few.flagged and "LEAKAGE" not in few.describe()
+    assert few.found == 1 and not few.flagged and "leak" not in few.describe()
     assert "has no examples" in find_duplicates(Rows("a"), Rows()).describe()
 
 

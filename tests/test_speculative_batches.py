@@ -276,7 +276,7 @@ def test_texts_of_the_engine_are_those_of_generate(name, asked, slots, prefixes)
         whole = expected.tokens + [token for token in given_so_far[len(expected.tokens) :] if token in (2, 37)]
         assert given_so_far == whole[: len(given_so_far)]
         if handle.status == "done":
-            same_texts([handle.result()], [expected], 1e-6)
+            same_texts([handle.result()], [expected], 1e-5)  # prompts in float32, in another company
         else:
             assert handle.status == "cancelled"
     assert engine.statistics.accepted <= engine.statistics.proposed and not engine._batch.slots.rows

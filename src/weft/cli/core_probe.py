@@ -35,9 +35,8 @@ def received_share(cores: int, seconds: float = SECONDS) -> float | None:
     if not hasattr(os, "fork"):
         return None
     spinners: list[tuple[int, int, float]] = []
-    until = time.monotonic() + seconds + START * cores
     try:
-        spinners.extend(_start_spinner(until) for _ in range(cores))
+        spinners.extend(_start_spinner(seconds) for _ in range(cores))
     except OSError:  # no more processes are allowed
         cores = 0
     shares = [_read_share(*spinner) for spinner in spinners]
@@ -57,10 +56,10 @@ def share_beside(cores: int, read_stat: Callable[[], str], seconds: float = SECO
     return cores / (cores + sum(counts) / len(counts))
 
 
-def _start_spinner(until: float) -> tuple[int, int, float]:
-    """A process that uses a core until a time and then writes its processor time: (process, pipe, its seconds)."""
+def _start_spinner(seconds: float) -> tuple[int, int, float]:
+    """A process that uses a core for a time and then writes its processor time: (process, pipe, these seconds)."""
     reader, writer = os.pipe()
-    seconds = until - time.monotonic()
+    until = time.monotonic() + START + seconds
     try:
         process = os.fork()
     except OSError:

@@ -81,7 +81,9 @@ def entries_of(arguments: dict[str, Any], peers: Sequence[str], compiled: bool) 
         own = arguments | more
         found.append(Entry(f"weft, AdamW{words}", f"{place}weft_step", own | {"optimizer": "adamw"}))
         found.append(Entry(f"weft, Muon{words}", f"{place}weft_step", own | {"optimizer": "muon"}))
-        found += [Entry(f"{peer}{words}", f"{place}peer_step", own | {"peer": peer}, peer=peer) for peer in peers]
+        for peer in peers:
+            name = f"{'plain GPT' if peer == 'plain' else peer}{words}"
+            found.append(Entry(name, f"{place}peer_step", own | {"peer": peer}, peer=peer))
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,8 @@ def stdlib(seed: int, size: int) -> Sample[str]:
     manual, sources = _manual(), _source_files()
     random.shuffle(manual)
     random.shuffle(sources)
-    pages, files = _without_repeats(manual), (text for path in sources if (text := _read(path)))
+    seen: set[str] = set()  # by both kinds: sources quote the manual, and each other
+    pages, files = _without_repeats(manual, seen), _without_repeats(map(_read, sources), seen)
     train, validation = (_mixture(pages, files, length) for length in (size, validation_size(size, 100)))
     if not validation:
         raise DataError(f"the standard library here is shorter than {size} characters: ask for a smaller size")
@@ -64,12 +65,11 @@ def _manual() -> list[str]:
     return [topics[name] for name in sorted(topics)]
 
 
-def _without_repeats(documents: list[str]) -> Iterator[str]:
-    """Documents without paragraphs of earlier ones: topics of the manual quote each other."""
-    seen: set[str] = set()
+def _without_repeats(documents: Iterable[str], seen: set[str]) -> Iterator[str]:
+    """Documents without paragraphs of earlier ones, which are in `seen`: they quote each other."""
     for document in documents:
-        paragraphs = [text for text in document.split("\n\n") if text.strip() and text not in seen]
-        seen.update(text for text in paragraphs if len(text) > 40)
+        paragraphs = [text for text in document.split("\n\n") if text.strip() and text.strip() not in seen]
+        seen.update(text.strip() for text in paragraphs if len(text) > 40)
         if paragraphs:
             yield "\n\n".join(paragraphs).strip() + "\n\n"
 

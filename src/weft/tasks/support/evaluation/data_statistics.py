@@ -86,9 +86,7 @@ class Duplicates:
         told = f"{share} are among those of training{of}"
         if not self.flagged:
             return told
-        return (
-            f"LEAKAGE IN THE DATA: {told}; scores on them show what was remembered: remove them from one of the parts"
-        )
+        return f"the data leak: {told}; scores on them show what was remembered: remove them from one of the parts"
 
 
 @dataclass(frozen=True)
