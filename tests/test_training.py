@@ -34,8 +34,9 @@ from weft.training import model_source
 from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop, defer_stop
+from weft.training.pace import FORWARD, SCORING
 from weft.training.plan import TrainingPlan
-from weft.training.planner import Planner, expected_loss, suitable_batch
+from weft.training.planner import EVALUATION_SHARE, Planner, expected_loss, suitable_batch
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.step_timing import StepTimer, StepTiming
@@ -528,7 +529,9 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
     for minutes in (0.5, 1.0, 2.2, 5.0):
         planner = Planner(prepared.task, prepared.train, prepared.validation, {}, {}, 0, torch.device("cpu"))
         _, _, plan = planner.plan_minutes(weft.preset("nano-vit"), minutes, time.perf_counter())
-        assert plan.steps * plan.batch / rate == pytest.approx(0.88 * 60 * minutes, rel=0.1)
+        steps = plan.steps * plan.batch / rate
+        final = SCORING * FORWARD * plan.final_tokens / rate  # the held-out pictures are scored once more
+        assert (1 + EVALUATION_SHARE) * steps + final == pytest.approx(60 * minutes, rel=0.1) and steps > final
 
 
 def test_a_slow_machine_gets_a_small_model_even_if_only_one_was_measured(tmp_path, monkeypatch):
