@@ -207,3 +207,17 @@ def test_without_a_compiler_there_is_none(tmp_path):
         environment = {"HOME": str(tmp_path), "WEFT_CACHE": str(tmp_path), "PATH": "/usr/bin", **setting}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "None"
+
+
+def test_weights_made_in_inference_mode_are_read_again_after_a_change(monkeypatch):
+    """They have no version that tells of the change, and large ones are copied."""
+    monkeypatch.setattr("weft.inference.fast.native.matrices.WORTH_COPYING", 1)
+    with torch.inference_mode():
+        model = weft.build("nano-llama").eval()
+        tokens = torch.tensor([[3]])
+        for _ in range(2):
+            twin = optimized(model)
+            found = twin(tokens, state=twin.make_state(1)).logits
+            assert torch.allclose(found, model(tokens).logits, atol=1e-5)
+            for weight in model.parameters():
+                weight.mul_(1.7).add_(0.1)

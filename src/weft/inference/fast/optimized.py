@@ -74,8 +74,8 @@ def _hooked(model: nn.Module) -> bool:
 
 
 def _version(model: nn.Module) -> tuple[object, ...]:
-    """Changes whenever a weight or a part does."""
-    return tuple((id(t), 0 if t.is_inference() else t._version, t.data_ptr(), t.dtype) for t in _tensors(model))
+    """Changes whenever a weight or a part does; each time where weights made in inference mode do not tell."""
+    return tuple((id(t), object() if t.is_inference() else t._version, t.data_ptr(), t.dtype) for t in _tensors(model))
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
