@@ -93,7 +93,7 @@ Limit = Annotated[
 Quantize = Annotated[
     str | None,
     typer.Option(
-        help="Quantization of the weights: int8 (a quarter of the memory) or int4 (a sixth, but small models answer "
+        help="Quantization of the weights: int8 (a quarter of the memory) or int4 (a fifth, but small models answer "
         "worse); none if left out."
     ),
 ]
