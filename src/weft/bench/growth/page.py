@@ -44,7 +44,7 @@ def saved_values(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
 
 
 def growth_markdown(values: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
-    """The page."""
+    """The page docs/GROWTH.md: the table, then a section per axis with its command and what departs from theory."""
     headings = ("what grows", "sizes", "time", "p", "theory", "memory", "p", "theory")
     lines = [HEAD, *markdown_table(headings, (cells(value)[:-1] for value in values))]
     for value in values:

@@ -31,7 +31,7 @@ COVERAGES = np.linspace(0.05, 1.0, 20)
 
 
 class ReliabilityRow(NamedTuple):
-    """So many answers, the mean of their probabilities, and the share of them that is right."""
+    """The number of answers, the mean of their probabilities, and the share of them that is right."""
 
     answers: int
     confidence: float
