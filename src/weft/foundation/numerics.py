@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ def _find_device(name: str | None) -> torch.device:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise WeftError(f"no device {name!r} on this machine: use cpu, or leave --device out") from error
+        if device.type == "meta":
+            raise WeftError("device 'meta' has no numbers to compute with: use cpu, or leave --device out")
         return device
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -61,3 +64,20 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def widen(x: Tensor) -> Tensor:
     """`x` in float32 or wider; returned as it is where it is wide already."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def minimize(loss: Callable[[], Tensor], weights: Sequence[Tensor], iterations: int, history: int) -> None:
+    """Change the weights in place so that the loss, a number, becomes small: L-BFGS with a strong Wolfe line search.
+
+    `history` is the number of steps that the curvature is estimated from (Nocedal and Wright 2006).
+    """
+    search = torch.optim.LBFGS(list(weights), max_iter=iterations, history_size=history, line_search_fn="strong_wolfe")
+
+    def value() -> Tensor:
+        search.zero_grad()
+        found = loss()
+        found.backward()
+        return found
+
+    with torch.enable_grad():
+        search.step(value)

@@ -13,20 +13,36 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from weft.foundation.errors import SpecError
+from weft.foundation.json_text import as_whole_number, parse_json
 
 Tree = dict[str, Any]
+MOST_BITS = 63  # of a whole number in a spec
 
 
 class Spec(BaseModel):
-    """A frozen, validated description. `replace` gives a changed copy; bad fields raise one clear sentence."""
+    """A frozen, validated description. `replace` gives a changed copy; bad fields raise one clear sentence.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    Numbers are finite: JSON has no others.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     def __init__(self, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
             raise SpecError(describe_validation_error(error, type(self))) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expect_bounded(cls, fields: Any) -> Any:
+        """Whole numbers beyond 64 bits are no sizes: arithmetic with them would go on as if they were."""
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            if isinstance(value, int) and value.bit_length() > MOST_BITS:
+                raise ValueError(
+                    f"{name} is a whole number of {value.bit_length()} bits: choose one of {MOST_BITS} or fewer"
+                )
+        return fields
 
     def replace(self, **changes: Any) -> Self:
         """A changed copy: `spec.replace(layers=2)`; nested fields by dots, `spec.replace(**{"mixer.heads": 2})`.
@@ -53,8 +69,8 @@ class Spec(BaseModel):
     def from_json(cls, text: str) -> Self:
         """The inverse of `to_json`."""
         try:
-            tree = json.loads(text)
-        except json.JSONDecodeError as error:
+            tree = parse_json(text)
+        except ValueError as error:
             raise SpecError(f"this spec is not JSON ({error}): check the file or write it with to_json()") from None
         return cls.from_tree(expect_table(tree))
 
@@ -66,8 +82,8 @@ class Spec(BaseModel):
     def from_toml(cls, text: str) -> Self:
         """The inverse of `to_toml`."""
         try:
-            tree = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            tree = _parse_toml(text)
+        except ValueError as error:
             raise SpecError(f"this spec is not TOML ({error}): check the file or write it with to_toml()") from None
         return cls.from_tree(tree)
 
@@ -114,13 +130,26 @@ def parse_table(text: str) -> Tree:
     """A table from JSON or TOML text."""
     if text.lstrip().startswith(("{", "[", '"')) and "=" not in text.split("\n", 1)[0]:
         try:
-            return expect_table(json.loads(text))
-        except json.JSONDecodeError as error:
+            tree = parse_json(text)
+        except ValueError as error:
             raise SpecError(f"this spec is not JSON ({error}): check the file") from None
+        return expect_table(tree)
+    try:
+        return _parse_toml(text)
+    except ValueError as error:
+        raise SpecError(f"this spec is neither JSON nor TOML ({error}): check the file") from None
+
+
+def _parse_toml(text: str) -> Tree:
+    """A table from TOML text, or a ValueError in a few words."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"this spec is neither JSON nor TOML ({error}): check the file") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("lists or tables are nested too deeply") from None
+    except ValueError:
+        raise ValueError("a number has too many digits") from None
 
 
 def expect_table(tree: Any) -> Tree:
@@ -144,7 +173,7 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
     holder: Any = None  # of the table at `place`, by the name or number `at`
     at: Any = None
     for depth, step in enumerate(parents):
-        if isinstance(place, list) and len(place) == 1 and not step.isdigit():
+        if isinstance(place, list) and len(place) == 1 and not step.isdecimal():
             place = place[0]
         try:
             key = int(step) if isinstance(place, list) else step
@@ -157,10 +186,11 @@ def set_path(tree: Tree, path: str, value: Any) -> None:
                 above = ".".join(parents[:depth])
                 hint = f": {above} holds {len(place)} tables, so name one by its number, such as {above}.0.{step}"
             raise SpecError(f"there is no field {'.'.join(parents[: depth + 1])!r} to set {path!r} in{hint}") from None
-    if isinstance(place, list) and len(place) == 1 and not last.isdigit():
+    if isinstance(place, list) and len(place) == 1 and not last.isdecimal():
         holder, at, place = place, 0, place[0]
-    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
-        place[int(last)] = value
+    number = as_whole_number(last)
+    if isinstance(place, list) and number is not None and number < len(place):
+        place[number] = value
     elif isinstance(place, dict):
         if last == "kind" and holder is not None and place.get("kind") != value:
             holder[at] = _NewTable(kind=value)  # without the fields of another kind

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from weft.foundation.atomic_files import DiskError, write_atomic
+from weft.foundation.regular_files import expect_regular
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:
@@ -28,7 +29,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str] 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, memory-mapped."""
     try:
-        return load_file(path)
+        return load_file(expect_regular(path, DiskError))
     except FileNotFoundError:
         raise DiskError(f"there is no file {path}: check the run folder") from None
     except (SafetensorError, OSError, ValueError) as error:

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
 
 import torch
 from torch import Tensor, nn
 
 from weft.foundation import native_code
 
-SOURCES = ("kernels.c", "attention.h")
+SOURCES = ("kernels.c", "attention.h", "linear.h")
 
 
 @functools.cache
 def kernels() -> ctypes.CDLL | None:
     """The library, or None where it cannot be built."""
-    compiler = native_code.find_compiler()
-    if compiler is None:
-        return None
-    try:
-        return _declared(native_code.compiled(compiler, "weft.parts.native", SOURCES))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return native_code.load_library("weft.parts.native", SOURCES, _declared)
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
@@ -37,10 +30,14 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.weft_gelu_backward.argtypes = [pointer] * 3 + [number] * 2
     found.weft_layer_norm.argtypes = [pointer] * 3 + [ctypes.c_float] + [pointer] * 3 + [number] * 3
     found.weft_layer_norm_backward.argtypes = [pointer] * 7 + [number] * 4
+    found.weft_linear.argtypes = [pointer] * 5 + [number] * 4
+    found.weft_linear_to_x.argtypes = [pointer] * 4 + [number] * 4
+    found.weft_linear_to_weights.argtypes = [pointer] * 5 + [number] * 4
     found.weft_attention.argtypes = [pointer] * 3 + [ctypes.c_float] + [pointer] * 3
     found.weft_attention_backward.argtypes = [pointer] * 5 + [ctypes.c_float] + [pointer] * 5
-    found.weft_attention_is_fast.restype = number
-    for name in ("gelu", "gelu_backward", "layer_norm", "layer_norm_backward", "attention", "attention_backward"):
+    found.weft_attention_is_fast.restype = found.weft_linear_is_fast.restype = number
+    backward = (f"{name}{end}" for name in ("gelu", "layer_norm", "attention") for end in ("", "_backward"))
+    for name in ("linear", "linear_to_x", "linear_to_weights", *backward):
         getattr(found, f"weft_{name}").restype = None
     return found
 

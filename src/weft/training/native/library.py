@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +17,7 @@ SOURCES = ("update.c",)
 @functools.cache
 def updates() -> ctypes.CDLL | None:
     """The library, or None where it cannot be built."""
-    compiler = native_code.find_compiler()
-    if compiler is None:
-        return None
-    try:
-        return _declared(native_code.compiled(compiler, "weft.training.native", SOURCES))
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return native_code.load_library("weft.training.native", SOURCES, _declared)
 
 
 def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
