@@ -311,7 +311,7 @@ HOSTILE = {
         "not a power of two",
     ),
     "nothing": (b"GGUF", "is not a GGUF file"),
-    "no architecture": (small(), "of architecture None"),
+    "no architecture": (small()[:-32], "of architecture None"),
 }
 
 

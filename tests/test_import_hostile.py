@@ -141,7 +141,7 @@ CONFIGS = {
     "none": ({"model_type": None}, "no adapter for model_type None"),
     "other class": ({"architectures": ["LlamaForTokenClassification"]}, "no adapter for the architecture"),
     "quantized": ({"quantization_config": {"bits": 4}}, "weights are quantized"),
-    "layers": ({"num_hidden_layers": 10**9}, "1,000,000,000 layers, but model.safetensors holds"),
+    "layers": ({"num_hidden_layers": 10**9}, "less than or equal to 4096 .got 1000000000"),
     "more layers": ({"num_hidden_layers": 3}, "lacks 9 of"),
     "width": ({"hidden_size": 10**12}, r"is \[277, 42\], but config.json makes it \[277, 1000000000000\]"),
     "vocabulary": ({"vocab_size": 1 << 39, "hidden_size": 1 << 39}, "sizes that no tensor can have"),

@@ -149,7 +149,7 @@ def test_idx_that_is_refused(tmp_path):
     refuses("1 IDX files of images and 0 of labels", read_images, [pixels])
     lonely = write(tmp_path / "lonely", idx(np.array([0, 1, 0, 0])))
     refuses("label '1' has one example", read_images, [pixels, lonely])
-    packed = gzip.compress(np.random.default_rng(0).bytes(999))
+    packed = gzip.compress(idx(np.random.default_rng(0).integers(0, 256, (9, 11, 13), dtype=np.uint8)))
     (tmp_path / "torn.gz").write_bytes(packed[:300])
     refuses("torn.gz cannot be read to its end", read_images, [tmp_path / "torn.gz", labels])
 

@@ -292,7 +292,7 @@ def test_texts_that_cannot_be_stored(put, tmp_path):
     with pytest.raises(DataError, match="hold no token: give files with text"):
         open_token_store([put("a.txt", " \n")], TOKENIZERS["words"], tmp_path / "cache")
     for kind in TOKENIZER_KINDS:
-        with pytest.raises(DataError, match="document 1 holds half of a surrogate pair"):
+        with pytest.raises(DataError, match="line 1: a text holds half of a surrogate pair"):
             open_token_store([put("b.jsonl", '{"text": "\\ud800"}\n')], TOKENIZERS[kind], tmp_path / "cache")
     with pytest.raises(DataError, match="choose another cache folder"):
         open_token_store([put("c.txt", "fine")], TOKENIZERS["bytes"], put("file", "") / "cache")

@@ -154,7 +154,7 @@ def test_parquet(put, monkeypatch):
         refuses("a.parquet needs the package pyarrow: pip install pyarrow", read_documents, [path])
 
     class File:
-        def __init__(self, path):
+        def __init__(self, path, page_checksum_verification):
             if path.name == "bad.parquet":
                 raise ValueError("magic bytes not found")
             self.schema_arrow = SimpleNamespace(names=["text"] if path.name == "a.parquet" else ["words"])

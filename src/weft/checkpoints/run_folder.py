@@ -10,6 +10,7 @@ report.html          what was planned and reached, errors, attention and data, a
 data.json            size, time of change and SHA-256 of each data file, by which --resume knows its data
 training/            the newest training state: weights, optimizer, position in the data; one file, so one rename,
                      or while several processes train, a folder with a file of each (`sharded_files`)
+.race/               while sizes race: a folder of each (`training/race_folder.py`)
 
 Every file is written atomically. Never a pickle. torch is loaded with the first tensor that is read or written.
 """
@@ -27,10 +28,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from weft.checkpoints.sharded_files import INDEX, read_index, read_whole, write_index
-from weft.data.fingerprints import Fingerprint
+from weft.data.fingerprints import Fingerprint, expect_fingerprint
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
+from weft.foundation.atomic_files import DiskError, lock_folder, remove_leftovers, write_atomic, write_text
 from weft.foundation.errors import SpecError, WeftError
+from weft.foundation.json_text import parse_json
+from weft.foundation.regular_files import expect_regular
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
 
 if TYPE_CHECKING:
@@ -115,11 +118,19 @@ class RunFolder:
             )
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
-        """Lock the folder for writing; refused while another process holds it."""
-        try:
-            return lock_folder(self.path)
-        except OSError as error:
-            raise DiskError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
+        """Lock the folder for writing; refused while another process holds it. What a killed one left is removed."""
+        return self._hold()
+
+    @contextlib.contextmanager
+    def _hold(self) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(lock_folder(self.path))
+            except OSError as error:
+                raise DiskError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from None
+            for folder in (self.path, self.path / "training"):
+                remove_leftovers(folder)
+            yield
 
     def write_spec(self, spec: RunSpec) -> None:
         write_text(self.path / "spec.json", spec.to_json() + "\n")
@@ -146,8 +157,8 @@ class RunFolder:
         if not (self.path / "data.json").is_file():
             return []
         try:
-            return [Fingerprint(**row) for row in self._read_json("data.json")["files"]]
-        except (KeyError, TypeError):
+            return [expect_fingerprint(row) for row in self._read_json("data.json")["files"]]
+        except (KeyError, TypeError, ValueError):
             raise SpecError(f"{self.path / 'data.json'} is not a list of data files: restore or remove it") from None
 
     def write_references(self, found: Tree) -> None:
@@ -195,9 +206,9 @@ class RunFolder:
 
         folder = self.path / "training"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)  # in the run's folder, which is not made anew if it was moved meanwhile
         except OSError as error:
-            raise DiskError(f"cannot write to {folder}: {error.strerror}; the run itself is complete") from None
+            raise DiskError(f"cannot write to {folder}: {error.strerror}; resume where the run's folder is") from None
         note = _note({"step": snapshot.step, **snapshot.facts})
         write_tensors(folder / STATE.format(step=snapshot.step), snapshot.tensors, note)
         self._remove_old_states(keep)
@@ -242,7 +253,9 @@ class RunFolder:
             return Snapshot(*read_whole(path))
         try:
             with safe_open(path, framework="pt") as opened:
-                facts = json.loads((opened.metadata() or {})["weft"])
+                facts = parse_json((opened.metadata() or {})["weft"])
+            if not isinstance(facts, dict) or not isinstance(facts["step"], int):
+                raise ValueError("its step is not told")
             tensors = {_current_name(name): tensor for name, tensor in read_tensors(path).items()}
             return Snapshot(facts.pop("step"), tensors, facts)
         except (SafetensorError, OSError, KeyError, ValueError) as error:
@@ -260,7 +273,8 @@ class RunFolder:
         """Oldest first; a file and a folder of one step are equally good."""
         training = self.path / "training"
         folders = (file.parent for file in training.glob(f"state-*/{INDEX}"))
-        return sorted((*training.glob("state-*.safetensors"), *folders), key=lambda path: path.stem)
+        files = (file for file in training.glob("state-*.safetensors") if file.is_file())
+        return sorted((*files, *folders), key=lambda path: path.stem)
 
     def add_metrics(self, row: Tree) -> None:
         """Append one line to metrics.jsonl."""
@@ -277,10 +291,12 @@ class RunFolder:
         file = self.path / "metrics.jsonl"
         if not file.is_file():
             return
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                with contextlib.suppress(json.JSONDecodeError):
-                    yield json.loads(line)
+                with contextlib.suppress(ValueError):
+                    row = parse_json(line)
+                    if isinstance(row, dict) and isinstance(row.get("step", 0), int):
+                        yield row
 
     def keep_metrics_until(self, step: int) -> None:
         """Remove the rows after a step, which training is about to write again."""
@@ -290,13 +306,13 @@ class RunFolder:
     def _read_json(self, name: str) -> Tree:
         file = self.path / name
         try:
-            return expect_table(json.loads(file.read_text(encoding="utf-8")))
+            return expect_table(parse_json(expect_regular(file).read_bytes()))
         except FileNotFoundError:
             where = "not a run folder" if not self.exists else f"a run without {name}"
             raise WeftError(f"{self.path} is {where}: give a folder that `weft train` wrote") from None
         except NotADirectoryError:
             raise WeftError(f"{self.path} is a file: give a run's folder") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise SpecError(f"{file} cannot be read ({error}): restore it or train again") from None
 
 

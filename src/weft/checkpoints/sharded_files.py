@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.foundation.atomic_files import DiskError, write_text
+from weft.foundation.json_text import parse_json
+from weft.foundation.regular_files import expect_regular
 from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def write_index(folder: Path, step: int, facts: Tree, scalars: dict[str, float])
 def read_index(folder: Path) -> Tree:
     """What `write_index` wrote; refused where a file is missing or has another size."""
     try:
-        index: Tree = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        index: Tree = parse_json(expect_regular(folder / INDEX, DiskError).read_bytes())
         sizes = {name: (folder / name).stat().st_size for name in index["files"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DiskError(f"{folder} is not a complete training state ({error}): an older one may be") from None

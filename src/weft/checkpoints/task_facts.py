@@ -227,7 +227,8 @@ def _each(table: Config, key: str, default: float, channels: int) -> list[float]
 
 def _fitting(table: Config, side: int) -> Tree:
     """How a picture becomes a square: resized to a height and width, or by its shorter edge, then cropped."""
-    name = FILTERS.get(table.get("resample", 2))
+    asked = table.get("resample", 2)
+    name = FILTERS.get(asked) if isinstance(asked, int) else None
     if name is None:
         raise table.wrong("resample", f"one of {', '.join(map(str, FILTERS))}")
     scaled = _edges(table, "size", side) if table.flag("do_resize", True) else [side, side]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from weft.data.readers.files import DataError, file_digest
 
@@ -21,6 +22,15 @@ class Fingerprint:
     size: int
     modified: int
     sha256: str
+
+
+def expect_fingerprint(row: Any) -> Fingerprint:
+    """The fingerprint in a JSON object; a TypeError or ValueError if it is none."""
+    found = Fingerprint(**row)
+    for name, kind in (("path", str), ("size", int), ("modified", int), ("sha256", str)):
+        if not isinstance(getattr(found, name), kind):
+            raise ValueError(f"{name} is no {kind.__name__}")
+    return found
 
 
 def take_fingerprints(sources: Iterable[str]) -> list[Fingerprint]:

@@ -15,6 +15,7 @@ from weft.checkpoints.sample_runs import locate_run
 from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
+from weft.foundation.json_text import parse_json
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
 from weft.parts.lora import merged_state
@@ -158,7 +159,7 @@ def _origin(path: Path, base: str | None) -> str | None:
     """The family of the checkpoint that the run, or the run it was trained from, was imported from."""
     for place in (path, *([] if base is None else [Path(base)])):
         try:
-            tree = json.loads((place / "import.json").read_text(encoding="utf-8"))
+            tree = parse_json((place / "import.json").read_bytes())
             return str(tree["family"])
         except (OSError, ValueError, KeyError, TypeError):
             continue

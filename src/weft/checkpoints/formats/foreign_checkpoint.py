@@ -16,6 +16,7 @@ from weft.checkpoints.families.family import Config, Family
 from weft.checkpoints.families.weight_maps import Canonical, MatchedRow, match_tensors
 from weft.checkpoints.formats.foreign_tensors import ForeignTensors, Shape
 from weft.checkpoints.formats.safetensors_writer import TensorInfo
+from weft.checkpoints.formats.untrusted_files import fields_of
 from weft.checkpoints.formats.vocabulary import Vocabulary
 from weft.checkpoints.task_facts import detect_task
 from weft.data.readers.files import DataError
@@ -113,7 +114,8 @@ def inspect_checkpoint(
     """Find the adapter, read the config, and match every tensor."""
     family = family_for_config(config)
     try:
-        spec = family.read(config, _Known(tensors, family.canonical))
+        with fields_of(config.name):
+            spec = family.read(config, _Known(tensors, family.canonical))
     except SpecError as error:
         raise DataError(f"{config.name} describes no model that can be built ({error})") from None
     stacks = (spec.image, spec.text) if isinstance(spec, TwoTowerSpec) else (spec,)
@@ -128,7 +130,8 @@ def inspect_checkpoint(
     rows = family.table(spec)
     found, left_out = match_tensors(rows, state_shapes(spec), tensors, family.canonical, family.copies, family.unused)
     folder = source if source.is_dir() else source.parent
-    task, facts = detect_task(folder, spec, config, vocabulary, stops)
+    with fields_of(config.name):
+        task, facts = detect_task(folder, spec, config, vocabulary, stops)
     tokenizer = None if vocabulary is None else vocabulary.tokenizer
     matched = {one.row.ours: one for one in found}
     architecture = config.architecture() or family.architectures[0]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.checkpoints.formats.untrusted_files import file_inside, has_file, read_json
 from weft.data.readers.files import DataError
+from weft.foundation.regular_files import expect_regular
 
 LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors package
 Shape = tuple[int, ...]
@@ -104,7 +105,7 @@ class SafeTensors(ForeignTensors):
 
 def read_safetensors_header(path: Path) -> dict[str, SafetensorsEntry]:
     """The tensors of a safetensors file: a length, a JSON table, then the numbers without gaps or overlaps."""
-    size = path.stat().st_size
+    size = expect_regular(path, DataError).stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1

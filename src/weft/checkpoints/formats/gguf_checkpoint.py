@@ -130,13 +130,13 @@ def open_gguf(path: Path) -> ForeignCheckpoint:
     file = open_gguf_file(path)
     settings = file.settings
     kind = settings.get("general.architecture")
-    if kind not in TENSOR_NAMES:
+    if not isinstance(kind, str) or kind not in TENSOR_NAMES:
         raise DataError(
             f"{path.name} is of architecture {kind!r:.40}: of GGUF files, {', '.join(TENSOR_NAMES)} are read"
         )
-    tree = _config(str(kind), file)
-    tensors = GGUFTensors(file, _places(str(kind), file, tree))
-    tree["tie_word_embeddings"] = _tied(str(kind), tensors)
+    tree = _config(kind, file)
+    tensors = GGUFTensors(file, _places(kind, file, tree))
+    tree["tie_word_embeddings"] = _tied(kind, tensors)
     vocabulary = read_gguf_vocabulary(path.name, settings)
     stops = [settings.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return inspect_checkpoint(
@@ -166,7 +166,7 @@ def _config(kind: str, file: GGUFFile) -> dict[str, Any]:
             "layer_norm_epsilon": given.number("attention.layer_norm_epsilon", 1e-5),
         }  # fmt: skip
     size = given.whole("attention.key_length", given.whole("rope.dimension_count", max(1, width // heads)))
-    experts = given.get("expert_count", 0)
+    experts = given.whole("expert_count") if given.get("expert_count", 0) != 0 else 0
     model = "mixtral" if experts else kind
     config = {
         **common,

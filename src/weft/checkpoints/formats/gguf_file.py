@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.checkpoints.formats.foreign_tensors import Shape
 from weft.data.readers.files import DataError
+from weft.foundation.regular_files import expect_regular
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, LARGEST_ALIGNMENT, MOST_AXES = 32, 1 << 20, 4
@@ -134,7 +135,7 @@ class _Bytes:
 
 def open_gguf_file(path: Path) -> GGUFFile:
     """Read the header of a GGUF file; the tensors are not read."""
-    if path.stat().st_size < 24:
+    if expect_regular(path, DataError).stat().st_size < 24:
         raise DataError(f"{path.name} is not a GGUF file: it has {path.stat().st_size} bytes; fetch it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         source = _Bytes(path, data)
@@ -195,4 +196,6 @@ def _placed(
         if stored.first < last:
             raise DataError(f"{path.name}: {name} overlaps {before}: do not trust this file")
         last, before = stored.first + stored.size, name
+    if size - last >= 2 * alignment:
+        raise DataError(f"{path.name} has {size - last:,} bytes after its tensors: fetch it again")
     return found

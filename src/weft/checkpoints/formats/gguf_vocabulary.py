@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from tokenizers import decoders, models, normalizers
 from weft.checkpoints.formats.vocabulary import LARGEST_TEMPLATE, Vocabulary
 from weft.data.readers.files import DataError
 from weft.data.tokenizers.sentencepiece import BPE, BYTE, CONTROL, NORMAL, UNKNOWN, USER, SentencePieceModel
-from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.data.tokenizers.tokenizer import Tokenizer, explain_failure
 from weft.data.tokenizers.vocabulary_files import (
     METASPACE,
     PreTokenization,
@@ -19,6 +20,7 @@ from weft.data.tokenizers.vocabulary_files import (
     from_sentencepiece,
     set_pre_tokenization,
 )
+from weft.foundation.errors import WeftError
 
 # How texts are split before pairs are merged, by llama.cpp's names.
 PRE_TOKENIZATIONS: dict[str, PreTokenization] = {
@@ -32,16 +34,21 @@ SPECIAL_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
 
 def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
     """The tokenizer of a GGUF file, the ids around each text, and its chat template."""
+    try:
+        return _vocabulary(name, settings)
+    except WeftError:
+        raise
+    except BaseException as error:
+        raise explain_failure(error, f"{name} holds a vocabulary that cannot be read") from None
+
+
+def _vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in settings.items()}
     tokens, kind = given.get("tokens"), given.get("model")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
         raise DataError(f"{name} has no vocabulary (tokenizer.ggml.tokens): fetch another file")
-    kinds = given.get("token_type") or [NORMAL] * len(tokens)
-    scores = given.get("scores") or [0.0] * len(tokens)
-    if len(kinds) != len(tokens) or len(scores) != len(tokens):
-        raise DataError(
-            f"{name}: {len(tokens)} tokens, {len(kinds)} kinds and {len(scores)} scores do not fit: fetch it again"
-        )
+    kinds = _one_each(name, given.get("token_type"), "token_type", tokens, NORMAL)
+    scores = _one_each(name, given.get("scores"), "scores", tokens, 0.0)
     way = PRE_TOKENIZATIONS.get(str(given.get("pre", "")))
     if kind == "gpt2":
         if way is None:
@@ -67,6 +74,20 @@ def read_gguf_vocabulary(name: str, settings: Mapping[str, Any]) -> Vocabulary:
     usable = isinstance(template, str) and 0 < len(template) <= LARGEST_TEMPLATE
     before = _frame(given, "bos", kind == "llama" or way == "llama3", len(tokens))
     return Vocabulary(tokenizer, before, _frame(given, "eos", False, len(tokens)), names, template if usable else None)
+
+
+def _one_each(name: str, given: Any, key: str, tokens: Sequence[str], default: float) -> list[Any]:
+    """One finite number for each token."""
+    numbers = given if isinstance(given, list) and given else [default] * len(tokens) if not given else None
+    if numbers is None or not all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers):
+        raise DataError(
+            f"{name}: tokenizer.ggml.{key} is {given!r:.60}, but one number per token is needed: fetch it again"
+        )
+    if len(numbers) != len(tokens):
+        raise DataError(
+            f"{name}: {len(tokens)} tokens and {len(numbers)} of tokenizer.ggml.{key} do not fit: fetch it again"
+        )
+    return numbers
 
 
 def _id(given: Mapping[str, Any], key: str, count: int) -> int | None:

@@ -10,6 +10,7 @@ from weft.checkpoints.formats.foreign_checkpoint import ForeignCheckpoint, inspe
 from weft.checkpoints.formats.foreign_tensors import open_tensors
 from weft.checkpoints.formats.untrusted_files import (
     SMALL_JSON,
+    fields_of,
     file_inside,
     has_file,
     read_json,
@@ -26,7 +27,8 @@ def open_huggingface(folder: Path) -> ForeignCheckpoint:
     if not has_file(home, "config.json"):
         raise DataError(f"{folder} has no config.json: give a folder as the Hugging Face hub has them, or a .gguf file")
     config = Config(read_json(file_inside(home, "config.json"), SMALL_JSON))
-    vocabulary = read_vocabulary(home, config) if family_for_config(config).text else None
+    with fields_of(config.name):
+        vocabulary = read_vocabulary(home, config) if family_for_config(config).text else None
     generation = read_optional_json(home, "generation_config.json")
     # Fields of generation were moved from config.json to a file of their own.
     written = ("decoder_start_token_id", "forced_bos_token_id", "eos_token_id", "pad_token_id")

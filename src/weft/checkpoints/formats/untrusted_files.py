@@ -1,15 +1,29 @@
-"""Untrusted files: names that stay inside their folder, JSON of bounded size."""
+"""Untrusted files: names that stay inside their folder, JSON of bounded size, fields of any kind."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from weft.data.readers.files import DataError
+from weft.foundation.json_text import parse_json
 
 LARGEST_JSON = 64 << 20  # bytes; the largest indices and vocabularies in use have about 10 million
 SMALL_JSON = 4 << 20
+
+
+@contextmanager
+def fields_of(name: str) -> Iterator[None]:
+    """Code that reads fields of a stranger's file: one of another kind than it takes it for is told in a sentence."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise DataError(
+            f"{name}, or a file beside it, has a field of the wrong kind ({reason}): fetch it again"
+        ) from None
 
 
 def file_inside(folder: Path, name: Any) -> Path:
@@ -61,12 +75,12 @@ def _read(path: Path, most: int) -> Any:
         size = path.stat().st_size
         if size > most:
             raise DataError(f"{path.name} has {size:,} bytes, which no file of its kind has: do not trust it")
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path.parent} has no {path.name}: give a complete folder, as it was downloaded") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path.name} is not readable JSON ({str(error)[:80]}): fetch it again") from None
 
 

@@ -14,6 +14,7 @@ from weft.checkpoints.formats.untrusted_files import LARGEST_JSON, file_inside, 
 from weft.data.readers.files import DataError
 from weft.data.tokenizers.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 from weft.data.tokenizers.vocabulary_files import from_wordpiece, set_pre_tokenization
+from weft.foundation.json_text import as_whole_number
 
 LARGEST_TEMPLATE = 1 << 20  # characters
 SPECIAL_TOKEN_FIELDS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -84,7 +85,7 @@ def _template_processing(single: str, tokenizer: Tokenizer, name: str) -> proces
 
 def _add_tokens(tokenizer: Tokenizer, table: Any) -> None:
     """Tokens that were added after training, in the order of their ids."""
-    if not isinstance(table, dict) or not all(str(number).isdigit() for number in table):
+    if not isinstance(table, dict) or any(as_whole_number(str(number)) is None for number in table):
         return
     for number, entry in sorted(table.items(), key=lambda item: int(item[0])):
         name = _token(entry)
@@ -108,7 +109,7 @@ def _token(value: Any) -> str | None:
 def text_frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer's own post-processor puts before and after a text."""
     plain = tokenizer.encode("a") or tokenizer.encode("1")
-    framed = list(tokenizer.engine.encode("a" if tokenizer.encode("a") else "1", add_special_tokens=True).ids)
+    framed = list(tokenizer.encode_framed("a" if tokenizer.encode("a") else "1").ids)
     for first in range(len(framed) - len(plain) + 1):
         if framed[first : first + len(plain)] == plain:
             return tuple(framed[:first]), tuple(framed[first + len(plain) :])
@@ -120,7 +121,7 @@ def pair_frame(
 ) -> tuple[tuple[int, ...], int] | None:
     """(ids between two texts, segment of the second) by the tokenizer's own post-processor; None if it has no pairs."""
     word = "a" if tokenizer.encode("a") else "1"
-    plain, framed = tokenizer.encode(word), tokenizer.engine.encode(word, word, add_special_tokens=True)
+    plain, framed = tokenizer.encode(word), tokenizer.encode_framed(word, word)
     ids, first = list(framed.ids), len(before) + len(plain)
     last = len(ids) - len(after) - len(plain)
     if last <= first or ids[:first] != [*before, *plain] or ids[last:] != [*plain, *after]:

@@ -27,3 +27,8 @@ def locate_run(address: str | Path) -> Path:
     if text not in sample_runs():
         raise WeftError(f"there is no run {text}: give a run's folder, or {' or '.join(sample_runs())}")
     return HOME / text.removeprefix(PREFIX)
+
+
+def address_of(folder: Path) -> str:
+    """How a run's folder is told to a user: `sample:NAME-run` for one that ships with the package, else its path."""
+    return f"{PREFIX}{folder.name}" if folder.parent == HOME else str(folder)

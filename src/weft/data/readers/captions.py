@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_table
+from weft.data.readers.files import DataError, file_exists, find_files, name_suffix, read_jsonl, read_table
 from weft.data.readers.tables import TABLE_SUFFIXES, Table, TableOptions, open_table
 
 CAPTION_SUFFIXES = (".jsonl", ".csv", ".tsv", ".txt")
@@ -87,7 +87,7 @@ class _Images:
     def find(self, number: int, name: str) -> Path:
         """The image that line `number` names."""
         image = self.place / name
-        if image not in self.there and not image.is_file():
+        if image not in self.there and not file_exists(image):
             raise DataError(f"{self.path.name}, line {number}: there is no image {image}{_remedy(self.place)}")
         self.there.add(image)
         return image

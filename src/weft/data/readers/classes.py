@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.readers.files import DataError
+from weft.data.readers.files import DataError, expect_plausible
 from weft.data.readers.texts import expect_classes
+from weft.foundation.json_text import as_whole_number
 
 
 def number_labels(labels: Sequence[str], learn: bool = True) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -26,8 +27,8 @@ def number_labels(labels: Sequence[str], learn: bool = True) -> tuple[NDArray[np
 
 
 def _by_size(name: str) -> tuple[bool, int, str]:
-    whole = name.removeprefix("-").isdecimal()
-    return not whole, int(name) if whole else 0, name
+    size = as_whole_number(name.removeprefix("-"))
+    return size is None, -(size or 0) if name.startswith("-") else size or 0, name
 
 
 def label_names(path: Path, labels: NDArray[np.generic]) -> list[str]:
@@ -38,11 +39,13 @@ def label_names(path: Path, labels: NDArray[np.generic]) -> list[str]:
         shape = "x".join(map(str, labels.shape))
         raise DataError(f"{path.name}: labels of shape {shape} and type {labels.dtype}, but one per row is needed")
     if labels.dtype.kind == "f":
-        whole = labels.astype(np.int64)
-        if not np.array_equal(whole, labels):
-            raise DataError(f"{path.name}: labels are fractions, but classes need whole numbers or names")
-        labels = whole
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in labels.tolist()]
+        if not (np.abs(labels) < 1 << 53).all() or not np.array_equal(np.rint(labels), labels):
+            raise DataError(f"{path.name}: labels are fractions or no numbers, but classes need whole ones or names")
+        labels = labels.astype(np.int64)
+    try:
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in labels.tolist()]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.name}: the label {error.object!r:.60} is not UTF-8: save labels as texts") from None
 
 
 def read_arrays(
@@ -53,15 +56,21 @@ def read_arrays(
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path.name} is not a readable .npz file: write it with numpy.savez")
     try:
+        with zipfile.ZipFile(path) as members:
+            for member in members.infolist():
+                expect_plausible(path, member.file_size, member.compress_size)
+                members.open(member).close()  # which compares its name with the one before its contents
         with np.load(path, allow_pickle=False) as arrays:
             for field, names in fields.items():
                 name = next((name for name in names if name in arrays.files), None)
                 if name is not None:
                     found[field] = arrays[name]
             kept = ", ".join(arrays.files)[:200]
+    except DataError:
+        raise
     except Exception as error:  # a damaged .npz fails as an error of zipfile, zlib, struct or numpy
         if "allow_pickle" not in str(error):
-            raise DataError(f"{path.name} is not a readable .npz file: {error}") from None
+            raise DataError(f"{path.name} is not a readable .npz file: {str(error)[:200]}") from None
         raise DataError(
             f"{path.name} holds Python objects, which are never unpickled: "
             "save plain arrays, padded and with `lengths` if need be"

@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from weft.foundation.errors import WeftError
+from weft.foundation.json_text import parse_json
+from weft.foundation.regular_files import expect_regular
 
 BLOCK_SIZE = 1 << 20  # bytes read at once
 MAX_CELL_SIZE = 1 << 24  # characters; the csv module's own limit, 131,072, is less than a long article
+LONGEST_LINE = 1 << 28  # bytes; a small compressed file can hold a line of any length
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+UNUSUAL_RATIO, UNUSUAL_SIZE = 200, 1 << 30  # what is this much larger unpacked, and this large, is no data
 
 
 class DataError(WeftError):
@@ -35,7 +40,7 @@ def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Pat
                 raise DataError(f"{given} holds no {' or '.join(suffixes)} file: give a folder that does")
             found += inside
         elif given.exists():
-            found.append(given)
+            found.append(expect_regular(given, DataError))
         else:
             raise DataError(f"there is no file {given}: check the path")
     return found
@@ -50,6 +55,14 @@ def existing_path(given: object) -> Path | None:
         return None
 
 
+def file_exists(path: Path) -> bool:
+    """Whether there is such a file; a name in a table can be longer than names may be, or hold a null byte."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def name_suffix(path: Path) -> str:
     """The suffix that names the format: .tsv for `a.tsv` and `a.tsv.gz`."""
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
@@ -57,6 +70,7 @@ def name_suffix(path: Path) -> str:
 
 def open_bytes(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed if it is .gz."""
+    expect_regular(path, DataError)
     try:
         unpack: Any = gzip.open if path.suffix.lower() == ".gz" else open
         return unpack(path, "rb")
@@ -85,11 +99,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with open_bytes(path) as file:
             decoder = codecs.getincrementaldecoder(_encoding(file))()
-            for block in chain(file, (b"",)):
+            for block in chain(iter(lambda: file.readline(LONGEST_LINE), b""), (b"",)):
                 *lines, held = (held + decoder.decode(block, final=not block)).split("\n")
                 for line in lines:
                     number += 1
                     yield number, line.rstrip("\r")
+                if len(held) >= LONGEST_LINE:
+                    raise DataError(f"{path.name}, line {number + 1} is longer than {LONGEST_LINE:,} bytes: split it")
     except UnicodeDecodeError as error:
         raise _undecoded(path, number + 1, error) from None
     except (OSError, EOFError, zlib.error) as error:
@@ -181,7 +197,10 @@ def csv_delimiter(path: Path) -> str:
     """The delimiter of a .csv: a semicolon if the first line has one and no comma, else a comma."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CELL_SIZE))
     first = next((line for _, line in read_lines(path) if line), "")
-    by_comma, by_semicolon = (len(next(csv.reader([first], delimiter=sign), [])) for sign in ",;")
+    try:
+        by_comma, by_semicolon = (len(next(csv.reader([first], delimiter=sign), [])) for sign in ",;")
+    except csv.Error as error:
+        raise DataError(f"{path.name}, line 1: {error}; cells have at most {MAX_CELL_SIZE:,} characters") from None
     return ";" if by_comma == 1 and by_semicolon > 1 else ","
 
 
@@ -202,15 +221,38 @@ def read_fields(path: Path, columns: Sequence[str] | None = None) -> Iterator[tu
         yield number, [str(row[name]) for name in columns]
 
 
+def _is_text(value: Any) -> bool:
+    """Whether all texts in a JSON value can be encoded."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def expect_plausible(path: Path, size: int, stored: int) -> None:
+    """Refuse to unpack very much from very little."""
+    if size > UNUSUAL_SIZE and size > UNUSUAL_RATIO * stored:
+        raise DataError(
+            f"{path.name} claims {size:,} bytes in {stored:,} of a file, as no data have it: do not trust it, or store "
+            "it uncompressed"
+        )
+
+
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line, object) of a .jsonl file; blank lines are skipped."""
     for number, line in read_lines(path):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path.name}, line {number}: not JSON ({error.msg})") from None
+            row = parse_json(line)
+        except ValueError as error:
+            raise DataError(f"{path.name}, line {number}: not JSON ({error})") from None
+        if SURROGATE.search(line) and not _is_text(row):
+            raise DataError(
+                f"{path.name}, line {number}: a text holds half of a surrogate pair, which is no character: "
+                "remove escapes from \\ud800 to \\udfff that stand alone"
+            )
         if not isinstance(row, dict):
             raise DataError(f"{path.name}, line {number}: a JSON object is expected, not a {type(row).__name__}")
         yield number, row

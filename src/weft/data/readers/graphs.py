@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_table, read_text
+from weft.foundation.json_text import as_whole_number, parse_json
 
 GRAPH_SUFFIXES = (".json", ".jsonl")
 EDGE_SUFFIXES = (".csv", ".tsv")
+MOST_NODES = 1 << 15  # a gigabyte of pairs
 Edges = tuple[tuple[int, int], ...]
 
 
@@ -79,8 +81,10 @@ def _edge_rows(file: Path) -> Edges:
     edges: dict[tuple[int, int], None] = {}
     for place, (number, cells) in enumerate(read_table(file)):
         ends = [cell.strip() for cell in cells[:2]]
-        if len(ends) == 2 and all(end.isascii() and end.isdigit() for end in ends):
-            edges[int(ends[0]), int(ends[1])] = None
+        numbers = [as_whole_number(end) for end in ends]
+        if len(numbers) == 2 and numbers[0] is not None and numbers[1] is not None:
+            _expect_nodes(file.name, max(numbers[0], numbers[1]) + 1)
+            edges[numbers[0], numbers[1]] = None
         elif place > 0 or any(end.isdigit() for end in ends):
             raise DataError(
                 f"{file.name}, line {number}: {', '.join(cells)[:40]!r} is no edge: give two numbers of nodes, from 0"
@@ -95,11 +99,17 @@ def _trees(path: Path) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path.name}, line {number}", row) for number, row in read_jsonl(path))
         return
     try:
-        tree = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path.name}, line {error.lineno}: not JSON ({error.msg})") from None
+        tree = parse_json(read_text(path))
+    except ValueError as error:
+        raise DataError(f"{path.name}: not JSON ({error})") from None
     several = tree if isinstance(tree, list) else [tree]
     yield from ((f"{path.name}, graph {number}", one) for number, one in enumerate(several, 1))
+
+
+def _expect_nodes(where: str, count: int) -> None:
+    """Who is joined to whom takes a byte per pair of nodes."""
+    if count > MOST_NODES:
+        raise DataError(f"{where}: {count:,} nodes, but a graph has at most {MOST_NODES:,}: cut it into parts")
 
 
 def parse_graph(tree: Any, where: str, labeled: bool = True) -> LabeledGraph:
@@ -107,6 +117,7 @@ def parse_graph(tree: Any, where: str, labeled: bool = True) -> LabeledGraph:
     nodes = tree.get("nodes") if isinstance(tree, dict) else None
     if not isinstance(nodes, list) or not nodes or not all(isinstance(name, str | int) for name in nodes):
         raise DataError(f'{where}: a graph has "nodes", a list of names, and "edges", a list of pairs')
+    _expect_nodes(where, len(nodes))
     adjacency = np.zeros((len(nodes), len(nodes)), dtype=np.bool_)
     edges = tree.get("edges", [])
     for edge in edges if isinstance(edges, list) else [edges]:

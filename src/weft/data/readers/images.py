@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from PIL import Image, ImageOps
 
 from weft.data.readers.archives import is_archive, read_members
 from weft.data.readers.classes import label_names, number_labels, read_arrays
-from weft.data.readers.files import DataError, find_files, open_bytes
+from weft.data.readers.files import DataError, expect_plausible, find_files, open_bytes
 from weft.foundation.arrays import Pixels
+from weft.foundation.regular_files import expect_regular
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 IN_MEMORY_BYTES = 1 << 30  # bytes of pixels; larger folders are read batch by batch
+MOST_PIXELS = 1 << 26  # of one picture; a few kilobytes of a file can claim any number
 ORIENTATION = 0x0112
-IDX_LABELS, IDX_GRAY, IDX_COLOR = 0x801, 0x803, 0x804  # unsigned bytes with 1, 3 and 4 axes
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+IDX_MAGIC = (0x801, 0x803, 0x804)  # unsigned bytes with 1, 3 and 4 axes: labels, gray and colored images
 
 
 @dataclass(frozen=True)
@@ -141,14 +145,28 @@ def read_image(path: str | Path, size: TargetSize | None = None, channels: int =
     path = Path(path)
     if not path.exists():
         raise DataError(f"there is no image {path}: check the path")
-    with path.open("rb") as file:
+    with expect_regular(path, DataError).open("rb") as file:
         return _decode(file, str(path), size, channels)
+
+
+def _expect_sound_png(file: BinaryIO, name: str) -> None:
+    """Compare each chunk of a PNG with its checksum: Pillow skips those of the pixels."""
+    head = file.read(len(PNG_MAGIC))
+    while head == PNG_MAGIC:
+        length, kind = struct.unpack(">I4s", file.read(8).ljust(8, b"\0"))
+        found = file.read(length + 4)
+        if len(found) < length + 4 or zlib.crc32(kind + found[:-4]) != int.from_bytes(found[-4:], "big"):
+            raise DataError(f"{name} is damaged: a part of it does not fit its checksum; fetch it again or remove it")
+        if kind == b"IEND":
+            break
+    file.seek(0)
 
 
 def _decode(file: BinaryIO, name: str, size: TargetSize | None, channels: int | None) -> Pixels:
     """Pixels [H, W, C]; without `channels`, as many as the image has."""
     try:
-        with Image.open(file) as picture:
+        _expect_sound_png(file, name)
+        with _open(file, name) as picture:
             channels = channels or (1 if _is_gray(picture) else 3)
             upright = ImageOps.exif_transpose(picture)
             if upright.mode.startswith("I"):  # 16 bits of gray: `convert` would cut, not scale
@@ -158,6 +176,8 @@ def _decode(file: BinaryIO, name: str, size: TargetSize | None, channels: int | 
                 clear = upright.convert("RGBA")
                 upright = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
             plain = upright.convert("L" if channels == 1 else "RGB")
+    except DataError:
+        raise
     except Exception as error:  # Pillow's decoders fail in many ways: OSError, SyntaxError, ValueError, struct.error
         reason = str(error).split(" <")[0] if "cannot identify" in str(error) else str(error)
         raise DataError(f"{name} is not a readable image ({reason}): repair or remove it") from None
@@ -220,12 +240,33 @@ def _wanted(name: str) -> bool:
 def _peek(file: Path | BinaryIO, name: str) -> tuple[tuple[int, int], bool]:
     """((height, width), whether colored) from the header of a file, without decoding it."""
     try:
-        with Image.open(file) as picture:
+        with _open(file, name) as picture:
             width, height = picture.size
             turned = picture.getexif().get(ORIENTATION, 1) >= 5
             return (width, height) if turned else (height, width), not _is_gray(picture)
+    except DataError:
+        raise
     except Exception:
         raise DataError(f"{name} is not a readable image: repair or remove it") from None
+
+
+def _open(file: Path | BinaryIO, name: str) -> Image.Image:
+    """A picture of which only the header is read; refused if it is too large to decode, at up to 12 bytes per pixel."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            picture = Image.open(file)
+        except Image.DecompressionBombError:
+            raise DataError(
+                f"{name} claims more pixels than the {MOST_PIXELS:,} that are read: scale or remove it"
+            ) from None
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        picture.close()
+        raise DataError(
+            f"{name} claims {width} x {height} pixels, but at most {MOST_PIXELS:,} are read: scale or remove it"
+        )
+    return picture
 
 
 def _is_gray(picture: Image.Image) -> bool:
@@ -246,9 +287,16 @@ def _from_archive(path: Path, size: SquareSide) -> tuple[Pixels, list[str], bool
     asked = side if size == "auto" else size
     names: list[str] = []
     pictures: list[Pixels] = []
+    held = 0
     for name, content in _pictures(path):
         names.append(name)
         pictures.append(_decode(io.BytesIO(content), f"{path.name}: {name}", asked, None))
+        held += pictures[-1].size
+        if held > IN_MEMORY_BYTES:
+            raise DataError(
+                f"{path.name} holds more than {IN_MEMORY_BYTES:,} bytes of pixels: unpack it and give its folder, "
+                "which is read batch by batch, or make them smaller by --set data.size=N"
+            )
     _expect_one_size([(picture.shape[0], picture.shape[1]) for picture in pictures], names)
     channels = max(picture.shape[2] for picture in pictures)
     pixels = np.stack([np.broadcast_to(picture, (*picture.shape[:2], channels)) for picture in pictures])
@@ -258,10 +306,9 @@ def _from_archive(path: Path, size: SquareSide) -> tuple[Pixels, list[str], bool
 def _pictures(path: Path) -> Iterator[tuple[str, bytes]]:
     """(name, content) of the images in an archive."""
     found = False
-    for name, content in read_members(path):
-        if _wanted(Path(name).name):
-            found = True
-            yield name, content
+    for name, content in read_members(path, _wanted):
+        found = True
+        yield name, content
     if not found:
         raise DataError(f"{path.name} holds no image: an archive with a folder of images per class is expected")
 
@@ -318,15 +365,24 @@ def _from_idx(paths: Sequence[Path]) -> list[tuple[Pixels, list[str]]]:
     return pairs
 
 
+def _is_idx(head: bytes) -> bool:
+    """Whether 20 bytes begin an IDX file whose sizes are all among them."""
+    return len(head) >= 8 and struct.unpack(">I", head[:4])[0] in IDX_MAGIC and len(head) >= 4 + 4 * head[3]
+
+
 def _read_idx(path: Path) -> Pixels:
     """IDX: a magic number (its last byte counts the axes), the sizes as big-endian integers, then the bytes."""
     try:
+        stored = path.stat().st_size
         with open_bytes(path) as file:
-            data = file.read()
+            data = file.read(4 + 4 * 4)
+            promised = math.prod(struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]])) if _is_idx(data) else 0
+            expect_plausible(path, promised, stored)
+            data += file.read(promised + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path.name} cannot be read to its end ({error}): fetch it again") from None
     magic = struct.unpack(">I", data[:4])[0] if len(data) >= 4 else None
-    if magic not in (IDX_LABELS, IDX_GRAY, IDX_COLOR):
+    if magic not in IDX_MAGIC:
         seen = "nothing" if magic is None else f"{magic:#010x}"
         raise DataError(
             f"{path.name} begins with {seen}, which is not an IDX file of images (0x00000803) or labels (0x00000801): "

@@ -18,6 +18,7 @@ from weft.data.readers.files import DataError, find_files, name_suffix, read_lin
 from weft.data.readers.headers import is_number
 from weft.data.readers.skeletons import SKELETON_FILE, read_skeletons
 from weft.data.readers.sounds import log_mel, read_sound
+from weft.foundation.json_text import as_whole_number
 
 Values = NDArray[np.float32]
 NamedSequence = tuple[str, str, Values]  # name, label, values [T, C]
@@ -152,8 +153,8 @@ def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
     has, *classes = head.get("classlabel", "false").split() or ["false"]
     if has.lower() != "true":
         raise DataError(f"{path.name} has no @classLabel true: sequences need one label each")
-    if not head.get("dimensions", "0").isdecimal():
-        raise DataError(f"{path.name}: @dimensions {head['dimensions']} is not a number of channels")
+    if as_whole_number(head.get("dimensions", "0")) is None:
+        raise DataError(f"{path.name}: @dimensions {head['dimensions']:.60} is not a number of channels")
     if head.get("timestamps", "false").lower() == "true":
         raise DataError(f"{path.name} has time stamps: write the values alone, with @timeStamps false")
     return classes
@@ -161,7 +162,7 @@ def _ts_classes(path: Path, head: dict[str, str]) -> list[str]:
 
 def _ts_values(path: Path, number: int, channels: Sequence[str], head: dict[str, str]) -> Values:
     """[T, C]; missing values (?) are interpolated linearly; steps that are all missing at the end are cut."""
-    wanted = 1 if head.get("univariate", "").lower() == "true" else int(head.get("dimensions", "0"))
+    wanted = 1 if head.get("univariate", "").lower() == "true" else as_whole_number(head.get("dimensions", "0"))
     if not channels or (wanted and len(channels) != wanted):
         raise DataError(
             f"{path.name}, line {number}: {len(channels)} channels, but its header says {wanted or 'one or more'}"

@@ -56,6 +56,8 @@ def read_series(paths: Sequence[str | Path], columns: Sequence[str] | None = Non
 
 def _read_one(path: Path, columns: Sequence[str] | None) -> TimeSeries:
     rows = list(read_table(path))
+    if not rows:
+        raise DataError(f"{path.name} is empty: give a file with data")
     if name_suffix(path) != ".tsv" and csv_delimiter(path) == ";":
         # Where semicolons separate the cells, a comma may be the decimal point.
         rows = [(number, [_with_point(cell) for cell in cells]) for number, cells in rows]

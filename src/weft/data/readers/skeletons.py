@@ -37,7 +37,7 @@ def _texts(path: Path) -> Iterator[tuple[str, str]]:
         for file in sorted(path.rglob("*.txt")) if path.is_dir() else [path]:
             yield file.name, file.read_text(encoding="latin-1")
     else:
-        for name, content in read_members(path):
+        for name, content in read_members(path, lambda name: SKELETON_FILE.match(name) is not None):
             yield Path(name).name, content.decode("latin-1")
 
 

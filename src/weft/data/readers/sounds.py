@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
+from weft.foundation.regular_files import expect_regular
 
 MELS = 40
 WINDOW, HOP = 0.025, 0.010  # seconds
 LEAST_FFT = 512  # with fewer bins, low mel filters would hold none at low sampling rates
 QUIET = 1e-10
+LEAST_RATE = 1000  # below, each sample would become a frame, and a file of 12 MB a gigabyte of them
+MOST_RATE = 768_000  # samples per second: the window, and with it the spectrum, grows with the rate
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 
 
@@ -26,7 +29,7 @@ def read_sound(path: str | Path) -> tuple[int, NDArray[np.float32]]:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
+        data = expect_regular(path, DataError).read_bytes()
     except OSError as error:
         raise DataError(f"cannot open {path}: {error.strerror or error}") from None
     kind, channels, rate, bits, sound = _chunks(path, data)
@@ -34,7 +37,11 @@ def read_sound(path: str | Path) -> tuple[int, NDArray[np.float32]]:
     whole = len(samples) // channels * channels
     if whole == 0:
         raise DataError(f"{path} holds no sound: remove it")
-    return rate, samples[:whole].reshape(-1, channels).mean(axis=1).astype(np.float32)
+    with np.errstate(all="ignore"):
+        mixed = samples[:whole].reshape(-1, channels).mean(axis=1).astype(np.float32)
+    if not np.isfinite(mixed).all():
+        raise DataError(f"{path} has samples that are no finite numbers: write it again")
+    return rate, mixed
 
 
 def write_sound(path: str | Path, samples: NDArray[np.float32], rate: int) -> None:
@@ -63,11 +70,27 @@ def _chunks(path: Path, data: bytes) -> tuple[int, int, int, int, bytes]:
         elif name == b"data":
             if len(body) < size != 0xFFFFFFFF:  # the size that streaming programs write
                 raise DataError(f"{path} is cut off: its header promises {size} bytes of sound, {len(body)} are there")
+            if head is not None and head[1] > 0 and head[2] > 0 and not LEAST_RATE <= head[2] <= MOST_RATE:
+                raise DataError(
+                    f"{path} claims {head[2]:,} samples per second, but {LEAST_RATE:,} to {MOST_RATE:,} are read: "
+                    "convert it"
+                )
+            _expect_whole_chunks(path, data, place + 8 + size + size % 2)
             if head is not None and head[1] > 0 and head[2] > 0:
                 return *head, body
             break
         place += 8 + size + size % 2
     raise DataError(f"{path} is not a readable .wav file: it lacks its format or its sound; convert it again")
+
+
+def _expect_whole_chunks(path: Path, data: bytes, place: int) -> None:
+    """Where the file is as long as it says, chunks fill what follows the sound: else its length is wrong."""
+    while struct.unpack("<I", data[4:8])[0] == len(data) - 8 and place < len(data):
+        name, size = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
+        place += 8 + size
+        if place > len(data) or not name.decode("latin-1").isprintable():
+            raise DataError(f"{path} is damaged: the lengths in it contradict each other; fetch it again")
+        place += size % 2
 
 
 def _samples(path: Path, kind: int, bits: int, sound: bytes) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from weft.data.readers.files import DataError, name_suffix, read_fields, read_jsonl, read_lines, read_table
 from weft.data.readers.headers import JUDGED_ROWS, Header, HeaderJudgment, judge_header
+from weft.foundation.json_text import as_whole_number
 
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl")
 
@@ -50,11 +51,12 @@ class Table:
         """Where columns are that were asked for by name or number."""
         if all(name in self.names for name in columns):
             return [self.names.index(name) for name in columns]
-        if all(name.isdecimal() and 1 <= int(name) <= self.width for name in columns):
-            return [int(name) - 1 for name in columns]
+        numbers = [as_whole_number(name) or 0 for name in columns]
+        if all(1 <= number <= self.width for number in numbers):
+            return [number - 1 for number in numbers]
         missing = next(name for name in columns if name not in self.names)
         has = ", ".join(self.names)[:200] if self.names else f"no header, and columns 1 to {self.width}"
-        raise DataError(f"{self.path.name} has no column {missing!r}: it has {has}")
+        raise DataError(f"{self.path.name} has no column {missing!r:.60}: it has {has}")
 
     def read(self, places: Sequence[int]) -> Iterator[tuple[int, list[str]]]:
         """(line, cells of these columns) of each row of data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_lines, read_text
 from weft.data.readers.tables import TABLE_SUFFIXES, Table, TableOptions, open_table
@@ -69,9 +70,13 @@ def _parquet_documents(path: Path) -> Iterator[str]:
     except ImportError:
         raise DataError(f"{path.name} needs the package pyarrow: pip install pyarrow") from None
     try:
-        file = parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
+        yield from _column_texts(path, parquet.ParquetFile(path, page_checksum_verification=True))
+    except (OSError, ValueError, ArithmeticError, NotImplementedError, MemoryError) as error:
         raise DataError(f"{path.name} is not a readable .parquet file: {error}") from None
+
+
+def _column_texts(path: Path, file: Any) -> Iterator[str]:
+    """The texts of the column that holds them, batch by batch."""
     name = next((field for field in TEXT_FIELDS if field in file.schema_arrow.names), None)
     if name is None:
         raise DataError(f"{path.name} has no column text: it has {', '.join(file.schema_arrow.names)[:200]}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_table
+from weft.data.readers.files import DataError, file_exists, find_files, name_suffix, read_jsonl, read_table
 from weft.data.readers.sequences import read_sequences
 from weft.data.readers.sounds import log_mel, read_sound
 from weft.data.readers.tables import TableOptions, open_table
@@ -59,7 +59,7 @@ def read_transcripts(
         place = path.parent if folder is None else Path(folder)
         for number, name, text in _rows(path, columns):
             file = place / name
-            if file not in texts and not file.is_file():
+            if file not in texts and not file_exists(file):
                 raise DataError(
                     f"{path.name}, line {number}: there is no file {file}; paths are relative to the table, "
                     "or to --set data.files=FOLDER"
@@ -85,7 +85,7 @@ def read_sources(paths: Sequence[str | Path]) -> SourceSequences:
     values: list[Values] = []
     rate: int | None = None
     for path in map(Path, paths):
-        if not path.is_file():
+        if not file_exists(path):
             raise DataError(f"there is no file {path}: check the path")
         if path.suffix.lower() == ".wav":
             own, samples = read_sound(path)

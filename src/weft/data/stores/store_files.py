@@ -22,6 +22,8 @@ from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
 from weft.data.stores.text_chunks import CHUNK_SIZE, TextChunk, count_bytes, read_chunks
 from weft.data.tokenizers.bulk_encoding import adds_dummy_prefix, bulk_encoder
 from weft.data.tokenizers.tokenizer import Tokenizer
+from weft.foundation.atomic_files import flush_to_disk
+from weft.foundation.json_text import parse_json
 
 FORMAT = 1
 HEADER_FILE = "store.json"
@@ -46,7 +48,7 @@ def store_name(
 def read_store_header(folder: Path) -> dict[str, Any] | None:
     """The header of a store; None if it is missing, incomplete or of another format."""
     try:
-        header = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
+        header = parse_json((folder / HEADER_FILE).read_bytes())
         whole = header["format"] == FORMAT and all(
             (folder / name).stat().st_size == size for name, size in header["sizes"].items()
         )
@@ -93,9 +95,9 @@ def _make(
                 if progress is not None:
                     progress(writer.read)
             header = writer.finish()
-        _flush(fresh)
+        flush_to_disk(fresh)
         os.rename(fresh, folder)
-        _flush(folder.parent)
+        flush_to_disk(folder.parent)
         return header
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -183,17 +185,11 @@ class StoreWriter:
 
     def _ids(self, batch: Sequence[TextChunk]) -> Any:
         texts = [p.text[1:] if self.joins and not p.first and p.text[0] == " " else p.text for p in batch]
-        try:
-            return self.encode(["" if p.answers is not None else text for p, text in zip(batch, texts, strict=True)])
-        except (UnicodeEncodeError, TypeError):
-            raise _surrogate_error(batch[0]) from None
+        return self.encode(["" if p.answers is not None else text for p, text in zip(batch, texts, strict=True)])
 
     def _encode_rendered(self, chunks: Sequence[TextChunk]) -> Iterator[tuple[Any, list[tuple[bool, int]]]]:
         """Ids of rendered chats, and runs of tokens that count or not; a token belongs where it ends."""
-        try:
-            found = self.tokenizer.engine.encode_batch([chunk.text for chunk in chunks], add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError):
-            raise _surrogate_error(chunks[0]) from None
+        found = self.tokenizer.encode_many_with_places([chunk.text for chunk in chunks])
         for chunk, one in zip(chunks, found, strict=True):
             flags = (any(first < end <= last for first, last in chunk.answers or ()) for _, end in one.offsets)
             runs = [(flag, len(list(run))) for flag, run in groupby(flags)]
@@ -254,7 +250,7 @@ class StoreWriter:
         }
         path = self.folder / HEADER_FILE
         path.write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
-        _flush(path)
+        flush_to_disk(path)
         return header
 
 
@@ -265,27 +261,12 @@ def _counted_bytes(chunk: TextChunk) -> int:
     return count_bytes(chunk.text) if chunk.role in (None, CHAT_ROLES[-1]) else 0
 
 
-def _surrogate_error(chunk: TextChunk) -> DataError:
-    return DataError(
-        f"a text near document {chunk.document + 1} holds half of a surrogate pair, which no tokenizer can read: "
-        "remove escapes from \\ud800 to \\udfff that stand alone"
-    )
-
-
 @contextlib.contextmanager
 def _store_lock(folder: Path) -> Iterator[None]:
     """Wait until no other process makes this store; the system releases the lock even after a kill."""
     with folder.with_name(f".{folder.name}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _explain(folder: Path, error: OSError) -> DataError:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.stores.text_chunks import count_bytes
-from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
+from weft.data.tokenizers.tokenizer import Tokenizer, explain_failure, train_tokenizer
 from weft.data.tokenizers.vocabulary_files import byte_letters
 
 UNIT_BOUNDARY = re.compile(r"(?=[ \n][^\W_])")
@@ -68,7 +68,10 @@ def adds_dummy_prefix(tokenizer: Tokenizer) -> bool:
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> EncodedTexts:
-    found = [e.ids for e in tokenizer.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+    try:
+        found = [e.ids for e in tokenizer.engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+    except BaseException as error:
+        raise explain_failure(error, "the tokenizer fails at one of the texts") from None
     counts = np.fromiter(map(len, found), np.int64, len(found))
     return EncodedTexts(np.fromiter(chain.from_iterable(found), np.uint32, int(counts.sum())), counts)
 

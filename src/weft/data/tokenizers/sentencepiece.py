@@ -16,6 +16,7 @@ from weft.foundation.errors import WeftError
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
+FIRST_EXTENSION = 200  # numbers of fields that the format leaves to others
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
@@ -53,6 +54,8 @@ def _parse(data: bytes) -> SentencePieceModel:
                     score = struct.unpack("<f", _as_bytes(content))[0]
                 elif inner == 3:
                     kind = int(content)
+                elif inner < FIRST_EXTENSION:
+                    raise ValueError(f"a piece has a field {inner}")
             model.pieces.append((piece, score, kind))
         elif number == 2:
             model.model_type = next((int(v) for n, v in _fields(_as_bytes(value)) if n == 3), UNIGRAM)

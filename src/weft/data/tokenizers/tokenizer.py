@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +26,7 @@ from weft.data.tokenizers.vocabulary_files import (
     space_words,
 )
 from weft.foundation.errors import WeftError
+from weft.foundation.regular_files import expect_regular
 
 TokenizerKind = Literal["characters", "bytes", "words", "bpe"]
 TOKENIZER_KINDS: tuple[TokenizerKind, ...] = ("characters", "bytes", "words", "bpe")
@@ -41,6 +43,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "source.spm", "encoder.json", "vocab.json", "vocab.txt"),
     *("tokenizer.model", "spiece.model"),
 )
+WORD_CUT = 1024  # letters
 SIDES = ("source", "target")
 
 
@@ -64,21 +67,39 @@ class Tokenizer:
 
     def encode_with_places(self, text: str) -> Encoding:
         """Ids, tokens, and the characters of the text that each was read from."""
+        return self._encode(text, None, False)
+
+    def encode_framed(self, text: str, second: str | None = None) -> Encoding:
+        """A text, or two, with what the tokenizer's own post-processor puts around and between them."""
+        return self._encode(text, second, True)
+
+    def _encode(self, text: str, second: str | None, framed: bool) -> Encoding:
         try:
-            return self.engine.encode(text, add_special_tokens=False)
+            return self.engine.encode(text, second, add_special_tokens=framed)
         except TypeError:  # bytes of a command line that are no UTF-8 become lone surrogates
             raise WeftError(f"{ascii(text)[:60]} is not UTF-8 text: convert it first") from None
+        except BaseException as error:
+            raise explain_failure(error, f"the tokenizer fails at {ascii(text)[:60]}") from None
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of many texts, encoded in parallel."""
+        return [list(found.ids) for found in self.encode_many_with_places(texts)]
+
+    def encode_many_with_places(self, texts: Sequence[str]) -> list[Encoding]:
+        """As `encode_with_places`, of many texts in parallel."""
         try:
-            return [list(e.ids) for e in self.engine.encode_batch(list(texts), add_special_tokens=False)]
+            return self.engine.encode_batch(list(texts), add_special_tokens=False)
         except TypeError:  # one of them is no UTF-8: encoded alone, it is named
-            return [self.encode(text) for text in texts]
+            return [self.encode_with_places(text) for text in texts]
+        except BaseException as error:
+            raise explain_failure(error, "the tokenizer fails at one of the texts") from None
 
     def decode(self, ids: Iterable[int], keep_special: bool = False) -> str:
         """The text of ids; special tokens are left out unless `keep_special`."""
-        return str((self.target_engine or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
+        try:
+            return str((self.target_engine or self.engine).decode(list(ids), skip_special_tokens=not keep_special))
+        except BaseException as error:
+            raise explain_failure(error, "the tokenizer fails to write its tokens") from None
 
     @property
     def target(self) -> Tokenizer:
@@ -140,7 +161,8 @@ def train_tokenizer(
     engine, trainer = (
         _word_like(kind, vocabulary, names, min_frequency) if kind != "bpe" else _bpe(vocabulary, names, min_frequency)
     )
-    engine.train_from_iterator(_not_empty(texts), trainer=trainer)
+    pieces = _not_empty(texts) if kind != "bpe" else chain.from_iterable(map(_cut_long_words, _not_empty(texts)))
+    engine.train_from_iterator(pieces, trainer=trainer)
     engine.add_special_tokens(names)
     return Tokenizer(engine)
 
@@ -152,6 +174,17 @@ def _not_empty(texts: Iterable[str]) -> Iterator[str]:
         yield text
     if empty:
         raise WeftError("there is no text to learn a tokenizer from: give a file that is not empty")
+
+
+def _cut_long_words(text: str) -> Iterator[str]:
+    """The text, cut within words and spaces of some thousand letters: learning merges takes the square of a length."""
+    start = 0
+    for end in range(WORD_CUT, len(text), WORD_CUT):
+        window = text[end - WORD_CUT : end]
+        if window.isspace() or (window == window.strip() and len(window.split(None, 1)) == 1):
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def _word_like(
@@ -194,13 +227,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if not path.exists():
         raise WeftError(f"there is no tokenizer at {path}: give a tokenizer.json, vocab.txt or tokenizer.model")
-    folder = path if path.is_dir() else path.parent
-    for name in (path.name,) if path.is_file() else TOKENIZER_FILES:
-        file = folder / name
-        if file.exists():
+    if not path.is_dir():
+        return _load_file(expect_regular(path))
+    for name in TOKENIZER_FILES:
+        file = path / name
+        if file.is_file():
             return _load_file(file)
     raise WeftError(
-        f"{folder} holds no tokenizer: it needs tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model"
+        f"{path} holds no tokenizer: it needs tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model"
     )
 
 
@@ -219,8 +253,16 @@ def _load_file(file: Path) -> Tokenizer:
         return Tokenizer(_read_engine(file), _read_engine(other) if other.is_file() else None)
     except WeftError:
         raise
-    except Exception as error:
-        raise WeftError(f"{file.name} is not a readable tokenizer ({str(error)[:120]})".replace("\n", " ")) from None
+    except BaseException as error:
+        raise explain_failure(error, f"{file.name} is not a readable tokenizer") from None
+
+
+def explain_failure(error: BaseException, what: str) -> BaseException:
+    """The error of a broken tokenizer in one sentence; the library's own panics are no Exceptions. Others stay."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    reason = " ".join(str(error).split())[:120]
+    return WeftError(f"{what} ({reason}): its file is broken; fetch it again")
 
 
 def _read_engine(file: Path) -> Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,6 +20,7 @@ from weft.data.tokenizers.sentencepiece import (
     read_sentencepiece,
 )
 from weft.foundation.errors import WeftError
+from weft.foundation.json_text import parse_json
 
 # GPT-2's own; single digits (SmolLM2); groups of three digits (Llama 3); single digits in Llama 3's words (Qwen).
 PreTokenization = Literal["plain", "digits", "llama3", "qwen"]
@@ -77,7 +77,7 @@ def from_merges(file: Path) -> Engine:
     merges = next((file.with_name(n) for n in ("vocab.bpe", "merges.txt") if file.with_name(n).exists()), None)
     if merges is None:
         raise WeftError(f"{file.name} needs its merges beside it: merges.txt or vocab.bpe")
-    vocabulary = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = parse_json(file.read_bytes())
     lines = merges.read_text(encoding="utf-8").split("\n")
     pairs = [(a, b) for line in lines if line and not line.startswith("#version") for a, b in [line.split(" ")]]
     if CLIP_START in vocabulary and CLIP_END in vocabulary:
@@ -172,7 +172,7 @@ def _unigram_engine(model: SentencePieceModel, pieces: Sequence[tuple[str, float
 def from_marian(file: Path, vocabulary_file: Path) -> Engine:
     """source.spm or target.spm; the ids of the pieces are in vocab.json, which both languages share."""
     model = read_sentencepiece(file)
-    vocabulary = json.loads(vocabulary_file.read_text(encoding="utf-8"))
+    vocabulary = parse_json(vocabulary_file.read_bytes())
     if not isinstance(vocabulary, dict) or sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise WeftError(f"{vocabulary_file.name} does not number its pieces from 0 on: fetch it again")
     scores = {piece: score for piece, score, kind in model.pieces if kind in (NORMAL, USER)}
