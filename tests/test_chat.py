@@ -299,14 +299,14 @@ def test_a_template_for_a_base_model_stops_at_its_own_end_and_begins_as_the_mode
     assert named.stop_strings == ("\nUser:",) and named.stop == (run.tokenizer.stop,)
     (tmp_path / "t.jinja").write_text("{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}")
     own = run.chat(template=str(tmp_path / "t.jinja"), max_tokens=5)
-    assert own.prompt_format.chat.render([{"role": "user", "content": "x"}]) == "<start>[x]"
+    assert own.prompts.prompt_format.chat.render([{"role": "user", "content": "x"}]) == "<start>[x]"
     marked = Conversation(
         run.module, run.tokenizer, PromptFormat(before=(1,)), GenerationOptions(), template=str(tmp_path / "t.jinja")
     )
     ids = [run.tokenizer.id_of("<start>"), *run.tokenizer.encode("[x]")]
-    assert marked._prompt([{"role": "user", "content": "x"}]) == ids
+    assert marked.prompts.ids([{"role": "user", "content": "x"}]) == ids
     plain = Conversation(run.module, run.tokenizer, PromptFormat(before=(1,)), GenerationOptions(), template="plain")
-    assert plain._prompt([{"role": "user", "content": "x"}])[:2] == [1, run.tokenizer.encode("U")[0]]
+    assert plain.prompts.ids([{"role": "user", "content": "x"}])[:2] == [1, run.tokenizer.encode("U")[0]]
 
 
 def test_a_mark_that_is_a_token_stops_too(folder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -22,7 +22,7 @@ from weft.inference.decoding.generate import stream
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sessions import RewindableSession
 from weft.inference.decoding.speculative import speculates_unasked, stream_speculative
-from weft.tasks.support.language.chat_templates import TEMPLATES, read_template
+from weft.tasks.support.language.chat_prompts import ChatPrompts
 from weft.tasks.support.language.generation import TEMPERATURE
 from weft.tasks.support.language.prompt_format import PromptFormat
 from weft.tasks.task import GenerationOptions
@@ -64,21 +64,13 @@ class Conversation:
     ) -> None:
         _expect_one_answer(generation)
         self.module, self.tokenizer, self.generation = module, tokenizer, generation
-        self.before: tuple[int, ...] = ()
-        if template is not None:
-            self.before = prompt_format.before
-            prompt_format = replace(prompt_format, chat=read_template(template, prompt_format, tokenizer))
-        if not prompt_format.can_chat(tokenizer):
-            raise WeftError(
-                "this model has no chat template, it was not trained to chat: give one with --template "
-                f"({', '.join(TEMPLATES)}, or a Jinja file), or use weft predict"
-            )
-        self.prompt_format, self.system = prompt_format, system
+        self.prompts, self.system = ChatPrompts(tokenizer, prompt_format, template), system
         self.turns: list[Turn] = []
         self.left_out = 0
         self.said = 0  # answers begun, retried ones included: each is sampled by a seed of its own
         self.length = declared(module).length
-        self.stop, self.stop_strings = self._stops()
+        self.stop, ends = self.prompts.stops()
+        self.stop_strings = (*generation.stop, *ends)
         with eval_mode(module):
             self.session = RewindableSession(condition(module, 1))
 
@@ -149,7 +141,7 @@ class Conversation:
         wanted = self.generation.max_tokens or ANSWER_TOKENS
         reserved = min(wanted, -(-length // 2))
         for first in range(min(self.left_out, len(self.turns)), len(self.turns) + 1):
-            prompt = self._prompt([*self.messages(first), {"role": "user", "content": text}])
+            prompt = self.prompts.ids([*self.messages(first), {"role": "user", "content": text}])
             room = length - len(prompt) + 1  # the last token generated is never read
             if reserved <= room:
                 return prompt, min(wanted, room), first
@@ -159,21 +151,6 @@ class Conversation:
                 "shorten them"
             )
         return prompt, room, first
-
-    def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        ids = self.prompt_format.chat_ids(messages, self.tokenizer)
-        # A template of another model may lack the token that every text of this one begins with.
-        begins = tuple(ids[: len(self.before)]) == self.before
-        return ids if begins else [*self.before, *ids]
-
-    def _stops(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Ids and strings at which an answer ends: the model's own, the user's, and the template's end of a turn."""
-        ids, strings = self.prompt_format.stopping(self.tokenizer), tuple(self.generation.stop)
-        end = "" if self.prompt_format.chat is None else self.prompt_format.chat.turn_end()
-        mark = self.tokenizer.id_of(end) if end else None
-        if mark is not None:
-            return (*ids, *(() if mark in ids else (mark,))), strings
-        return ids, (*strings, end) if end else strings
 
 
 def _expect_one_answer(generation: GenerationOptions) -> None:

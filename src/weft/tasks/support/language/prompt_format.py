@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS
@@ -13,6 +11,7 @@ from weft.data.stores.prompt_format_protocol import Messages, RenderedChat
 from weft.data.tokenizers.tokenizer import Tokenizer
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
+from weft.tasks.support.language.sandboxed_templates import check_template, render_template
 
 
 @dataclass(frozen=True)
@@ -38,33 +37,25 @@ class Frame:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template in Jinja, as other libraries keep it with a model; it is run in a sandbox."""
+    """A template in Jinja, as other libraries keep it with a model; it is run in a sandbox and a process of its own."""
 
     template: str
     names: Mapping[str, str] = field(default_factory=dict)
 
     def render(self, messages: Messages, answering: bool = True) -> str:
         """The text of a chat; `answering` opens the turn of the assistant."""
+        variables = {"messages": [dict(message) for message in messages], "add_generation_prompt": answering}
         try:
-            text: str = _compiled(self.template).render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=answering,
-                tools=None,
-                documents=None,
-                **self.names,
-            )
-        except Exception as error:  # the template is a stranger's program
-            raise WeftError(f"this model's chat template refuses these messages ({str(error)[:120]})") from None
-        return text
+            return render_template(self.template, {**variables, "tools": None, "documents": None, **self.names})
+        except WeftError as error:
+            raise WeftError(f"this model's chat template refuses these messages ({error})") from None
 
     def check(self, name: str) -> None:
         """Refuse a template that is no Jinja."""
-        import jinja2
-
         try:
-            _compiled(self.template)
-        except jinja2.TemplateSyntaxError as error:
-            raise WeftError(f"{name} is not a chat template in Jinja (line {error.lineno}: {error.message})") from None
+            check_template(self.template)
+        except WeftError as error:
+            raise WeftError(f"{name} is not a chat template in Jinja ({error})") from None
 
     def turn_end(self) -> str:
         """What is written after an answer, where it shows that the answer is over.
@@ -114,44 +105,6 @@ class ChatTemplate:
                 "can be located: give the chats as texts"
             )
         return first
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    """The template as a program, with the names and tags that other libraries give it."""
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %} .. {% endgeneration %}` marks what the assistant says; it is written as it is."""
-
-        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-            line = next(parser.stream).lineno
-            return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-    Generation.tags = {"generation"}
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    room = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
-    room.globals |= {"raise_exception": refuse, "strftime_now": _now}
-    room.filters["tojson"] = _as_json
-    return room.from_string(template)
-
-
-def _as_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """JSON as it is, where Jinja's own filter would escape signs of HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _now(pattern: str) -> str:
-    from datetime import datetime
-
-    return datetime.now().strftime(pattern)
 
 
 @dataclass(frozen=True)
