@@ -222,7 +222,7 @@ def test_sessions_read_a_prefix_at_once():
 
 def test_the_engine_reads_a_prefix_at_once_and_reuses_whole_ones():
     model = weft.build(decoder(MASKS["prefix"]), seed=3).eval()
-    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [3, 1, 4, 1, 5, 8, 8], [3, 1, 7, 1, 5, 9, 1]]
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [3, 1, 4, 1, 5, 9, 8], [3, 1, 7, 1, 5, 9, 1]]
     alone = [sampled(model, [prompt])[0] for prompt in prompts]
     with Engine(model, slots=2, prefill_tokens=3, prefixes=4) as engine:
         found = [
@@ -232,7 +232,7 @@ def test_the_engine_reads_a_prefix_at_once_and_reuses_whole_ones():
         with pytest.raises(weft.WeftError, match="2 of the 5 tokens"):
             engine.submit(EngineRequest([3, 1], max_tokens=3)).result()
     assert found == alone
-    assert reused == 5  # of the second prompt, but not the two tokens that the third begins with
+    assert reused == 6  # two whole pieces of the second prompt, but not the two tokens that the third begins with
 
 
 WORDS = ("red", "blue", "green", "one", "two")

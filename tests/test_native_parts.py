@@ -189,3 +189,74 @@ def test_no_rows():
     x = torch.empty(0, D, requires_grad=True)
     layer_norm(gelu_tanh(x), torch.ones(D, requires_grad=True), None).sum().backward()
     assert x.grad.shape == (0, D)
+
+
+def linear(x, weight, bias=None):
+    return native.linear(x, weight, bias) if native.suits_linear(x, weight, bias) else F.linear(x, weight, bias)
+
+
+# Rows, columns and depth that are no multiple of a tile, and of several tiles with what is left; over 256 rows dW is
+# added up in pieces.
+LINEAR_SIZES = [(67, 5, 3), (83, 37, 53), (269, 71, 131), (521, 64, 32)]
+fast_linear = pytest.mark.skipif(not native.kernels().weft_linear_is_fast(), reason="torch's products are faster here")
+
+
+@fast_linear
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("M", "N", "K"), LINEAR_SIZES)
+def test_linear_maps_are_torchs(M, N, K, biased):
+    tensors = [draw(M, K).float(), draw(N, K, seed=5).float(), *([draw(N, seed=7).float()] if biased else [])]
+    slope = draw(M, N, seed=11).float()
+    assert native.suits_linear(*tensors, *([] if biased else [None]))
+    found = gradients(linear, slope, *tensors)
+    exact = gradients(linear, slope, *(t.double() for t in tensors))
+    for one, other in zip(found, exact, strict=True):
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(one, other, atol=2e-6 * float(other.abs().max()), rtol=0)
+
+
+@fast_linear
+def test_no_other_row_no_place_and_no_thread_changes_a_row_of_a_linear_map():
+    x, weight, bias = draw(211, 53).float(), draw(71, 53, seed=5).float(), draw(71, seed=7).float()
+    slope = draw(211, 71, seed=11).float()
+    y, dx, dweight, dbias = gradients(linear, slope, x, weight, bias)
+    for first, last in ((0, 64), (5, 101), (130, 211)):
+        part = gradients(linear, slope[first:last], x[first:last], weight, bias)
+        assert torch.equal(part[0], y[first:last]) and torch.equal(part[1], dx[first:last])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            again = gradients(linear, slope, x, weight, bias)
+            assert all(torch.equal(a, b) for a, b in zip(again, (y, dx, dweight, dbias), strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@fast_linear
+def test_linear_maps_have_gradients_of_what_is_asked_for_and_second_derivatives():
+    x, weight, bias = draw(67, 53).float(), draw(37, 53, seed=5).float(), draw(37, seed=7).float()
+    for learned in ((True, False, False), (False, True, False), (False, False, True), (True, False, True)):
+        own = [t.clone().requires_grad_(wanted) for t, wanted in zip((x, weight, bias), learned, strict=True)]
+        native.linear(*own).square().sum().backward()
+        assert [t.grad is not None for t in own] == list(learned)
+    own = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    slopes = torch.autograd.grad(native.linear(*own).square().sum(), own, create_graph=True)
+    second = torch.autograd.grad(sum(s.square().sum() for s in slopes), own)
+    wide = [t.detach().double().requires_grad_() for t in own]
+    exact = torch.autograd.grad(F.linear(*wide).square().sum(), wide, create_graph=True)
+    for one, other in zip(second, torch.autograd.grad(sum(s.square().sum() for s in exact), wide), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5 * float(other.abs().max()))
+
+
+@fast_linear
+def test_few_rows_other_types_and_autocast_stay_with_torch():
+    x, weight = draw(67, 53).float(), draw(37, 53).float()
+    assert native.suits_linear(x, weight, None)
+    assert not native.suits_linear(x[:63], weight, None)
+    assert not native.suits_linear(x.double(), weight.double(), None)
+    assert not native.suits_linear(x.T, weight, None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not native.suits_linear(x, weight, None)
+    with torch.no_grad():
+        assert not native.suits_linear(x, weight, None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import weft
 from weft.foundation.seeds import generator
 from weft.parts import linear_attention as linear
-from weft.parts.attention import ResidualLinear, SelfAttention
+from weft.parts.attention import SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.block import PreNorm, stochastic_depth
@@ -30,6 +30,7 @@ from weft.parts.embeddings import (
 from weft.parts.experts import Experts, balance_loss, grouped_linear, route, z_loss
 from weft.parts.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, activation, gated_width
 from weft.parts.initialization import FanIn, Normal, Scheme, Xavier, initialize
+from weft.parts.linear import ResidualLinear
 from weft.parts.masks import Everything
 from weft.parts.norms import LayerNorm, RMSNorm
 from weft.parts.outputs import ForecastHead, LanguageHead, PooledHead, TiedHead, TokenHead, pool_tokens

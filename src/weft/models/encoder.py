@@ -5,6 +5,7 @@ Over tokens (BERT), words with their characters, or numeric vectors (bodies in m
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -18,10 +19,13 @@ from weft.models.stack_spec import StackSpec, arrange_call, as_mask, expect_toke
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.embeddings import ClassToken, SegmentEmbedding, SequenceInput, TokenEmbedding, VectorEmbedding
 from weft.parts.masks import BlockSparse, Graph, Mask, Prefix
+from weft.parts.ngrams import NgramSkip
 from weft.parts.outputs import MaskedLanguageHead, Pool, PooledHead, TokenHead
 from weft.parts.stack import Stack
 from weft.parts.state import State
 from weft.parts.word_embedding import WordEmbedding
+
+NEIGHBORS = 3  # tokens that n-grams reach over to each side, its own included
 
 
 class TokensSpec(Spec):
@@ -108,12 +112,25 @@ class MaskedLanguageSpec(Spec):
         return MaskedLanguageHead(width, vocabulary, norm.build(width), self.activation)
 
 
+class NgramsSpec(Spec):
+    """A skip from n-grams of the input to the answer, in a table of `entries` rows; fitted when a training begins."""
+
+    entries: PositiveInt = 65_537
+
+    def build(self, answer: PooledSpec | PerTokenSpec) -> NgramSkip:
+        assert answer.classes is not None, "checked by EncoderSpec"
+        return NgramSkip(self.entries, answer.classes, answer.EACH_TOKEN)
+
+
 InputSpec = Annotated[TokensSpec | WordsSpec | VectorsSpec, Field(discriminator="kind")]
 AnswerSpec = Annotated[PooledSpec | PerTokenSpec | MaskedLanguageSpec, Field(discriminator="kind")]
 
 
 class EncoderSpec(StackSpec):
-    """An encoder of sequences of up to `length`; `class_token` puts a learned vector before each."""
+    """An encoder of sequences of up to `length`; `class_token` puts a learned vector before each.
+
+    `ngrams` blends in what single n-grams of tokens or words say about the answer, beside the blocks.
+    """
 
     MASKS: ClassVar[tuple[str, ...]] = (*StackSpec.MASKS, "graph")
 
@@ -123,11 +140,22 @@ class EncoderSpec(StackSpec):
     class_token: bool = False
     input_norm: bool = False
     output: AnswerSpec = PooledSpec()
+    ngrams: NgramsSpec | None = None
 
     @model_validator(mode="after")
     def _graph_fits(self) -> Self:
         if self.class_token and any(getattr(getattr(m, "mask", None), "kind", None) == "graph" for m in self.mixer):
             raise ValueError("a graph has no edge for the class token: set class_token to false and pool the mean")
+        return self
+
+    @model_validator(mode="after")
+    def _ngrams_fit(self) -> Self:
+        if self.ngrams is None:
+            return self
+        if self.input.kind == "vectors" or self.output.classes is None:
+            raise ValueError("ngrams say of tokens or words which class they are of: leave them out without these")
+        if any(getattr(mixer, "mask", None) is not None for mixer in self.mixer):
+            raise ValueError("ngrams see the neighbors of a token, which mixer.mask may hide: leave one of them out")
         return self
 
     def build(self) -> Encoder:
@@ -144,14 +172,21 @@ class EncoderSpec(StackSpec):
         )
         stack = self.build_stack(seen_by(causal=False))
         head = self.output.build(self.width, self._vocabulary(), self.norm)
-        return Encoder(self, self.input.build(own), entry, stack, head)
+        ngrams = None
+        if self.ngrams is not None and not isinstance(self.output, MaskedLanguageSpec):
+            ngrams = self.ngrams.build(self.output)
+        return Encoder(self, self.input.build(own), entry, stack, head, ngrams)
 
     def _vocabulary(self) -> int | None:
         return None if isinstance(self.input, VectorsSpec) else self.input.vocabulary
 
     def declares(self) -> Declaration:
-        """Not causal, no cache, and what the body adds."""
-        return self.declare(self.family, length=self.length, vocabulary=self._vocabulary())
+        """Not causal, no cache, and what the body adds; n-grams are ordered, and reach to the neighbors."""
+        body = self.declare(self.family, length=self.length, vocabulary=self._vocabulary())
+        if self.ngrams is None:
+            return body
+        reach = None if body.reach is None else max(body.reach, NEIGHBORS)
+        return replace(body, order_free=False, reach=reach)
 
     def _positions_fit(self) -> None:
         super()._positions_fit()
@@ -166,10 +201,17 @@ class Encoder(nn.Module):
     """`model(tokens)`, `model(words)` or `model(vectors)`: hidden states of all tokens, and the answer as `logits`."""
 
     def __init__(
-        self, spec: EncoderSpec, embedding: nn.Module, input: SequenceInput, stack: Stack, head: nn.Module
+        self,
+        spec: EncoderSpec,
+        embedding: nn.Module,
+        input: SequenceInput,
+        stack: Stack,
+        head: nn.Module,
+        ngrams: NgramSkip | None = None,
     ) -> None:
         super().__init__()
         self.spec, self.embedding, self.input, self.stack, self.head = spec, embedding, input, stack, head
+        self.ngrams = ngrams
 
     def forward(
         self,
@@ -188,7 +230,7 @@ class Encoder(nn.Module):
             what = "vectors are [B, T, C]" if self.spec.input.kind == "vectors" else "words are [B, T, 1 + L]"
             raise ShapeError(f"{what}, but these have shape {tuple(tokens.shape)}")
         mask = as_mask(mask)
-        token_positions = arrange_call(tokens, positions, mask, None)
+        token_positions = own_positions = arrange_call(tokens, positions, mask, None)
         if self.spec.class_token:
             self._expect_no_places(mask)
             token_positions = token_positions.after(1)
@@ -199,7 +241,10 @@ class Encoder(nn.Module):
 
         def answer(hidden: Tensor) -> Tensor:
             own = hidden[:, 1:] if self.spec.class_token and self.spec.output.EACH_TOKEN else hidden
-            return self.head(own, token_positions, self.embedding)
+            logits: Tensor = self.head(own, token_positions, self.embedding)
+            if self.ngrams is None or self.training:
+                return logits
+            return self.ngrams(logits, tokens, own_positions)
 
         return Output(hidden, answer, None, auxiliary.summary())
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, Literal, Self
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from weft.foundation.errors import SpecError
 from weft.foundation.spec import Spec
 from weft.models.output import Declaration, Memory, Output
-from weft.models.part_specs import AttentionSpec, FeedForwardSpec, HeadSpec, TiedHeadSpec
+from weft.models.part_specs import AttentionSpec, FeedForwardSpec, HeadSpec, LayerCount, TiedHeadSpec
 from weft.models.position_specs import AnyPositionSpec, NoPositionsSpec
 from weft.models.sources import SourceSpec, TokenSourceSpec
 from weft.models.stack_spec import MixerPattern, StackSpec, arrange_call, as_mask, expect_tokens, seen_by
@@ -64,7 +64,7 @@ class EncoderDecoderSpec(StackSpec):
     vocabulary: PositiveInt = 256
     target_vocabulary: PositiveInt | None = None
     length: PositiveInt = 256
-    decoder_layers: NonNegativeInt | None = None
+    decoder_layers: LayerCount | None = None
     encoder: EncoderSideSpec = EncoderSideSpec()
     cross: AttentionSpec | None = None
     embedding_scale: float = 1.0

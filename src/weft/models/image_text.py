@@ -22,7 +22,7 @@ from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.position_counter import PositionCounter
 from weft.parts.stack import Stack
 from weft.parts.state import State
-from weft.parts.token_positions import TokenPositions
+from weft.parts.token_positions import SHARED, TokenPositions
 
 
 class ImageTextSpec(StackSpec):
@@ -101,7 +101,8 @@ class ImageTextDecoder(nn.Module):
     ) -> Output:
         """[B, T] and [B, channels, height, width] -> hidden [B, T, D], logits [B, T, C] of the text alone.
 
-        `positions` count from the text's first token. Text without an image stands where it would with one.
+        `positions` count from the text's first token. Text without an image stands where it would with one. Of several
+        texts in one row, packed as documents, each sees the image and itself.
         """
         expect_tokens(tokens)
         mask = as_mask(mask)
@@ -113,6 +114,8 @@ class ImageTextDecoder(nn.Module):
         token_positions = arrange_call(tokens, positions, mask, state, counter)
         x = self.embedding(tokens)
         if images is not None:
+            if state is not None and token_positions.documents is not None:
+                raise ShapeError("packed documents and a state: give each text a row of its own")
             x, token_positions = self._with_image(x, images, token_positions, begun)
         auxiliary = Auxiliary(token_positions.real)
         hidden = self.stack(self.input(x, token_positions), token_positions, mask, state, auxiliary=auxiliary)
@@ -131,15 +134,16 @@ class ImageTextDecoder(nn.Module):
                 f"{cells.shape[0]} images of {cells.shape[1]} patches for {x.shape[0]} texts: this model takes one "
                 f"image of {P} patches a text; resize images to {self.spec.image} x {self.spec.image}"
             )
-        if token_positions.documents is not None:
-            raise ShapeError("packed documents cannot share one image: give each text a row of its own")
         if token_positions.plain and token_positions.start == P:
             return torch.cat((cells, x), 1), TokenPositions.run(0, P + token_positions.length, token_positions.device)
         text = token_positions.positions.expand(x.shape[0], -1)
         image = torch.arange(P, device=text.device).expand(x.shape[0], -1)
-        return torch.cat((cells, x), 1), replace(
-            token_positions, length=P + token_positions.length, given=torch.cat((image, text), 1)
-        )
+        documents = token_positions.documents
+        if documents is not None:
+            documents = torch.cat((torch.full_like(image, SHARED), documents.expand(x.shape[0], -1)), 1)
+        given = torch.cat((image, text), 1)
+        joined = replace(token_positions, length=P + token_positions.length, given=given, documents=documents)
+        return torch.cat((cells, x), 1), replace(joined, ids=None, packed=False)
 
     def make_state(self, batch: int = 1, capacity: int | None = None) -> State:
         """An empty state; `capacity` counts text and image tokens."""

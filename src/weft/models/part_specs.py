@@ -23,6 +23,7 @@ from weft.parts.recurrence import Recurrence
 from weft.parts.scores import SCORES, build_score, setting_remedy
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+LayerCount = Annotated[int, Field(ge=0, le=4096)]  # more are never built in the time that a user waits
 ActivationName = Literal["relu", "gelu", "gelu-tanh", "quick-gelu", "silu", "squared-relu"]
 
 

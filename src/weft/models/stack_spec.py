@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from torch import Tensor
 
 from weft.foundation.errors import ShapeError
@@ -18,6 +18,7 @@ from weft.models.part_specs import (
     ExpertsSpec,
     FeedForwardSpec,
     InitializationSpec,
+    LayerCount,
     LayerNormSpec,
     MixerSpec,
     NormSpec,
@@ -91,7 +92,7 @@ class StackSpec(ModelSpec):
     MASKS: ClassVar[tuple[str, ...]] = ("window", "dilated", "strided", "block-sparse")
 
     width: PositiveInt = 128
-    layers: NonNegativeInt = 4
+    layers: LayerCount = 4
     mixer: MixerPattern = (AttentionSpec(),)
     feedforward: FeedForwardSpec = ClassicSpec()
     positions: AnyPositionSpec = RotarySpec()

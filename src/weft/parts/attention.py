@@ -17,6 +17,7 @@ from weft.foundation.shapes import expect_width
 from weft.parts import observer
 from weft.parts.attention_context import AttentionContext
 from weft.parts.kernels import Backend, KernelChoice, attention_weights, blocked, choose_kernel, explicit, fused
+from weft.parts.linear import Linear, ResidualLinear
 from weft.parts.masks import Mask, visible_pairs
 from weft.parts.norms import Norm
 from weft.parts.relative import Rotary
@@ -50,10 +51,6 @@ def cross_attention(query: Tensor, data: Tensor, W_K: Tensor, W_V: Tensor) -> tu
         )
     weights = weigh(scaled_dot(query, data @ W_K))
     return weights.to(data.dtype) @ (data @ W_V), weights
-
-
-class ResidualLinear(nn.Linear):
-    """A linear map whose result is added to the residual stream; initialization may scale or zero it."""
 
 
 class _Attention(nn.Module):
@@ -142,7 +139,7 @@ class SelfAttention(_Attention):
             width, heads, key_heads, head_width, value_width
         )
         self.sections = [heads * self.head_width, self.key_heads * self.head_width, self.key_heads * self.value_width]
-        self.qkv = nn.Linear(width, sum(self.sections), bias=bias)
+        self.qkv = Linear(width, sum(self.sections), bias=bias)
         self.output = ResidualLinear(heads * self.value_width, width, bias if output_bias is None else output_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,8 +203,8 @@ class CrossAttention(_Attention):
         )
         self.memory_width = memory_width or width
         self.sections = [self.key_heads * self.head_width, self.key_heads * self.value_width]
-        self.query = nn.Linear(width, heads * self.head_width, bias=bias)
-        self.key_value = nn.Linear(self.memory_width, sum(self.sections), bias=bias)
+        self.query = Linear(width, heads * self.head_width, bias=bias)
+        self.key_value = Linear(self.memory_width, sum(self.sections), bias=bias)
         self.output = ResidualLinear(heads * self.value_width, width, bias if output_bias is None else output_bias)
 
     def project(self, x: Tensor) -> Tensor:
@@ -249,8 +246,8 @@ class PlainCrossAttention(_Attention):
         super().__init__(None, None, None, 0.0)
         self.heads = self.key_heads = 1
         self.head_width, self.data_width, self.value_width = query_width, data_width, value_width or query_width
-        self.key = nn.Linear(data_width, query_width, bias=False)
-        self.value = nn.Linear(data_width, self.value_width, bias=False)
+        self.key = Linear(data_width, query_width, bias=False)
+        self.value = Linear(data_width, self.value_width, bias=False)
 
     def project(self, data: Tensor) -> tuple[Tensor, Tensor]:
         """X W_K and X W_V, as the keys and values of one head."""
@@ -294,7 +291,6 @@ def _sizes(
 __all__ = [
     "CrossAttention",
     "PlainCrossAttention",
-    "ResidualLinear",
     "SelfAttention",
     "cross_attention",
     "parameter_free_attention",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.foundation.shapes import expect_width
-from weft.parts.attention import ResidualLinear
 from weft.parts.attention_context import AttentionContext
+from weft.parts.linear import ResidualLinear
 from weft.parts.segments import Segments, continues, last_document
 from weft.parts.state import TensorState
 from weft.parts.token_positions import TokenPositions

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.parts import native
-from weft.parts.attention import ResidualLinear
 from weft.parts.auxiliary import Auxiliary
+from weft.parts.linear import Linear, ResidualLinear
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -96,7 +96,7 @@ class FeedForward(nn.Module):
         hidden = hidden or classic_width(width)
         self.activation_name, self.dropout = activation_name, dropout
         self.activation = activation(activation_name)
-        self.up = nn.Linear(width, hidden, bias=bias)
+        self.up = Linear(width, hidden, bias=bias)
         self.down = ResidualLinear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor, auxiliary: Auxiliary | None = None) -> Tensor:
@@ -123,7 +123,7 @@ class GatedFeedForward(nn.Module):
         hidden = hidden or gated_width(width)
         self.activation_name, self.dropout = activation_name, dropout
         self.activation = activation(activation_name)
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=bias)
+        self.gate_up = Linear(width, 2 * hidden, bias=bias)
         self.down = ResidualLinear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor, auxiliary: Auxiliary | None = None) -> Tensor:

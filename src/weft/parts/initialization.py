@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from weft.parts.attention import ResidualLinear
 from weft.parts.embeddings import ClassToken, Registers, SegmentEmbedding, TokenEmbedding
 from weft.parts.experts import Experts
 from weft.parts.grid_positions import GridAxes, GridTable
+from weft.parts.linear import ResidualLinear
 from weft.parts.norms import NoNorm, Norm
 from weft.parts.positions import LearnedPositions
 from weft.parts.relative import BucketedBias, RelativeVectors

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from weft.foundation.errors import ShapeError
 from weft.foundation.shapes import expect_width
 from weft.parts import observer
-from weft.parts.attention import ResidualLinear
 from weft.parts.attention_context import AttentionContext
+from weft.parts.linear import Linear, ResidualLinear
 from weft.parts.segments import Segments, continues, last_document
 from weft.parts.state import TensorState
 from weft.parts.token_positions import TokenPositions
@@ -106,7 +106,7 @@ class LinearAttention(nn.Module):
         self.width, self.heads, self.head_width = width, heads, head_width or width // heads
         self.causal, self.chunk, self.normalize = causal, chunk, feature != "identity"
         self.feature = FEATURES[feature]
-        self.qkv = nn.Linear(width, 3 * heads * self.head_width, bias=bias)
+        self.qkv = Linear(width, 3 * heads * self.head_width, bias=bias)
         self.output = ResidualLinear(heads * self.head_width, width, bias=bias)
 
     def forward(self, x: Tensor, context: AttentionContext | None = None, state: TensorState | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.figures.charts.grids import draw_grid, text_grid
 from weft.foundation.errors import WeftError
-from weft.parts.token_positions import TokenPositions
+from weft.parts.token_positions import TokenPositions, same_document
 
 Band = tuple[int | None, int | None]
 Span = tuple[int, int]
@@ -249,7 +249,7 @@ def visible_pairs(mask: Mask, queries: TokenPositions, keys: TokenPositions) -> 
     if keys.real is not None:
         visible = visible & keys.real[:, None, :]
     if queries.documents is not None and keys.documents is not None:
-        visible = visible & (queries.documents[:, :, None] == keys.documents[:, None, :])
+        visible = visible & same_document(queries.documents, keys.documents)
     return visible
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.foundation.errors import ShapeError, WeftError
 from weft.parts.mask_algebra import Band, Everything, Mask, Span, arrange, both, rules_of, visible_pairs
-from weft.parts.token_positions import TokenPositions, distances
+from weft.parts.token_positions import TokenPositions, distances, same_document
 
 __all__ = [
     "BlockSparse",
@@ -305,7 +305,7 @@ class Documents(Mask):
             raise WeftError(
                 "this mask isolates documents, but the token positions carry none: use TokenPositions.of_documents(ids)"
             )
-        return queries.documents[:, :, None] == keys.documents[:, None, :]
+        return same_document(queries.documents, keys.documents)
 
     def implied(self, length: int) -> TokenPositions:
         """Each document counts from 0."""

@@ -22,6 +22,7 @@ from weft.foundation.errors import ShapeError
 from weft.parts.block_formats import block_format, dequantize_blocks, quantize_blocks
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.error_feedback import quantize_with_feedback
+from weft.parts.linear import is_plain_linear
 
 
 class BlockSegment(NamedTuple):
@@ -194,7 +195,7 @@ def quantize(module: nn.Module, kind: str = "Q8_0") -> nn.Module:
 def takes_blocks(part: nn.Module) -> bool:
     """Whether a part's weight can be in blocks: a plain linear layer, or a table of tokens."""
     if isinstance(part, nn.Linear):
-        return type(part).forward is nn.Linear.forward
+        return is_plain_linear(part)
     return type(part) is TokenEmbedding
 
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from weft.foundation.shapes import expect_width
-from weft.parts.attention import ResidualLinear
 from weft.parts.attention_context import AttentionContext
+from weft.parts.linear import ResidualLinear
 from weft.parts.recurrent_nets import GRU, LSTM, RNN
 from weft.parts.segments import Segments, continues, last_document
 from weft.parts.state import TensorState

@@ -69,7 +69,7 @@ class Stack(nn.Module):
     ) -> Tensor:
         """`forward` itself, which a faster stack replaces."""
         self._expect(x, token_positions, mask, state, memory)
-        contexts = self._contexts(token_positions, mask, state)
+        contexts = self.contexts(token_positions, mask, state)
         cross = None if memory is None else AttentionContext(token_positions, memory[1])
         for layer, (block, own) in enumerate(zip(self.blocks, self.masks, strict=True)):
             kept = None if state is None else state.layers[layer]
@@ -137,7 +137,7 @@ class Stack(nn.Module):
         pairs = zip(self._mixers(), self.masks, strict=True)
         return {self._band(mask) for mixer, mask in pairs if isinstance(mixer, SelfAttention)}
 
-    def _contexts(
+    def contexts(
         self, token_positions: TokenPositions, mask: Mask | None, state: State | None
     ) -> dict[Mask, AttentionContext]:
         """One context for each distinct mask; layers with equal masks share it."""

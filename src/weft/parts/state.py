@@ -91,7 +91,7 @@ class CacheSlots:
 
     def _needed(self, token_positions: TokenPositions) -> int:
         """How many slots the fullest row needs afterwards, exactly."""
-        if self.filled is None and token_positions.plain:
+        if not self.batch or (self.filled is None and token_positions.plain):
             return self.used + token_positions.length
         filled = self.used if self.filled is None else self.filled
         return int((filled + real_counts(token_positions, self.batch)).max())
@@ -175,7 +175,7 @@ class CacheSlots:
             self.filled = self.filled - count
         if isinstance(count, Tensor):
             assert self.filled is not None
-            self.used = int(self.filled.max())
+            self.used = int(self.filled.max()) if self.batch else 0
         else:
             self.used -= count
 

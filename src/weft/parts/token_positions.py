@@ -16,6 +16,7 @@ from weft.foundation.errors import ShapeError
 from weft.foundation.lazy import lazy
 
 Pads = Literal["none", "right", "anywhere"]
+SHARED = 2**62  # the document of tokens that all documents of their row see, such as the image before its captions
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +139,11 @@ class TokenPositions:
 def distances(queries: TokenPositions, keys: TokenPositions) -> Tensor:
     """i - j, [B or 1, T, S]."""
     return queries.positions[:, :, None] - keys.positions[:, None, :]
+
+
+def same_document(queries: Tensor, keys: Tensor) -> Tensor:
+    """Which keys are of the query's document, or of all: [B, T], [B, S] -> [B, T, S]."""
+    return (queries[:, :, None] == keys[:, None, :]) | (keys == SHARED)[:, None, :]
 
 
 def document_begins(documents: Tensor) -> Tensor:

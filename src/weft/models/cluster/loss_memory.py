@@ -30,7 +30,7 @@ class OutputProfile:
 
     @property
     def weights(self) -> int:
-        """C D."""
+        """C D: the numbers of the head's matrix, for C tokens and width D."""
         return self.vocabulary * self.width
 
     def loss_bytes(self, sequences: int, number: int) -> int:

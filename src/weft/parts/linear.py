@@ -1,0 +1,27 @@
+"""Linear maps y = x W^T + b: torch's, with kernels of Weft's own where many rows are learned from on a CPU."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from weft.parts import native
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b for x [..., K], W [N, K]; weights and names are those of `nn.Linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., K] -> [..., N]."""
+        if native.suits_linear(x, self.weight, self.bias):
+            return native.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
+class ResidualLinear(Linear):
+    """A linear map whose result is added to the residual stream; initialization may scale or zero it."""
+
+
+def is_plain_linear(part: nn.Module) -> bool:
+    """Whether a part is a linear map and nothing else: no adapter, no rounding, no forward of its own."""
+    return isinstance(part, nn.Linear) and type(part).forward in (nn.Linear.forward, Linear.forward)

@@ -1,0 +1,200 @@
+/* Linear maps y = x W^T + b in float32, forward and back: x [M, K], W [N, K], y [M, N].
+ *
+ * Products run over tiles of TALL rows x 2 vectors, which stay in registers while the depth is walked through. Every
+ * number is one chain of fused multiply-adds, along the depth in order: its bits depend on its own row and column only,
+ * not on the other rows, on its place among them, or on the threads. Gradients of W are added up over the rows in
+ * order. Threads take whole rows of what is computed. */
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define WIDE 16
+#define TALL 12
+typedef __m512 wide;
+#define wide_load(p) _mm512_loadu_ps(p)
+#define wide_store(p, x) _mm512_storeu_ps(p, x)
+#define wide_all(x) _mm512_set1_ps(x)
+#define wide_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define WIDE 8
+#define TALL 6
+typedef __m256 wide;
+#define wide_load(p) _mm256_loadu_ps(p)
+#define wide_store(p, x) _mm256_storeu_ps(p, x)
+#define wide_all(x) _mm256_set1_ps(x)
+#define wide_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#else /* as it is to be read; the library of torch is faster there */
+#define WIDE 4
+#define TALL 6
+typedef float wide __attribute__((vector_size(4 * WIDE), aligned(4)));
+#define wide_load(p) (*(const wide *)(p))
+#define wide_store(p, x) (*(wide *)(p) = (x))
+#define wide_all(x) ((x) - (wide){0})
+#define wide_fma(a, b, c) ((a) * (b) + (c))
+#define LINEAR_IS_FAST 0
+#endif
+#ifndef LINEAR_IS_FAST
+#define LINEAR_IS_FAST 1
+#endif
+
+int64_t weft_linear_is_fast(void) { return LINEAR_IS_FAST; }
+
+#define PANEL (2 * WIDE) /* columns of a tile */
+#define ROWS_AT_ONCE 96  /* whose numbers stay in the core's second cache while all panels pass */
+#define DEPTH_AT_ONCE 256
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+typedef struct { /* numbers (row, depth) at data[row * row_step + depth * depth_step] */
+    const float *data;
+    int64_t row_step, depth_step;
+} matrix;
+
+/* c [rows, PANEL] = a b + bias, or c + a b; b [depth, PANEL] */
+static inline __attribute__((always_inline)) void tile(const int rows, matrix a, const float *b, int64_t b_step,
+                                                       int64_t depth, float *c, int64_t c_step, const float *bias,
+                                                       int add) {
+    wide left[TALL], right[TALL];
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        left[r] = add ? wide_load(c + r * c_step) : bias ? wide_load(bias) : wide_all(0.0f);
+        right[r] = add ? wide_load(c + r * c_step + WIDE) : bias ? wide_load(bias + WIDE) : wide_all(0.0f);
+    }
+    for (int64_t d = 0; d < depth; d++, b += b_step, a.data += a.depth_step) {
+        wide first = wide_load(b), second = wide_load(b + WIDE);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            wide number = wide_all(a.data[r * a.row_step]);
+            left[r] = wide_fma(number, first, left[r]);
+            right[r] = wide_fma(number, second, right[r]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        wide_store(c + r * c_step, left[r]);
+        wide_store(c + r * c_step + WIDE, right[r]);
+    }
+}
+
+/* A tile of `rows` <= TALL rows and `columns` <= PANEL columns, of which c holds no more. */
+static void some(int rows, int64_t columns, matrix a, const float *b, int64_t b_step, int64_t depth, float *c,
+                 int64_t c_step, const float *bias, int add) {
+    float whole[TALL * PANEL], whole_bias[PANEL];
+    float *to = c;
+    int64_t to_step = c_step;
+    if (columns < PANEL) { /* b is padded; c and the bias are not */
+        to = whole, to_step = PANEL;
+        for (int r = 0; add && r < rows; r++) memcpy(whole + r * PANEL, c + r * c_step, 4 * columns);
+        if (bias) bias = memcpy(whole_bias, bias, 4 * columns);
+    }
+    switch (rows) {
+#define CASE(n) case n: tile(n, a, b, b_step, depth, to, to_step, bias, add); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#if TALL > 6
+        CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#endif
+#undef CASE
+    }
+    for (int r = 0; columns < PANEL && r < rows; r++) memcpy(c + r * c_step, whole + r * PANEL, 4 * columns);
+}
+
+typedef struct { /* columns [depth, columns], in panels `panel_step` apart whose rows are `row_step` apart */
+    const float *data, *last; /* the last panel, if not whole, stands padded in `last`, rows PANEL apart */
+    int64_t panel_step, row_step;
+} panels;
+
+/* Rows `from` to `to` of c [M, columns] = a b + bias. */
+static void rows_times_panels(matrix a, panels b, int64_t depth, const float *bias, float *c, int64_t from, int64_t to,
+                              int64_t columns) {
+    for (int64_t top = from; top < to; top += ROWS_AT_ONCE) {
+        int64_t bottom = least(top + ROWS_AT_ONCE, to);
+        for (int64_t j = 0; j < columns; j += PANEL) {
+            int whole = columns - j >= PANEL;
+            const float *panel = whole ? b.data + j / PANEL * b.panel_step : b.last;
+            for (int64_t i = top; i < bottom; i += TALL) {
+                matrix own = {a.data + i * a.row_step, a.row_step, a.depth_step};
+                some((int)least(TALL, bottom - i), least(PANEL, columns - j), own, panel, whole ? b.row_step : PANEL,
+                     depth, c + i * columns + j, columns, bias ? bias + j : 0, 0);
+            }
+        }
+    }
+}
+
+/* The share of thread t: whole tiles. */
+static int64_t share(int64_t count, int64_t t, int64_t threads) {
+    int64_t each = ((count + threads - 1) / threads + TALL - 1) / TALL * TALL;
+    return least(t * each, count);
+}
+
+/* y = x W^T + b (b may be 0). `scratch` holds W turned: up_to(N, PANEL) K numbers. */
+void weft_linear(const float *x, const float *W, const float *bias, float *y, float *scratch, int64_t M, int64_t N,
+                 int64_t K, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t j = 0; j < N; j += PANEL) {
+            float *to = scratch + j * K;
+            int64_t columns = least(PANEL, N - j);
+            for (int64_t from = 0; from < K; from += 16) /* a line of the cache at a time */
+                for (int64_t n = 0; n < columns; n++)
+                    for (int64_t k = from; k < least(from + 16, K); k++) to[k * PANEL + n] = W[(j + n) * K + k];
+            for (int64_t k = 0; columns < PANEL && k < K; k++) memset(to + k * PANEL + columns, 0, 4 * (PANEL - columns));
+        }
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < threads; t++) {
+            panels turned = {scratch, scratch + N / PANEL * PANEL * K, K * PANEL, PANEL};
+            rows_times_panels((matrix){x, K, 1}, turned, K, bias, y, share(M, t, threads), share(M, t + 1, threads), N);
+        }
+    }
+}
+
+/* dx = dy W. `scratch` holds the last columns of W: N PANEL numbers. */
+void weft_linear_to_x(const float *dy, const float *W, float *dx, float *scratch, int64_t M, int64_t N, int64_t K,
+                      int64_t threads) {
+    int64_t rest = K % PANEL;
+    for (int64_t n = 0; rest && n < N; n++) {
+        memcpy(scratch + n * PANEL, W + n * K + K - rest, 4 * rest);
+        memset(scratch + n * PANEL + rest, 0, 4 * (PANEL - rest));
+    }
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t t = 0; t < threads; t++) {
+        panels own = {W, scratch, PANEL, K};
+        rows_times_panels((matrix){dy, N, 1}, own, N, 0, dx, share(M, t, threads), share(M, t + 1, threads), K);
+    }
+}
+
+/* dW = dy^T x and, if wanted, db = sum of dy over the rows. `scratch` holds the last columns of x: M PANEL numbers. */
+void weft_linear_to_weights(const float *dy, const float *x, float *dW, float *db, float *scratch, int64_t M,
+                            int64_t N, int64_t K, int64_t threads) {
+    int64_t rest = K % PANEL;
+    for (int64_t m = 0; rest && m < M; m++) {
+        memcpy(scratch + m * PANEL, x + m * K + K - rest, 4 * rest);
+        memset(scratch + m * PANEL + rest, 0, 4 * (PANEL - rest));
+    }
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t t = 0; t < threads; t++) {
+        float slopes[DEPTH_AT_ONCE * TALL] = {0};
+        for (int64_t top = 0; top < M; top += DEPTH_AT_ONCE) {
+            int64_t depth = least(DEPTH_AT_ONCE, M - top), last = share(N, t + 1, threads);
+            for (int64_t i = share(N, t, threads); i < last; i += TALL) {
+                int rows = (int)least(TALL, last - i);
+                for (int64_t m = 0; m < depth; m++) /* whole tiles by a size that the compiler knows */
+                    memcpy(slopes + m * TALL, dy + (top + m) * N + i, rows == TALL ? 4 * TALL : 4 * rows);
+                if (db) {
+                    float sums[TALL] = {0};
+                    if (top) memcpy(sums, db + i, 4 * rows);
+                    for (int64_t m = 0; m < depth; m++)
+                        for (int r = 0; r < TALL; r++) sums[r] = sums[r] + slopes[m * TALL + r];
+                    memcpy(db + i, sums, 4 * rows);
+                }
+                for (int64_t j = 0; j < K; j += PANEL) {
+                    int whole = K - j >= PANEL;
+                    const float *from = whole ? x + top * K + j : scratch + top * PANEL;
+                    some(rows, least(PANEL, K - j), (matrix){slopes, 1, TALL}, from, whole ? K : PANEL, depth,
+                         dW + i * K + j, K, 0, top > 0);
+                }
+            }
+        }
+    }
+}
+
+#undef PANEL
