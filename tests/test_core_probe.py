@@ -39,6 +39,7 @@ def test_the_users_own_setting_wins_and_nothing_is_tried(monkeypatch, name):
         ("--verbose predict run", True),
         ("demo", True),
         ("train text --help", False),
+        ("serve runs/a", True),
         ("predict -h", False),
         ("--help", False),
         ("", False),

@@ -20,6 +20,7 @@ from weft.inference.decoding.request import GenerationRequest
 from weft.inference.decoding.sampling import GREEDY, Sampling, TokenSampler, choose_each, choose_tokens
 from weft.inference.decoding.sessions import PrefillOptions
 from weft.inference.engine.engine import Cancelled, Engine, EngineRequest, EngineStopped, QueueFull
+from weft.inference.fast.native.library import library
 from weft.inference.fast.quantize import quantize_model
 from writers import PROMPTS, WRITERS, given, writer
 
@@ -99,7 +100,10 @@ def test_rings_that_have_wrapped(name):
 @pytest.mark.parametrize("name", ["nano-gpt", "learned", "llama-3.2-1b", "nano-seq2seq", "nano-moe", "window"])
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_in_float32_and_int8_too(name, weights):
-    """The native step and the packed matrices run here; tokens agree, since their logits are far apart."""
+    """The native step and packed prompts run here; tokens agree, since their logits are far apart.
+
+    Activations that are rounded to int8 make more of the last bits, in which `generate` reads prompts otherwise.
+    """
     model = copy.deepcopy(writer(name)).float()
     model = quantize_model(model) if weights == "int8" else model
     engine = Engine(model, slots=3, prefill_tokens=4)
@@ -107,7 +111,9 @@ def test_in_float32_and_int8_too(name, weights):
     for row, handle in enumerate(handles):
         found, expected = handle.result(), plainly(model, PROMPTS[row], max_tokens=13, stop=STOP, **given(model, [row]))
         assert found.tokens == expected.tokens
-        assert found.log_probabilities == pytest.approx(expected.log_probabilities, abs=1e-4)
+        assert found.log_probabilities == pytest.approx(
+            expected.log_probabilities, abs=1e-4 if weights == "float32" else 2e-3
+        )
 
 
 def test_a_memory_may_be_given_in_place_of_a_source():
@@ -160,12 +166,13 @@ def test_first_come_first_served():
     assert begun == list(range(9))
 
 
+@pytest.mark.skipif(library() is None, reason="no compiler")
 def test_short_prompts_are_read_together_and_a_step_changes_no_state_without_need():
-    model = writer("nano-gpt")
+    model = copy.deepcopy(writer("nano-gpt")).float()
     engine = Engine(model, slots=5, prefill_tokens=100)
     calls = []
-    counted = copy.copy(engine._batch)._call
-    engine._batch._call = lambda reading, length: calls.append(len(reading.handles)) or counted(reading, length)
+    counted = engine._batch._read
+    engine._batch._read = lambda pieces: calls.append(len(pieces)) or counted(pieces)
     handles = [engine.submit(EngineRequest(PROMPTS[row], max_tokens=9 - row)) for row in (0, 1, 2, 3)]
     engine.step()
     assert calls == [1, 3]  # the very first one alone
@@ -191,28 +198,28 @@ def test_shared_beginnings_are_read_once(name):
     handles = [engine.submit(EngineRequest(p, SAMPLED, 9, seed=n, shared=17)) for n, p in enumerate(prompts)]
     for n, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
         same(handle.result(), plainly(model, prompt, sampling=SAMPLED, max_tokens=9, seeds=n))
-    assert engine.statistics.reused_tokens >= 4 * 17
+    assert engine.statistics.reused_tokens >= 4 * 14  # prompts are read in pieces of 7
     assert engine.statistics.prompt_tokens + engine.statistics.reused_tokens == sum(map(len, prompts))
     assert len(engine._batch.prefix_cache.entries) <= 3
-    engine = Engine(model, prefixes=2)
+    engine = Engine(model, prefixes=2, prefill_tokens=8)
     chat = [*LONG[:13], *engine.submit(EngineRequest(LONG[:13], max_tokens=9)).result().tokens, 1, 2]
     same(engine.submit(EngineRequest(chat, max_tokens=5)).result(), plainly(model, chat, max_tokens=5))
-    assert engine.statistics.reused_tokens == len(chat) - 3  # the last token of the first answer was never read
+    assert engine.statistics.reused_tokens == 8  # of the first prompt; what was decoded has other bits
 
 
 def test_any_common_beginning_is_shared_where_keys_can_be_cut():
     model = writer("nano-gpt")
-    engine = Engine(model, slots=2, prefixes=2)
+    engine = Engine(model, slots=2, prefixes=2, prefill_tokens=4)
     engine.submit(EngineRequest(LONG, max_tokens=2)).result()
     for length in (5, 11, 29):
         prompt = [*LONG[:length], 50, 51][:29]
         before = engine.statistics.reused_tokens
         same(engine.submit(EngineRequest(prompt, max_tokens=6)).result(), plainly(model, prompt, max_tokens=6))
-        assert engine.statistics.reused_tokens - before == min(length, 28)
+        assert engine.statistics.reused_tokens - before == min(length, 28) // 4 * 4
 
 
 def test_prompts_that_are_mostly_known_begin_together():
-    engine = Engine(writer("nano-gpt"), slots=5, prefill_tokens=8, prefixes=1)
+    engine = Engine(writer("nano-gpt"), slots=5, prefill_tokens=12, prefixes=1)
     engine.submit(EngineRequest(LONG, max_tokens=2)).result()
     handles = [engine.submit(EngineRequest([*LONG[:26], n], max_tokens=3)) for n in range(4)]
     engine.step()
@@ -221,10 +228,10 @@ def test_prompts_that_are_mostly_known_begin_together():
 
 def test_rings_that_have_wrapped_are_shared_whole_only():
     model = writer("hybrid", length=211)
-    engine = Engine(model, slots=2, prefixes=2)
+    engine = Engine(model, slots=2, prefixes=2, prefill_tokens=16)
     head = [(5 * n + 1) % 47 for n in range(90)]
     engine.submit(EngineRequest(head, max_tokens=1)).result()
-    for prompt, shared in (([*head, 3, 4], 90), ([*head[:80], 1, 2], 0)):
+    for prompt, shared in (([*head, 3, 4], 80), ([*head[:85], 1, 2], 80), ([*head[:70], 1, 2], 0)):
         before = engine.statistics.reused_tokens
         same(engine.submit(EngineRequest(prompt, max_tokens=9)).result(), plainly(model, prompt, max_tokens=9))
         assert engine.statistics.reused_tokens - before == shared
@@ -232,7 +239,7 @@ def test_rings_that_have_wrapped_are_shared_whole_only():
 
 def test_a_beginning_is_shared_with_its_own_image_only():
     model = writer("nano-image-text")
-    engine = Engine(model, slots=2, prefixes=4)
+    engine = Engine(model, slots=2, prefixes=4, prefill_tokens=5)
     for row, shared in ((0, 0), (1, 0), (0, 5), (1, 5)):
         image, before = given(model, [row])["images"], engine.statistics.reused_tokens
         handle = engine.submit(EngineRequest([*PROMPTS[2][:5], row], max_tokens=7, image=image[0]))
@@ -264,7 +271,8 @@ def test_a_handle_gives_the_steps_of_a_stream_and_the_text():
         expected = list(stream(model, GenerationRequest([PROMPTS[0]], seeds=[8], **call)))
         found = list(handle)
         assert [s[:2] + s[3:] for s in found] == [s[:2] + s[3:] for s in expected]
-        assert list(handle) == found and "".join(handle.pieces()) == handle.result().text
+        assert list(handle) == found and handle.given(1) == found[1:]
+        assert "".join(handle.pieces()) == handle.result().text
         same(handle.result(), generate(model, GenerationRequest([PROMPTS[0]], seeds=[8], **call))[0])
     assert handle.result().text == whole.text[:2] and handle.result().finish_reason == "stop"
     with pytest.raises(weft.WeftError, match="give it a `detokenizer`"):

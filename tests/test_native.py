@@ -18,6 +18,7 @@ from weft.inference.fast.packed_weights import packed_linear
 from weft.inference.fast.quantize import quantize_model
 from weft.inference.fast.single_token import SingleTokenStack
 from weft.parts.quantized import BlockQuantizedLinear
+from weft.parts.token_positions import TokenPositions
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler on this machine")
 
@@ -221,3 +222,21 @@ def test_weights_made_in_inference_mode_are_read_again_after_a_change(monkeypatc
             assert torch.allclose(found, model(tokens).logits, atol=1e-5)
             for weight in model.parameters():
                 weight.mul_(1.7).add_(0.1)
+
+
+@needs_compiler
+def test_padded_positions_without_a_mask_are_not_taken():
+    """Their angles would stand before the table: torch's operations, which know padding, run instead."""
+    model = model_of("plain")
+    twin = optimized(model)
+    assert isinstance(twin.stack, NativeStack)
+    x = torch.randn(2, 3, 30, generator=torch.Generator().manual_seed(5))
+    for positions in ([[-1, 0, 1], [0, 1, 2]], [[-(10**9), 0, 1], [0, 1, -1]]):
+        token_positions = TokenPositions.of(torch.tensor(positions))
+        found = []
+        for stack in (twin.stack, model.stack):
+            with torch.inference_mode():
+                state = model.make_state(2)
+                found.append(stack.run_blocks(x, token_positions, None, state, None, None))
+        real = torch.tensor(positions) >= 0
+        assert torch.equal(found[0][real], found[1][real])

@@ -276,7 +276,8 @@ def test_texts_of_the_engine_are_those_of_generate(name, asked, slots, prefixes)
         whole = expected.tokens + [token for token in given_so_far[len(expected.tokens) :] if token in (2, 37)]
         assert given_so_far == whole[: len(given_so_far)]
         if handle.status == "done":
-            same_texts([handle.result()], [expected], 1e-5)  # prompts in float32, in another company
+            # `generate` reads prompts in other pieces; activations rounded to int8 make more of the last bits.
+            same_texts([handle.result()], [expected], 2e-3 if name == "int8" else 1e-5)
         else:
             assert handle.status == "cancelled"
     assert engine.statistics.accepted <= engine.statistics.proposed and not engine._batch.slots.rows

@@ -18,10 +18,13 @@ from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import MemoryConditioned, condition, declared, device_of, eval_mode
 from weft.inference.decoding.generated import FinishReason, GeneratedText, TokenChoice, TokenProbabilities
 from weft.inference.decoding.request import GenerationRequest
-from weft.inference.decoding.sampling import GREEDY, choice_probabilities, top_probabilities
+from weft.inference.decoding.sampling import GREEDY, choice_probabilities, expect_numbers, top_probabilities
 from weft.inference.decoding.sessions import DecodingSession, start_session
 
 NEVER = float("-inf")
+
+
+MOST_WIDTH = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Beam:
     def __post_init__(self) -> None:
         if self.width < 1 or self.best < 1:
             raise WeftError(f"a beam of width {self.width} giving the best {self.best} finds nothing: use at least 1")
+        if self.width > MOST_WIDTH:
+            raise WeftError(f"a beam of width {self.width}: at most {MOST_WIDTH:,} hypotheses are kept open")
         if self.best > self.width:
             raise WeftError(f"the best {self.best} of a beam of width {self.width}: widen it, or ask for fewer")
 
@@ -126,6 +131,7 @@ class BeamSearch:
             totals, indices = self._candidates(logits, live, width)
             alignment = self.session.alignment
             for n, (search, values, own) in enumerate(zip(live, totals.tolist(), indices.tolist(), strict=True)):
+                expect_numbers(values[:1])  # `topk` takes NaN for the largest
                 rows = slice(n * width, (n + 1) * width)
                 looked = None if alignment is None else alignment[rows]
                 self._extend(search, values, own, length, looked, logits[rows])

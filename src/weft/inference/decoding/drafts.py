@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import condition, declared, device_of, eval_mode
-from weft.inference.decoding.sampling import Sampling, UniformStreams, distribution, draw
+from weft.inference.decoding.sampling import Sampling, UniformStreams, distribution, draw, expect_numbers
 from weft.inference.decoding.sessions import RewindableSession
 from weft.parts.state import RING_SLACK
 
@@ -132,6 +132,7 @@ class DraftModel:
                 p = distribution(logits[-1], self.sampling, mark_seen(text + tokens, logits, self.sampling))
                 probabilities.append(p)
                 tokens.append(int(draw(p[None], self.uniform.next())))
+                expect_numbers([float(p[tokens[-1]])])
                 if n + 1 < count:
                     logits = self.session.read(tokens[-1:])
         return Proposal(tokens, torch.stack(probabilities))

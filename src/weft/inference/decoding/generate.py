@@ -27,6 +27,7 @@ from weft.inference.decoding.sampling import (
     UniformStreams,
     choice_probabilities,
     choose_tokens,
+    expect_numbers,
     top_probabilities,
 )
 from weft.inference.decoding.sessions import DecodingSession, PrefillOptions, RewindableSession, start_session
@@ -95,7 +96,7 @@ class GenerationLoop:
             tokens, log_probabilities, choices = self._choose(logits, uniform, seen)
             self._note_alignment(live)
             going_on = []
-            rows = zip(live, tokens.tolist(), log_probabilities.tolist(), choices, strict=True)
+            rows = zip(live, tokens.tolist(), expect_numbers(log_probabilities.tolist()), choices, strict=True)
             for index, (row, token, log_probability, probabilities) in enumerate(rows):
                 contexts[row].append(token)
                 step = self._step(row, token, log_probability, count == max_tokens, probabilities)

@@ -12,13 +12,16 @@ from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 TokenProbabilities = list[tuple[int, float]]
+TopTokens = tuple[tuple[int, float], ...]
 
 
 class GeneratedToken(NamedTuple):
     """One token of one row. A stop token is given too; `finish_reason` is set on the last token of a text.
 
-    `text`: the text that this token makes certain, where the request has a detokenizer. `probabilities`: the likeliest
-    tokens of the distribution that it was chosen from, if the request asks for them (`step_top`).
+    `log_probability`: that of the model itself, before temperature and cuts. `text`: the text that this token makes
+    certain, where the request has a detokenizer. `probabilities`: the likeliest tokens of the distribution that it was
+    chosen from, if the request asks for them (`step_top`). `top`: the model's own likeliest tokens with their
+    log-probabilities, best first, if a request of the engine asks for them.
     """
 
     row: int
@@ -27,6 +30,15 @@ class GeneratedToken(NamedTuple):
     finish_reason: FinishReason | None = None
     text: str = ""
     probabilities: TokenProbabilities | None = None
+    top: TopTokens = ()
+
+
+class PromptScore(NamedTuple):
+    """A token of a prompt and the log-probability that the model gives it, None for the first; `top` as above."""
+
+    token: int
+    log_probability: float | None
+    top: TopTokens = ()
 
 
 class TokenChoice(NamedTuple):

@@ -26,7 +26,7 @@ class StepCost(NamedTuple):
     early: float = 0.0
 
     def of(self, rows: int) -> float:
-        """c(rows)."""
+        """c(R): the time of a step of R = `rows` rows, in steps of one row."""
         return 1 + (self.extra if rows >= self.tile else self.early) * (rows - 1)
 
 

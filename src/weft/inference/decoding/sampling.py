@@ -6,6 +6,7 @@ min_p times the best (Nguyen et al. 2024). Tokens seen before can be made less l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -17,6 +18,7 @@ from torch import Tensor
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import widen
 from weft.foundation.seeds import generator
+from weft.inference.fast.native.summaries import likeliest, log_sum_exp
 
 BLOCK = 64
 
@@ -54,6 +56,19 @@ class Sampling:
 GREEDY = Sampling(temperature=0.0)
 
 
+def expect_numbers(values: Sequence[float]) -> Sequence[float]:
+    """Log-probabilities or probabilities as they are; refused where one is NaN, as logits that are not finite give it.
+
+    They are on their way to the user anyhow, so no pass over the logits and no wait for the device is added.
+    """
+    if any(map(math.isnan, values)):
+        raise WeftError(
+            "the model gives logits that are not finite (NaN or infinity), so no token can be chosen: its weights are "
+            "broken; import it again, or train again with a smaller training.rate"
+        )
+    return values
+
+
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """l / penalty where l > 0, l * penalty else, for tokens `seen` [B, C] before."""
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -82,14 +97,15 @@ def distribution(logits: Tensor, sampling: Sampling, seen: Tensor | None = None)
         p = p.masked_fill(p < least, 0.0)
     if sampling.min_p:
         p = p.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), 0.0)
-    return p / p.sum(-1, keepdim=True)
+    # A sum of many numbers has other bits with other threads and rows; a cumulative sum adds one after the other.
+    return p / p.cumsum(-1)[..., -1:]
 
 
 @torch.inference_mode()
 def top_probabilities(logits: Tensor, top: int, sampling: Sampling = Sampling()) -> list[tuple[int, float]]:
     """Logits [C] -> the `top` likeliest tokens with their probabilities, best first."""
     best = distribution(logits, sampling).topk(min(top, logits.shape[-1]))
-    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return list(zip(best.indices.tolist(), expect_numbers(best.values.tolist()), strict=True))
 
 
 @torch.inference_mode()
@@ -115,13 +131,13 @@ def choice_probabilities(
 def draw(p: Tensor, uniform: Tensor) -> Tensor:
     """Token ids [...] from p [..., C] by the inverse of the cumulative sum at `uniform` [...] in [0, 1).
 
-    A token of probability 0 is never drawn: its stretch of the sum is empty.
+    A token of probability 0 is never drawn: its stretch of the sum is empty. Of NaN, the last token is drawn.
     """
     sums = p.double().cumsum(-1)
     total = sums[..., -1:]
     below = torch.nextafter(total, torch.zeros_like(total))
     at = torch.minimum(uniform[..., None].to(sums) * total, below)
-    return torch.searchsorted(sums, at, right=True)[..., 0]
+    return torch.searchsorted(sums, at, right=True)[..., 0].clamp_(max=p.shape[-1] - 1)
 
 
 def choose_tokens(
@@ -139,7 +155,7 @@ def pick_tokens(
     wide = widen(logits)
     if sampling.greedy:
         penalized = seen is not None and sampling.repetition != 1.0
-        return (penalize(wide, seen, sampling.repetition) if penalized and seen is not None else wide).argmax(-1)
+        return likeliest(penalize(wide, seen, sampling.repetition) if penalized and seen is not None else wide)
     if uniform is None:
         raise WeftError("drawing needs one uniform number per row: give `uniform`, or use temperature 0")
     return draw(distribution(wide, sampling, seen), uniform)
@@ -148,7 +164,17 @@ def pick_tokens(
 def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
     """Those [B] that the model itself gives tokens [B], from logits [B, C]."""
     wide = widen(logits)
-    return wide.gather(-1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
+    return wide.gather(-1, tokens[:, None])[:, 0] - log_sum_exp(wide)
+
+
+def top_log_probabilities(logits: Tensor, top: int) -> list[tuple[tuple[int, float], ...]]:
+    """Logits [R, C] -> the model's `top` likeliest tokens of each row with their log-probabilities, best first."""
+    if not top:
+        return [()] * len(logits)
+    wide = widen(logits)
+    best = wide.topk(min(top, wide.shape[-1]))
+    values = (best.values - log_sum_exp(wide)[:, None]).tolist()
+    return [tuple(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), values, strict=True)]
 
 
 class UniformStreams:
@@ -273,5 +299,5 @@ def _choose_alike(
     shares: Sequence[list[tuple[int, float]] | None] = [None] * len(rows)
     if top:
         shares = choice_probabilities(logits, tokens, top, sampling, marked)
-    came = map(Choice, tokens.tolist(), log_probabilities(logits, tokens).tolist(), shares)
+    came = map(Choice, tokens.tolist(), expect_numbers(log_probabilities(logits, tokens).tolist()), shares)
     return [list(islice(came, count)) for count in counts]

@@ -20,6 +20,7 @@ from weft.inference.decoding.sampling import (
     choose_each,
     distribution,
     draw,
+    expect_numbers,
     log_probabilities,
 )
 from weft.parts.quantized import BlockMatrix
@@ -112,7 +113,8 @@ def _judge_drawn(logits: Tensor, sampler: TokenSampler, proposal: Proposal, top:
         if sampler.seen is not None:
             sampler.seen[tokens] = True
         shares = choice_probabilities(row, tokens, top, sampler.sampling, seen) if top else [None]
-        found.append(Choice(int(tokens), float(log_probabilities(row, tokens)), shares[0]))
+        [own] = expect_numbers(log_probabilities(row, tokens).tolist())
+        found.append(Choice(int(tokens), own, shares[0]))
         if not accepted:
             return found
     return found + choose_each(logits[len(found) :], [sampler], [proposal.tokens[len(found) :]], top)[0]

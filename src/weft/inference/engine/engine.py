@@ -4,10 +4,10 @@
         handle = engine.submit(EngineRequest(prompt, max_tokens=80))
         for step in handle: ...
 
-A text becomes what `generate` makes of it alone, whatever the other texts, its slot, the order of arrival or
-cancellations. First come, first served; a step reads at most `prefill_tokens` prompt tokens, so that a long prompt
-delays nobody, and then generates one token of every text, or more where it speculates. Memory is bounded: `slots` texts
-of `length` tokens.
+A text becomes what it becomes alone, whatever the other texts, its slot, the order of arrival or cancellations; where
+the engine is `exact`, with the same log-probabilities, bit for bit. First come, first served; a step reads at most
+`prefill_tokens` prompt tokens, so that a long prompt delays nobody, and then generates one token of every text, or more
+where it speculates. Memory is bounded: `slots` texts of `length` tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from weft.foundation.errors import WeftError
 from weft.inference.decoding.conditioning import declared, eval_mode
 from weft.inference.engine.handles import GenerationHandle
 from weft.inference.engine.requests import Cancelled, EngineRequest, EngineStopped, QueueFull
-from weft.inference.engine.running_batch import EngineStatistics, RunningBatch
+from weft.inference.engine.running_batch import RunningBatch
 from weft.inference.engine.slots import Slots
+from weft.inference.engine.statistics import EngineStatistics
+from weft.inference.fast.optimized import decodes_alike
 
 __all__ = ["Cancelled", "Engine", "EngineRequest", "EngineStatistics", "EngineStopped", "GenerationHandle", "QueueFull"]
 
@@ -38,7 +40,7 @@ class Engine:
 
     `length`: most tokens of a text, prompt and new ones; as many as the model was trained for if not given, and more
     only where its positions allow. `source_length`: the same for sources. `prefixes`: size of the prefix cache, so that
-    prompts which share a beginning read it once; each prompt is then read by itself. `speculative`: prompt look-up,
+    prompts which share a beginning read it once, as far as whole pieces of 32 tokens go. `speculative`: prompt look-up,
     which changes the time only; if not given, for a greedy text that is alone, where it changes no bit. As a context
     manager it runs in a thread of its own, and leaving it cancels what is open; without, `step()` advances it, or
     waiting for a handle does.
@@ -89,6 +91,15 @@ class Engine:
             raise WeftError(f"texts of {longest} tokens, but the model knows {known} positions: use at most that")
         return longest
 
+    @property
+    def exact(self) -> bool:
+        """Whether log-probabilities are the same, bit for bit, alone and in any company; else tokens alone mostly are.
+
+        So it is where the model has a native step: float32 or weights in blocks, a C compiler, nobody watching.
+        """
+        with eval_mode(self.model):
+            return decodes_alike(self.model)
+
     def submit(self, request: EngineRequest) -> GenerationHandle:
         """Queue a request, from any thread; refused if it can never be done, or if too many wait."""
         request.expect_fit(self.declaration, self.length, self.source_length)
@@ -127,11 +138,10 @@ class Engine:
     @property
     def statistics(self) -> EngineStatistics:
         """Counts so far, and what the engine holds now."""
-        prefill = self._batch.prefill
         return replace(
             self._batch.statistics,
             waiting=len(self._queue),
-            prefilling=0 if prefill is None else len(prefill.handles),
+            prefilling=len(self._batch.prompts),
             decoding=len(self._batch.sequences),
         )
 

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, Self
 from torch import Tensor
 
 from weft.foundation.errors import WeftError
-from weft.inference.decoding.generated import GeneratedText, GeneratedToken
+from weft.inference.decoding.generated import GeneratedText, GeneratedToken, PromptScore
 from weft.inference.engine.requests import Cancelled, EngineRequest
 
 Status = Literal["waiting", "prefilling", "decoding", "done", "cancelled", "failed"]
@@ -40,12 +40,14 @@ class GenerationHandle:
 
     Iterating gives each `GeneratedToken` as soon as it is there, from the first, and can be repeated. Without an
     engine that runs in the background, waiting steps the engine. As a context manager it cancels what is not finished.
+    `prompt_scores`: one per token of the prompt, complete with the first token or at the end, if the request asks.
     """
 
     def __init__(self, request: EngineRequest, number: int, engine: EngineDriver) -> None:
         self.request, self.number = request, number
         self.status: Status = "waiting"
         self.error: BaseException | None = None
+        self.prompt_scores: list[PromptScore] = []
         self._engine = engine
         self._steps: list[GeneratedToken] = []
         self._alignments: list[Tensor] = []
@@ -67,6 +69,11 @@ class GenerationHandle:
             yield self._steps[count]
             count += 1
 
+    def given(self, first: int = 0) -> list[GeneratedToken]:
+        """The tokens that are there, from number `first` on, without waiting and without a step of the engine."""
+        with self._lock:
+            return self._steps[first:]
+
     def pieces(self) -> Iterator[str]:
         """The text, piece by piece, if the request has a detokenizer."""
         if self.request.detokenizer is None:
@@ -79,6 +86,8 @@ class GenerationHandle:
             raise TimeoutError(f"request {self.number} is not finished after {timeout} seconds")
         self._raise()
         text = None if self.request.detokenizer is None else "".join(step.text for step in self._steps)
+        if not self._steps:
+            return GeneratedText([], [], "length", 0.0, text=text)
         return GeneratedText.of(self._steps, self.request.stop, self._alignments, text=text)
 
     def cancel(self) -> bool:
@@ -107,6 +116,16 @@ class GenerationHandle:
             if step.finish_reason is not None:
                 self._over.notify_all()
         return step.finish_reason is None
+
+    def finish(self) -> bool:
+        """The engine's side: nothing was to be generated, and the prompt was read; False if it was over already."""
+        with self._lock:
+            if not self.open:
+                return False
+            self.status = "done"
+            self._changed.notify_all()
+            self._over.notify_all()
+        return True
 
     def close(self, status: Literal["cancelled", "failed"], error: BaseException) -> bool:
         """The engine's side: end without an answer; False if it was over already."""

@@ -30,7 +30,10 @@ class EngineRequest:
     """One text to generate; it becomes what `generate` makes of it alone.
 
     `source`: tokens, or one row of memory, for encoder-decoders; `image` [channels, height, width] for image-text
-    decoders. `shared`: number of first tokens that other prompts begin with too, for an engine with a prefix cache.
+    decoders. `shared`: number of first tokens that other prompts begin with too, for an engine with a prefix cache, in
+    which requests find only what others of an equal `cache_key` have left. `top`: number of likeliest tokens given with
+    each token. `score_prompt`: the prompt's own tokens are scored too, see `GenerationHandle.prompt_scores`; nothing
+    need be generated then.
     """
 
     prompt: Sequence[int]
@@ -42,6 +45,9 @@ class EngineRequest:
     source: Sequence[int] | Memory | None = None
     image: Tensor | None = None
     shared: int = 0
+    top: int = 0
+    score_prompt: bool = False
+    cache_key: str = ""
 
     def __post_init__(self) -> None:
         # What is asked for must not change while it waits.
@@ -61,14 +67,19 @@ class EngineRequest:
 
     def expect_fit(self, declaration: Declaration, length: int, source_length: int) -> None:
         """Refuse what this model or this engine cannot do, before anything is computed."""
-        if not self.prompt or self.max_tokens < 1:
-            raise WeftError("a prompt of at least one token and max_tokens of at least 1 are needed to generate")
+        if not self.prompt or self.max_tokens < (0 if self.score_prompt else 1):
+            raise WeftError(
+                "a prompt of at least one token and max_tokens of at least 1 are needed to generate; 0 are enough with "
+                "score_prompt"
+            )
+        if self.top < 0:
+            raise WeftError(f"top {self.top} is not a number of tokens: use 0 (none) or more")
         least, most, vocabulary = min(self.prompt), max(self.prompt), declaration.vocabulary or 0
         if least < 0 or most >= vocabulary:
             worst = least if least < 0 else most
             raise WeftError(f"token {worst}, but the vocabulary has 0 to {vocabulary - 1}: check the tokenizer")
         # The last token generated is never read.
-        if len(self.prompt) + self.max_tokens - 1 > length:
+        if len(self.prompt) + max(self.max_tokens - 1, 0) > length:
             raise LengthError(
                 f"a prompt of {len(self.prompt)} tokens and {self.max_tokens} new ones, but this engine holds {length} "
                 "per text: give fewer, or make an engine of larger `length`"

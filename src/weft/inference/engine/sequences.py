@@ -1,47 +1,37 @@
-"""Sequences of the running batch: prompts that are being read together, and texts that are being decoded."""
+"""Sequences of the running batch: texts that are being decoded, and what is said of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from weft.inference.decoding.conditioning import ConditionedModel, MemoryConditioned
 from weft.inference.decoding.detokenizer import TextStream
 from weft.inference.decoding.drafts import PromptLookup
-from weft.inference.decoding.generated import FinishReason, GeneratedToken
-from weft.inference.decoding.sampling import Choice, TokenSampler
+from weft.inference.decoding.generated import FinishReason, GeneratedToken, PromptScore, TopTokens
+from weft.inference.decoding.sampling import (
+    Choice,
+    TokenSampler,
+    expect_numbers,
+    log_probabilities,
+    top_log_probabilities,
+)
 from weft.inference.decoding.verifier import Verifier
 from weft.inference.engine.handles import GenerationHandle
-from weft.inference.engine.requests import EngineRequest
 from weft.models.output import Memory
-from weft.parts.state import State
 
 
-@dataclass(eq=False)
-class PrefillBatch:
-    """Prompts that are read together, in slots first, first + 1, ...; `at`: number of tokens read of each.
-
-    Only a prompt that is alone is read in chunks.
-    """
-
-    handles: list[GenerationHandle]
-    first: int
-    conditioned: ConditionedModel
-    state: State
-    at: int = 0
-
-    @property
-    def requests(self) -> list[EngineRequest]:
-        """Those of the handles."""
-        return [handle.request for handle in self.handles]
-
-    @property
-    def memory(self) -> Memory | None:
-        """That of the sources, if there are any."""
-        return self.conditioned.memory if isinstance(self.conditioned, MemoryConditioned) else None
+def score_prompt(handle: GenerationHandle, at: int, logits: Tensor) -> None:
+    """Note what the model says of the tokens after tokens at, at + 1, ... of a prompt, from the logits [n, C]."""
+    request, scores = handle.request, handle.prompt_scores
+    if at == 0:
+        scores.append(PromptScore(request.prompt[0], None))
+    following = request.prompt[at + 1 : at + 1 + len(logits)]
+    logits = logits[: len(following)]
+    found = log_probabilities(logits, torch.tensor(following, device=logits.device, dtype=torch.long)).tolist()
+    tops = top_log_probabilities(logits, request.top)
+    scores += map(PromptScore, following, expect_numbers(found), tops)
 
 
 class RunningSequence:
@@ -71,16 +61,20 @@ class RunningSequence:
         """The tokens that are judged in this step."""
         return self.verifier.proposal.tokens
 
-    def take(self, choices: Sequence[Choice], alignments: Tensor | None) -> bool:
-        """Give the next tokens to the handle, with the alignment [n, S] of each; whether the text goes on."""
-        for n, choice in enumerate(choices):
-            if not self._append(choice, None if alignments is None else alignments[n]):
+    def take(self, choices: Sequence[Choice], logits: Tensor, alignments: Tensor | None) -> bool:
+        """Give the next tokens to the handle, chosen from logits [n, C], with the alignment [n, S] of each.
+
+        Whether the text goes on.
+        """
+        tops = top_log_probabilities(logits[: len(choices)], self.handle.request.top)
+        for n, (choice, top) in enumerate(zip(choices, tops, strict=True)):
+            if not self._append(choice, top, None if alignments is None else alignments[n]):
                 return False
         if self.speculates:
             self.verifier.take([choice.token for choice in choices])
         return True
 
-    def _append(self, choice: Choice, alignment: Tensor | None) -> bool:
+    def _append(self, choice: Choice, top: TopTokens, alignment: Tensor | None) -> bool:
         token, request = choice.token, self.handle.request
         self.tokens.append(token)
         stop = token in self.stop
@@ -94,4 +88,4 @@ class RunningSequence:
             alignment = alignment[: request.source_length].clone()
             alignment = alignment if self.real is None else alignment[self.real[0]]
         reason: FinishReason | None = "stop" if stop else "length" if last else None
-        return self.handle.give(GeneratedToken(0, token, choice.log_probability, reason, text), alignment)
+        return self.handle.give(GeneratedToken(0, token, choice.log_probability, reason, text, top=top), alignment)

@@ -71,6 +71,11 @@ class Slots:
         self._lend(state, first, count)
         return state
 
+    def move_reading(self, state: State, here: int, there: int, filled: int) -> None:
+        """A text that is still being read goes on in another slot, with its first `filled` keys and values."""
+        self._copy_keys(here, there, filled)
+        self._lend(state, there, state.batch)
+
     def _lend(self, state: State, first: int, count: int) -> None:
         for layer, (keys, values) in self.keys.items():
             own = state.layers[layer]

@@ -115,12 +115,23 @@ def exact_rows(model: nn.Module) -> int:
 def native_rows(own: nn.Module) -> int:
     """`exact_rows` of a model that is optimized already."""
     stacks = [getattr(own, name) for name in STACKS if isinstance(getattr(own, name, None), nn.Module)]
-    head: Any = getattr(own, "head", None)
-    head = head.head if type(head) is CappedHead else head
-    product: NativeMatrix | None = getattr(head, "native", None)
+    product = _native_head(own)
     if observer.active or not stacks or product is None or not all(isinstance(one, NativeStack) for one in stacks):
         return 0
     return min(product.most_rows, *(one.rows for one in stacks))
+
+
+def decodes_alike(model: nn.Module) -> bool:
+    """Whether each text is decoded bit for bit alike in whatever company: where stack and head are native."""
+    own = optimized(model)
+    stacks = [getattr(own, name) for name in STACKS if isinstance(getattr(own, name, None), nn.Module)]
+    return bool(stacks) and all(isinstance(one, NativeStack) for one in stacks) and _native_head(own) is not None
+
+
+def _native_head(own: nn.Module) -> NativeMatrix | None:
+    head: Any = getattr(own, "head", None)
+    head = head.head if type(head) is CappedHead else head
+    return getattr(head, "native", None)
 
 
 class UncheckedEmbedding(nn.Module):

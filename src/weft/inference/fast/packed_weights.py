@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from weft.parts.linear import is_plain_linear
+
 LinearFunction = Callable[[Tensor], Tensor]
 
 WORTH_PACKING = 1 << 18
@@ -22,7 +24,7 @@ WORTH_PACKING = 1 << 18
 
 def linear_function(linear: nn.Module) -> LinearFunction:
     """The fastest way to apply a linear layer to few rows; anything but a plain one is applied as it is."""
-    if type(linear).forward is not nn.Linear.forward or not isinstance(linear, nn.Linear):
+    if not isinstance(linear, nn.Linear) or not is_plain_linear(linear):
         return linear
     return packed_linear(linear.weight, linear.bias)
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from weft.foundation.errors import WeftError
 from weft.inference.fast.calibration import linear_layers, own_texts, round_in_turn
 from weft.models.decoder import Decoder
-from weft.parts.attention import ResidualLinear
 from weft.parts.block_formats import quantize_blocks
+from weft.parts.linear import ResidualLinear
 from weft.parts.outputs import CappedHead, LanguageHead, TiedHead
 from weft.parts.quantized import BlockQuantizedLinear, BlockSegment, quantize, takes_blocks
 

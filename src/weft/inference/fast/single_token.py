@@ -52,7 +52,7 @@ class SingleTokenStack(Stack):
         """[B, T, D] -> [B, T, D]; what one token per row could break was checked when the state was begun."""
         if x.shape[1] != 1 or mask is not None or state is None or not state.counter.begun:
             return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
-        contexts = self._contexts(token_positions, None, state)
+        contexts = self.contexts(token_positions, None, state)
         cross = None if memory is None else AttentionContext(token_positions, memory[1])
         for layer, (step, own) in enumerate(zip(self._single_token, self.masks, strict=True)):
             seen = None
@@ -180,7 +180,7 @@ class SingleTokenAttention:
         value = heads.narrow(1, H + G, G)
         if state is not None and context.cache_write is not None:
             key, value = state.append(key, value, context.cache_write)
-        return self.output(self.attention.gather(query, key, value, context).reshape(B, 1, -1))
+        return self.output(self.attention.gather(query, key, value, context).flatten(1)[:, None])
 
 
 class SingleTokenCrossAttention:

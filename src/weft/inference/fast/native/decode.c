@@ -13,6 +13,7 @@
  */
 
 #include "products.h"
+#include "summaries.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -132,7 +133,7 @@ static void gather(const float *a, const float *values, int64_t value_slot, int6
 }
 
 /* y = softmax(e) V, e = s q K^T or c tanh(s q K^T / c), over slots (j mod capacity), j in [from, to), where real; zeros
- * if it sees none. */
+ * if it sees none, NaN if a score is. */
 static void attend(const float *q, const float *keys, int64_t key_slot, const float *values, int64_t value_slot,
                    Seen seen, float scale, float cap, int64_t K, int64_t V, float *weights, float *y) {
     int64_t n = seen.to - seen.from, start = seen.from % seen.capacity;
@@ -146,7 +147,11 @@ static void attend(const float *q, const float *keys, int64_t key_slot, const fl
         most = weights[j] > most ? weights[j] : most;
     }
     memset(y, 0, V * sizeof(float));
-    if (most == -INFINITY) return;
+    if (most == -INFINITY) { /* it sees none, or scores that are no numbers, which are larger than none */
+        for (int64_t j = 0; j < n; j++)
+            if (weights[j] != weights[j]) for (int64_t i = 0; i < V; i++) y[i] = NAN;
+        return;
+    }
     for (int64_t j = n; j < n + 8; j++) weights[j] = -INFINITY;
     v8 sum = splat(0);
     for (int64_t j = 0; j < n; j += 8) {
@@ -313,6 +318,26 @@ void weft_product(const Matrix *m, const float *x, float *y, int64_t batch, uint
     Team team = {0, 1, &arrived, 0};
     shared_product(&team, m, x, y, batch, room);
 #endif
+}
+
+/* ---- the same steps for many rows, beside products by somebody else ---- */
+
+/* y = norm(x), row by row. */
+void weft_normalize(const Norm *norm, const float *x, float *y, int64_t rows, int64_t D, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
+    for (int64_t r = 0; r < rows; r++) normalize(norm, x + r * D, y + r * D, D);
+}
+
+/* y = f(x), or f(x) x' for gated rows [x; x'], each row by itself. */
+void weft_activate(const float *x, float *y, int64_t rows, int64_t F, int64_t kind, int64_t gated, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads((int)threads) if (threads > 1)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *in = x + r * F * (1 + gated);
+        float *out = y + r * F;
+        memcpy(out, in, F * sizeof(float));
+        activate(out, F, kind);
+        if (gated) for (int64_t i = 0; i < F; i++) out[i] *= in[F + i];
+    }
 }
 
 int64_t weft_packed_size(int64_t kind, int64_t rows, int64_t columns) {

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,8 +29,30 @@ NATIVE_BLOCK_ROWS = 128  # rows of a step by matrices in blocks, whose products 
 ONE_THREAD_WEIGHTS = 1 << 20  # weights below which one thread is faster than two that wait for each other
 
 
+_asked = threading.local()
+
+
 class Unsupported(Exception):
     """A part that the native step does not support."""
+
+
+@contextmanager
+def rows_alike() -> Iterator[None]:
+    """Within it, in this thread, native code takes any number of rows, also where torch would be faster.
+
+    A row has the same bits then in whatever company.
+    """
+    before = all_rows_alike()
+    _asked.alike = True
+    try:
+        yield
+    finally:
+        _asked.alike = before
+
+
+def all_rows_alike() -> bool:
+    """Whether this thread is inside `rows_alike`."""
+    return getattr(_asked, "alike", False)
 
 
 class WeightRoom:
@@ -82,7 +107,7 @@ class NativeMatrix:
     def __call__(self, x: Tensor) -> Tensor | None:
         """[..., D] -> [..., C]; None where torch does better."""
         rows = x.numel() // x.shape[-1]
-        few = rows <= NATIVE_ROWS or self.in_blocks
+        few = rows <= NATIVE_ROWS or self.in_blocks or all_rows_alike()
         if not few or not rows or x.dtype != torch.float32 or x.device.type != "cpu":
             return None
         if torch.is_grad_enabled() and x.requires_grad:

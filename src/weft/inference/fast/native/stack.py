@@ -37,6 +37,7 @@ from weft.inference.fast.native.matrices import (
     BlockProducts,
     NativeMatrix,
     Unsupported,
+    all_rows_alike,
     float32,
 )
 from weft.inference.fast.single_token import SingleTokenStack
@@ -44,6 +45,7 @@ from weft.parts.attention import CrossAttention, SelfAttention
 from weft.parts.auxiliary import Auxiliary
 from weft.parts.block import Block, Parallel, PostNorm, PreNorm, SandwichNorm
 from weft.parts.feedforward import FeedForward, GatedFeedForward
+from weft.parts.linear import is_plain_linear
 from weft.parts.masks import Causal, Mask, Prefix, Real, Window
 from weft.parts.norms import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from weft.parts.quantized import products_by
@@ -74,7 +76,7 @@ class ProductStack(SingleTokenStack):
 
     def __init__(self, stack: Stack, products: BlockProducts) -> None:
         super().__init__(stack)
-        self._products = products
+        self.products = products
 
     def run_blocks(
         self,
@@ -86,7 +88,7 @@ class ProductStack(SingleTokenStack):
         auxiliary: Auxiliary | None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        with products_by(self._products):
+        with products_by(self.products):
             return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
 
 
@@ -95,7 +97,7 @@ class NativeStack(ProductStack):
 
     def __init__(self, stack: Stack, found: ctypes.CDLL, products: BlockProducts) -> None:
         super().__init__(stack, products)
-        self._library, self._step = found, found.weft_step
+        self.library, self._step = found, found.weft_step
         self._held: list[Any] = []
         self._tables: list[Any] = []
         blocks = list(stack.blocks)
@@ -115,12 +117,10 @@ class NativeStack(ProductStack):
         self._bound: list[Any] = []
         self._lock = threading.Lock()
         self._scratch, self._rounded = torch.empty(0), torch.empty(0, dtype=torch.uint8)
-        self._rows = NATIVE_BLOCK_ROWS if self._products.matrices else NATIVE_ROWS
+        self._rows = NATIVE_BLOCK_ROWS if self.products.matrices else NATIVE_ROWS
         self._attentions = [part for block in blocks for part in (block.mixer, block.cross) if part is not None]
-        weights = sum(
-            m.rows * m.cols for layer in self._layers for m in (layer.qkv, layer.output, layer.up, layer.down)
-        )
-        self._alone = weights < ONE_THREAD_WEIGHTS
+        matrices = (m for layer in self._layers for m in (layer.qkv, layer.output, layer.up, layer.down))
+        self._alone = sum(m.rows * m.cols for m in matrices) < ONE_THREAD_WEIGHTS
 
     @property
     def rows(self) -> int:
@@ -138,7 +138,8 @@ class NativeStack(ProductStack):
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]: native for a few tokens per row with a state; padding takes no time, and gives 0."""
         real = None if mask is None else token_positions.real
-        if not self._fits(x, mask, real, state, memory):
+        unmarked = mask is None and token_positions.pads != "none" and bool((token_positions.positions < 0).any())
+        if unmarked or not self._fits(x, mask, real, state, memory):
             return super().run_blocks(x, token_positions, mask, state, memory, auxiliary)
         assert state is not None
         if not state.counter.begun:
@@ -199,7 +200,8 @@ class NativeStack(ProductStack):
             and (memory is None or state.crosses[0].tensors is not None)
             and all(isinstance(own, KeyValueState) and _ready(own) for own in state.layers)
             and not any("gather" in attention.__dict__ for attention in self._attentions)
-            and (x.shape[0] * x.shape[1] if real is None else int(real.sum())) <= self._rows
+            and (rows := x.shape[0] * x.shape[1] if real is None else int(real.sum())) > 0
+            and (all_rows_alike() or rows <= self._rows)
         )
 
     def _plan_writes(self, token_positions: TokenPositions, state: State) -> tuple[Tensor, int, list[int]]:
@@ -277,8 +279,8 @@ class NativeStack(ProductStack):
         size = 4 * rows * row + threads * (3 * rows * s.width + longest + 16)
         if self._scratch.numel() < size:
             self._scratch = torch.empty(size)
-        rounded = self._library.weft_rounded_size(row)
-        if self._products.matrices and self._rounded.numel() < threads * rows * rounded:
+        rounded = self.library.weft_rounded_size(row)
+        if self.products.matrices and self._rounded.numel() < threads * rows * rounded:
             self._rounded = torch.empty(threads * rows * rounded, dtype=torch.uint8)
         call = self._call
         call.scratch, call.scratch_row, call.longest = self._scratch.data_ptr(), row, longest
@@ -299,7 +301,7 @@ class NativeStack(ProductStack):
         if len(widths) > 1:
             raise Unsupported
         shape.rotary = widths.pop()
-        shape.last = self._norm(self.norm)
+        shape.last = self.norm_terms(self.norm)
         scores = {(_scale_and_cap(block.mixer), _scale_and_cap(block.cross)) for block in blocks}
         if len(scores) > 1:
             raise Unsupported
@@ -309,14 +311,14 @@ class NativeStack(ProductStack):
     def _layer(self, block: Any, mask: Mask) -> Layer:
         layer = Layer()
         for name in (*BRANCH_NORMS, *(OUTPUT_NORMS if isinstance(block, SandwichNorm) else ())):
-            setattr(layer, name, self._norm(getattr(block, name)))
+            setattr(layer, name, self.norm_terms(getattr(block, name)))
         mixer, cross, feedforward = block.mixer, block.cross, block.feedforward
         if mixer is not None:
             layer.qkv, layer.output = self._matrix(mixer.qkv), self._matrix(mixer.output)
-            layer.query_norm, layer.key_norm = self._norm(mixer.query_norm), self._norm(mixer.key_norm)
+            layer.query_norm, layer.key_norm = self.norm_terms(mixer.query_norm), self.norm_terms(mixer.key_norm)
         if cross is not None:
             layer.cross_query, layer.cross_output = self._matrix(cross.query), self._matrix(cross.output)
-            layer.cross_query_norm = self._norm(cross.query_norm)
+            layer.cross_query_norm = self.norm_terms(cross.query_norm)
         if feedforward is not None:
             up = feedforward.gate_up if isinstance(feedforward, GatedFeedForward) else feedforward.up
             layer.up, layer.down = self._matrix(up), self._matrix(feedforward.down)
@@ -324,15 +326,15 @@ class NativeStack(ProductStack):
         return layer
 
     def _matrix(self, linear: nn.Module) -> Matrix:
-        found = self._products.matrices.get(id(linear))
+        found = self.products.matrices.get(id(linear))
         if found is None:
-            if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+            if not isinstance(linear, nn.Linear) or not is_plain_linear(linear):
                 raise Unsupported
-            found = NativeMatrix(self._library, linear.weight, linear.bias, self._products.room)
+            found = NativeMatrix(self.library, linear.weight, linear.bias, self.products.room)
         self._held.append(found)
         return found.matrix
 
-    def _norm(self, norm: nn.Module | None) -> NormTerms:
+    def norm_terms(self, norm: nn.Module | None) -> NormTerms:
         if norm is None:
             return NormTerms(None, None, 0.0, NO_NORM)
         kinds = (LayerNorm, RMSNorm, ZeroCenteredRMSNorm)

@@ -87,7 +87,7 @@ enum { RELU, GELU, GELU_TANH, SILU, SQUARED_RELU };
 
 static inline v8 activate8(v8 x, int64_t kind) {
     v8 zero = splat(0), half = splat(0.5f), one = splat(1);
-    v8 kept = pick(x > zero, x, zero);
+    v8 kept = pick(x <= zero, zero, x); /* NaN stays NaN */
     if (kind == RELU) return kept;
     if (kind == SQUARED_RELU) return kept * kept;
     if (kind == SILU) return x / (one + exponential(-x));
