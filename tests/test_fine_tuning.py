@@ -99,7 +99,7 @@ def test_known_labels_keep_their_layer_and_others_begin_anew(tmp_path, bert):
     other = labeled(tmp_path / "other.tsv", "ham", "spam", "none")
     notes = NoteReporter()
     run = weft.train("classification", other, tmp_path / "run", base=base, steps=1, set=STILL, reporter=notes)
-    assert run.spec.facts["classes"] == ["ham", "none", "spam"] and "trained from scratch" in notes.heard[0]
+    assert run.spec.facts["classes"] == ["ham", "none", "spam"] and "learned anew" in notes.heard[0]
     one, two = weights(base), weights(run.folder)
     assert same(one, two, "head.linear")
     assert (one["head.linear.weight"] - two["head.linear.weight"]).abs().max() > 1e-3

@@ -223,6 +223,7 @@ def test_a_trained_model_ships_with_the_package(tmp_path, capsys, monkeypatch):
     assert sum(file.stat().st_size for file in folder.iterdir()) < 1_000_000
     before = sorted(HOME.rglob("*"))
     run = weft.load("sample:dates-run")
+    assert "<td>sample:dates-run</td>" in run._repr_html_() and str(HOME) not in run._repr_html_()
     assert run.predict("the 3rd of May 1987") == "1987-05-03"
     for words, said in (
         (["look", "sample:dates-run", "12 March 2024", "--out", "x.html"], "2024-03-12"),

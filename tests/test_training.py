@@ -519,7 +519,7 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
     """Steps are timed with a batch that is a guess; those of the batch that is chosen then take another time."""
     rate = 1500.0
 
-    def timed(timer, spec, options, batch):
+    def timed(timer, spec, options, batch, *known):
         tokens = batch - batch % 49  # whole pictures of 49 patches
         return StepTiming(tokens / rate, tokens, 1)
 
@@ -540,7 +540,7 @@ def test_a_slow_machine_gets_a_small_model_even_if_only_one_was_measured(tmp_pat
 
     clock = [0.0]
 
-    def timed(timer, spec, options, batch):
+    def timed(timer, spec, options, batch, *known):
         clock[0] += 30
         return StepTiming(planning._flops(spec) * batch / speed, batch, 1)
 

@@ -1,4 +1,4 @@
-"""Training: the request, the plan, the loop, optimizers and schedules, fine-tuning, and the result."""
+"""Training: the request, the plan, the race of sizes, the loop, optimizers, schedules, fine-tuning, and the result."""
 
 from weft.foundation.packages import open_lazily
 

@@ -106,6 +106,9 @@ class Distribution:
         """Spread the model, in place; gives what steps call. `probe` makes a small batch."""
         return StepModule(task, module)
 
+    def turn_to(self, spread: nn.Module) -> None:
+        """Go on with the steps of a model that was spread before, where several are trained by turns."""
+
     def take(self, micro_batches: Sequence[Sequence[int]], read: Callable[[Sequence[int]], Batch]) -> list[MicroBatch]:
         """This process's shares."""
         batches = [read(examples) for examples in micro_batches]

@@ -25,7 +25,8 @@ from weft.tasks.task import Task
 # (2e-5 at 4,096, 1e-4 at 576); adapters, which start at zero, take ten times as much.
 RATE_TIMES_WIDTH, LARGEST_RATE, ADAPTER_FACTOR = 0.06, 1e-3, 10.0
 SETTLED_OPTIONS = ("tokenizer", "vocabulary", "size")  # options that were decided when the run was first trained
-HEAD, CLASS_WEIGHTS = "head", ("head.linear.", "head.distilled.")  # the maps from hidden states to classes
+HEAD, NGRAMS = "head", "ngrams"
+CLASS_WEIGHTS = ("head.linear.", "head.distilled.", f"{NGRAMS}.")  # the maps from hidden states or n-grams to classes
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class BaseRun:
             weights = {
                 name: tensor for name, tensor in weights.items() if name in own and not name.startswith(CLASS_WEIGHTS)
             }
-            weights |= {name: own[name] for name in own if name.startswith(f"{HEAD}.") and name not in weights}
+            fresh = (f"{HEAD}.", f"{NGRAMS}.")
+            weights |= {name: own[name] for name in own if name.startswith(fresh) and name not in weights}
         try:
             module.load_state_dict(weights)
         except RuntimeError:

@@ -25,10 +25,12 @@ from weft.parts.lora import merged
 from weft.tasks.task import Batch, Split, Task
 from weft.training.averaging import MovingAverage
 from weft.training.distribution import Distribution, MicroBatch, StepModule, TrainingState
+from weft.training.gap import HEART_EPOCHS, LANDING, WORTHWHILE, GapWatch, Regularization
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimizers import build_optimizers
 from weft.training.pace import Clock, Pace
 from weft.training.plan import TrainingPlan, describe_revision
+from weft.training.race_data import without_held_back
 from weft.training.reporting import Reporter, TrainingProgress
 from weft.training.training_spec import TrainingSpec
 
@@ -36,6 +38,7 @@ REPORT_SECONDS = 0.25  # between reports of progress
 PREVIEWS = 4  # per training
 FIRST_REVIEW = 3  # steps after which the plan is first compared with the clock
 REVIEW = 0.02  # of the time that was given, from one review of the plan to the next
+TOLD = 0.1  # of the steps: smaller revisions are on record, but not worth a line on the terminal
 
 StopReason = Literal["interrupt", "patience"]
 
@@ -76,7 +79,8 @@ class Loop:
         self.weights = [w for w in self.module.parameters() if w.requires_grad]
         self._loss_sum, self._steps_since_report, self._last_report = 0.0, 0, 0.0
         self._tokens_since_report = 0
-        self.pace, self._next_review = Pace(self.plan), 0
+        self.pace, self._next_review, self._told_steps = Pace(self.plan), 0, self.plan.last
+        self.gap, self.regularization = GapWatch(), Regularization(self.module, self.optimizers)
         self.stop_reason: StopReason | None = None
 
     @property
@@ -86,8 +90,11 @@ class Loop:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Take all remaining steps; patience and Ctrl-C stop earlier, at the end of a step."""
+    def run(self, until: int | None = None) -> None:
+        """Take all remaining steps; patience and Ctrl-C stop earlier, at the end of a step.
+
+        `until` a step, the plan is followed as it is and no state is kept: whether the training goes on is open.
+        """
         self.module.train()
         began = self._last_report = self.clock()
         began -= self.seconds
@@ -95,8 +102,9 @@ class Loop:
         if self._out_of_patience:  # a resumed run that had ended so
             self.stop_reason = "patience"
         with defer_stop(self.distribution.request_stop, self.distribution.signals, self.distribution.insist):
-            while self.step < self.plan.last and self.stop_reason is None:
+            while self.step < min(self.plan.last, until or self.plan.last) and self.stop_reason is None:
                 start = self.clock()
+                self.regularization.set(self.plan.notches(self.step))
                 loss, tokens = self.one_step()
                 self.step += 1
                 self.seconds = self.clock() - began
@@ -114,6 +122,8 @@ class Loop:
                         f"stopped at step {self.step}: no better validation loss for {self.stale_evaluations} "
                         "evaluations"
                     )
+                if until is not None:
+                    continue
                 if self.stop_reason is not None or last or self.step % self.plan.checkpoint_every == 0:
                     self.checkpoint(last or self.stop_reason is not None)
                     self.seconds = self.clock() - began
@@ -121,6 +131,14 @@ class Loop:
                     self._review()
             if self.distribution.stopped:  # while the last state was written
                 self.stop_reason = "interrupt"
+        self.module.eval()
+
+    def keep(self) -> None:
+        """Evaluate and keep the model as it is, where its plan has no steps."""
+        began = self.clock()
+        self._evaluate(last=True)
+        self.checkpoint()
+        self.seconds += self.clock() - began
         self.module.eval()
 
     @property
@@ -190,6 +208,8 @@ class Loop:
         if epoch != self._epoch[0]:
             self._epoch = (epoch, self.train.batches(self.plan.batch, self.seed, epoch))
         examples = self._epoch[1][place]
+        if step < self.plan.held_back_until:
+            examples = without_held_back(examples)
         size = -(-len(examples) // self.training.accumulate)
         return [examples[first : first + size] for first in range(0, len(examples), size)]
 
@@ -217,15 +237,23 @@ class Loop:
         self.folder.add_metrics(row)
         self._loss_sum, self._steps_since_report, self._tokens_since_report, self._last_report = 0.0, 0, 0, now
 
+    def loss_on(self, split: Split, size: int, most: int) -> float:
+        """The loss of the weights that would be kept now, on about `most` tokens of a split in batches of `size`."""
+        with self.evaluated():
+            return self.distribution.mean_loss(self.spread_module, split, size, most)
+
     def _evaluate(self, last: bool) -> None:
         start = self.clock()
-        with self._evaluated_weights():
+        with self.evaluated():
             size, most = self.plan.batch, self.plan.evaluate_tokens
             loss = self.distribution.mean_loss(self.spread_module, self.validation, size, most)
             scoring = self.clock() - start
             better = loss < self.best_loss
             self.stale_evaluations = 0 if better else self.stale_evaluations + 1
-            self.folder.add_metrics({"step": self.step, "validation": loss, "seconds": round(self.seconds, 3)})
+            training = self._training_loss(size, most)
+            known = {} if training is None else {"training": training}
+            row = {"step": self.step, "validation": loss, **known, "seconds": round(self.seconds, 3)}
+            self.folder.add_metrics(row)
             self.best_loss = min(loss, self.best_loss)
             if better or self.training.weights == "last":
                 self.distribution.write_model(self.folder, self.module, {"step": self.step, "loss": loss})
@@ -238,6 +266,43 @@ class Loop:
                     self.reporter.on_preview(self.step, text)
         self.module.train()
         self.pace.add_evaluation(self.clock() - start, scoring)
+        if training is not None and not last and self.training.weights == "best":
+            self._watch_gap(loss, training)
+
+    def _training_loss(self, size: int, most: int) -> float | None:
+        """The loss on half as many tokens of the training data as an evaluation takes; inside of `evaluated`.
+
+        None where nothing depends on it: in a training of so many steps, and until all data were read twice.
+        """
+        if not self.plan.budget or self.step * self.plan.batch < HEART_EPOCHS * self.train.tokens:
+            return None
+        most = max(1, min(most, self.plan.held_out or most) // 2)
+        return self.distribution.mean_loss(self.spread_module, self.train, size, most)
+
+    def _watch_gap(self, loss: float, training: float) -> None:
+        """Do something, on record, about a model that learns by heart; losses are the same on all processes."""
+        self.gap.add(loss, training)
+        plan, before = self.plan, self.plan.last
+        if any(made.at == self.step and made.reason != "time" for made in plan.revisions):  # taken again, as on record
+            self.gap.looks.clear()
+        if not self.gap.grows or self.step <= self._decided:
+            return
+        if plan.regularize and not plan.notches(self.step):
+            self.plan = plan.regularized(self.step)
+        else:
+            flat = 1 - self.training.decay if self.training.schedule == "trapezoid" else 0.0
+            end = max(self.step + int(LANDING * self.step), plan.least_steps)
+            if end > WORTHWHILE * before:
+                return
+            self.plan = plan.shortened(self.step, end, flat)
+        self.gap.looks.clear()
+        self.folder.write_plan(self.plan.to_tree())
+        self.reporter.on_note(describe_revision(self.plan, before))
+
+    @property
+    def _decided(self) -> int:
+        """The step until which the record decides, not the clock or the losses of a run that goes on."""
+        return self.plan.revisions[-1].at if self.plan.revisions else 0
 
     def _review(self) -> None:
         """Give the plan as many steps as still fit into its time, on record, if these are clearly others.
@@ -245,8 +310,7 @@ class Loop:
         By the clock of the first process. Steps that a resumed run takes again follow the record.
         """
         plan = self.plan
-        decided = plan.revisions[-1].at if plan.revisions else 0
-        if not plan.budget or not max(self._next_review, decided + 1) <= self.step < plan.last:
+        if not plan.budget or not max(self._next_review, self._decided + 1) <= self.step < plan.last:
             return
         costs, leaders = self.pace.costs(plan), self.distribution.leaders
         elapsed, step_seconds = leaders(plan.before + self.seconds), leaders(costs.step)
@@ -256,10 +320,12 @@ class Loop:
             return
         self.plan = plan.revise(self.step, steps, elapsed, step_seconds)
         self.folder.write_plan(self.plan.to_tree())
-        self.reporter.on_note(describe_revision(self.plan, plan.last))
+        if abs(steps / self._told_steps - 1) > TOLD:
+            self.reporter.on_note(describe_revision(self.plan, self._told_steps))
+            self._told_steps = steps
 
     @contextlib.contextmanager
-    def _evaluated_weights(self) -> Iterator[None]:
+    def evaluated(self) -> Iterator[None]:
         """Inside, the module has the weights that are evaluated and kept: averaged and with adapters merged, if any."""
         self.module.eval()
         average = self.average.swapped(self.module) if self.average is not None else contextlib.nullcontext()
@@ -281,7 +347,7 @@ class Loop:
             expect_lawful(self.module, self.step)
             self.module.train()
         facts: dict[str, Any] = {"best": self.best_loss, "stale": self.stale_evaluations, "seconds": self.seconds}
-        facts["pace"] = self.pace.facts()
+        facts |= {"pace": self.pace.facts(), "gap": self.gap.looks}
         self.distribution.save(self.folder, self._state, self.step, facts, self.training.keep, last)
         self.pace.add_checkpoint(self.clock() - start)
 
@@ -295,6 +361,7 @@ class Loop:
         self.seconds = float(facts["seconds"])
         if "pace" in facts:  # older states have none
             self.pace.restore(facts["pace"])
+        self.gap.looks = [(float(loss), float(training)) for loss, training in facts.get("gap", ())]
         return True
 
 

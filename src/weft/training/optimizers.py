@@ -107,7 +107,7 @@ class Muon(Optimizer):
         return loss
 
     def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
-        """Nesterov momentum."""
+        """Nesterov's: m <- u m + (1 - u) g, then (1 - u) g + u m, for a gradient g and u = `momentum`."""
         assert weight.grad is not None
         state = self.state[weight]
         if "momentum" not in state:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from weft.foundation.spec import Spec, Tree, VersionedSpec
 from weft.models.part_specs import Share
+from weft.training.head_record import HeadRecord
+from weft.training.race_record import RaceRecord
 
 END_TOLERANCE = 0.01  # of the time: an end that would be off by less is left as it is
 TOLERANCE = 0.04  # of the time that is left: noise, long before the end
@@ -38,10 +40,15 @@ class Costs:
     final: float
 
 
+Reason = Literal["time", "regularized", "shortened"]
+
+
 class PlanRevision(Spec):
     """At step `at`, after `seconds`, the plan got `steps` steps in all, because a step took `step_seconds`.
 
     `speed` is that as a share of the planned speed; `done` is the share of the schedule that was behind the training.
+    For the other reasons see `gap`: "regularized" steps have `notches` of dropout and weight decay more than planned,
+    and a plan that was "shortened" gets no longer again.
     """
 
     at: PositiveInt
@@ -50,6 +57,8 @@ class PlanRevision(Spec):
     speed: PositiveFloat | None = None
     step_seconds: NonNegativeFloat | None = None
     seconds: NonNegativeFloat | None = None
+    reason: Reason = "time"
+    notches: NonNegativeInt = 0
 
 
 def _to_version_2(tree: Tree) -> Tree:
@@ -69,7 +78,10 @@ class TrainingPlan(VersionedSpec):
     `steps` are those of the first plan, `last` those after all `revisions`, which never exceed `most_steps`. An
     evaluation takes `evaluate_tokens` of the `held_out` validation tokens; after the last step `final_tokens` are
     scored, and slow metrics have `final_seconds`. `before` is the time in seconds until the first step; `step_seconds`
-    are those of a step alone. `compiled` steps go through torch.compile.
+    are those of a step alone. `compiled` steps go through torch.compile. `regularize`: dropout
+    and weight decay may be raised, because the user gave neither. `race`: how the size was chosen, where the
+    formula's best ones raced; until step `held_back_until` the examples that it is judged on are not learned from.
+    `head`: what was done with the last layer of a trained model.
     """
 
     VERSION: ClassVar[int] = 2
@@ -98,11 +110,22 @@ class TrainingPlan(VersionedSpec):
     step_seconds: NonNegativeFloat | None = None
     tried: tuple[dict[str, Any], ...] = ()
     revisions: tuple[PlanRevision, ...] = ()
+    regularize: bool = False
+    race: RaceRecord | None = None
+    held_back_until: NonNegativeInt = 0
+    head: HeadRecord | None = None
 
     @property
     def last(self) -> int:
-        """The number of steps of the whole training."""
+        """The number of steps of the whole training; none where the last layer alone is fitted."""
+        if self.head is not None and self.head.frozen:
+            return 0
         return self.revisions[-1].steps if self.revisions else self.steps
+
+    @property
+    def race_steps(self) -> int:
+        """The steps that were taken in a race, as the winner; 0 without one."""
+        return 0 if self.race is None else self.race.entrants[self.race.winner].points[-1].tokens // self.batch
 
     @property
     def budget(self) -> float:
@@ -120,6 +143,16 @@ class TrainingPlan(VersionedSpec):
                 return (revision.done + (1 - revision.done) * share) * self.steps
         return step
 
+    def notches(self, step: int) -> int:
+        """How many notches of dropout and weight decay step `step` has more than planned."""
+        return max([0, *(revision.notches for revision in self.revisions if step >= revision.at)])
+
+    @property
+    def limit(self) -> int | None:
+        """The most steps that a revision may give."""
+        limits = [revision.steps for revision in self.revisions if revision.reason == "shortened"]
+        return min([*limits, *([] if self.most_steps is None else [self.most_steps])], default=None)
+
     def steps_that_fit(self, step: int, elapsed: float, costs: Costs) -> int:
         """The number of steps of a training that ends on time, as of this step, `elapsed` seconds after it was begun.
 
@@ -136,7 +169,7 @@ class TrainingPlan(VersionedSpec):
         ends = range(step, step + int(left / costs.step) + 1)
         fitting = ends[bisect.bisect_right(ends, left, key=lambda end: self.seconds_between(step, end, costs)) - 1]
         steps = max(fitting, self.least_steps, step + 1)
-        return steps if self.most_steps is None else max(step + 1, min(steps, self.most_steps))
+        return steps if self.limit is None else max(step + 1, min(steps, self.limit))
 
     def seconds_between(self, step: int, end: int, costs: Costs) -> float:
         """The time from one step to another, with the evaluations and checkpoints on the way."""
@@ -146,20 +179,31 @@ class TrainingPlan(VersionedSpec):
 
     def revise(self, step: int, steps: int, elapsed: float, step_seconds: float) -> TrainingPlan:
         """This plan with `steps` steps from this step on, on record."""
-        revision = PlanRevision(
-            at=step,
-            steps=steps,
-            done=self.position(step) / self.steps,
-            speed=None if not self.step_seconds else self.step_seconds / step_seconds,
-            step_seconds=step_seconds,
-            seconds=elapsed,
-        )
+        speed = None if not self.step_seconds else self.step_seconds / step_seconds
+        return self._revised(step, steps, speed=speed, step_seconds=step_seconds, seconds=elapsed)
+
+    def regularized(self, step: int) -> TrainingPlan:
+        """This plan with one notch of dropout and weight decay more from this step on, on record."""
+        return self._revised(step, self.last, reason="regularized", notches=self.notches(step) + 1)
+
+    def shortened(self, step: int, steps: int, flat: float) -> TrainingPlan:
+        """This plan with `steps` steps, on record; the schedule, flat until the share `flat`, goes on from there."""
+        done = max(flat, self.position(step) / self.steps)
+        return self._revised(step, steps, reason="shortened", done=done)
+
+    def _revised(self, step: int, steps: int, **more: Any) -> TrainingPlan:
+        given = {"done": self.position(step) / self.steps, "notches": self.notches(step), **more}
+        revision = PlanRevision(at=step, steps=steps, **given)
         return self.replace(revisions=[*(made.to_tree() for made in self.revisions), revision.to_tree()])
 
 
 def describe_revision(plan: TrainingPlan, before: int) -> str:
     """The newest revision in one line; the plan had `before` steps."""
     made = plan.revisions[-1]
+    if made.reason != "time":
+        raised = "dropout and weight decay are raised"
+        done = raised if made.reason == "regularized" else f"the plan is shortened to {made.steps:,} steps"
+        return f"step {made.at:,}: the training loss falls, the held-out loss does not: {done}"
     speed = "" if made.speed is None else f", {made.speed:.0%} of the planned speed"
     seconds = "" if made.step_seconds is None else f" (a step takes {made.step_seconds:.3g} s{speed})"
     longer = "lengthened" if made.steps > before else "shortened"

@@ -1,11 +1,7 @@
 """The time plan: which model, batch and number of steps give the lowest loss in the given time on this machine.
 
-How the loss falls with parameters N and tokens D is known well enough to compare sizes (Hoffmann et al. 2022):
-
-    loss = E + A / N^0.34 + B / D^0.28
-
-Text that is read again teaches less: U tokens read 1 + R times count as D = U + U R* (1 - exp(-R / R*)), R* = 15.4
-(Muennighoff et al. 2023). How many tokens fit in the time is measured: a few steps of the sizes in question.
+The formula of `scaling` ranks sizes by parameters and tokens. How many tokens fit in the time is measured: a few steps
+of the sizes in question. Where there is time for it, the best of them then race (`race`), and their losses decide.
 """
 
 from __future__ import annotations
@@ -24,23 +20,27 @@ from weft.tasks.task import Recipe, Size, Split, Task
 from weft.training.model_source import ModelSource, SpecModels
 from weft.training.pace import FORWARD, SCORING, Clock
 from weft.training.plan import FINAL_SHARE, LEAST_SECONDS, TrainingPlan
+from weft.training.planned_training import PlannedTraining
+from weft.training.race_data import can_hold_back
+from weft.training.race_record import RaceEntrant
+from weft.training.rungs import enough_steps, losers_share, race_steps
+from weft.training.scaling import expected_loss
 from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.training_spec import TrainingSpec
 
-A, ALPHA, B, BETA, R_STAR = 406.4, 0.34, 410.7, 0.28, 15.4
 STEP_SHARE = 0.88  # of the time is for steps, about: sizes are compared by it
 EVALUATION_SHARE = 0.05  # of the steps' time, at most, for all evaluations together
 EVALUATIONS = 10  # per training, unless training.evaluate_every says otherwise
-MEASURING_SHARE = 0.06  # of the time, at most 10 s
-COMPILE_SECONDS = 60.0  # that torch.compile takes, about, to be tried
-COMPILE_SHARE = 0.03  # of the time, at most, to find out whether it pays
+MEASURING_SHARE = 0.06  # of the time, at most
+MEASURING_SECONDS = 5.0  # at most, and as many for each size that is wanted
+PROMISING = 1.06  # times the lowest expected loss: sizes above it do not race
 BATCHES = tuple(2**power for power in range(9, 18))
 
 
 @dataclass(frozen=True)
 class PlannedSize:
     """A size with its spec, batch and timing, the steps that fit in the time and the most that are useful, and the
-    loss that the formula expects."""
+    loss that the formula expects; not `timed` where its speed is only reckoned from another's."""
 
     size: Size
     spec: AnySpec
@@ -49,13 +49,7 @@ class PlannedSize:
     steps: int
     most_steps: int
     loss: float
-
-
-def expected_loss(parameters: float, tokens: float, unique: float) -> float:
-    """The part of the loss above the entropy E, for comparing sizes; see the formula above."""
-    again = max(0.0, tokens / unique - 1)
-    worth = min(tokens, unique) + unique * R_STAR * (1 - math.exp(-again / R_STAR))
-    return A / max(parameters, 1) ** ALPHA + B / max(worth, 1) ** BETA
+    timed: bool = True
 
 
 def suitable_batch(tokens: float) -> int:
@@ -98,7 +92,7 @@ class Planner:
         sizes = self.task.sizes(self.train)
         size = self._requested_size(next((s for s in sizes if s.width >= 128), sizes[-1]))
         asked = self._configure(size, spec, 1.0)[1].batch
-        batch = asked or (suitable_batch(steps * 1500.0) if spec is None else 2048)
+        batch = asked or (self._suitable_batch(size, steps * 1500.0) if spec is None else 2048)
         epochs = steps * batch / max(1, self.train.tokens)
         chosen, options = self._configure(size, spec, epochs)
         threads = options.threads or torch.get_num_threads()
@@ -109,8 +103,36 @@ class Planner:
         self, spec: AnySpec | None, minutes: float, started: float
     ) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
         """A plan for the time since `started`: the formula ranks the sizes, and the most promising are measured."""
+        best = self.plan_entrants(spec, minutes, started, 1)[0]
+        return best.spec, best.options, best.plan
+
+    def plan_entrants(self, spec: AnySpec | None, minutes: float, started: float, most: int) -> list[PlannedTraining]:
+        """Plans of the `most` best sizes, or fewer, the best first: each counts on the time that the others will use.
+
+        They differ in width or layers, and are expected to be nearly as good as the best.
+        """
         budget = self._seconds_for_steps(minutes, started)
-        deadline = self.clock() + max(2.0, min(10.0, MEASURING_SHARE * 60 * minutes))
+        found = self._measure_best(spec, minutes, budget, most)
+        ranked = sorted(found.values(), key=lambda choice: choice.loss)
+        entrants = [ranked[number] for number in _different([choice.size for choice in ranked])]
+        entrants = [choice for choice in entrants if choice.loss <= PROMISING * ranked[0].loss]
+        entrants = entrants[:most]
+        if not self._can_race(entrants, spec):
+            lightest = min(_weight(choice.size) for choice in ranked if choice.timed)
+            entrants = [next(one for one in ranked if one.timed or _weight(one.size) < lightest)]
+        compiled = bool(self.compile)
+        if len(entrants) == 1 and self.compile is None:
+            entrants, compiled = self._compiled_if_faster(entrants[0], spec, budget)
+        tried = [self._describe(choice) for choice in ranked]
+        planned = [self._finished(choice, spec, minutes, started, len(entrants)) for choice in entrants]
+        return [one.with_plan(one.plan.replace(compiled=compiled, tried=tried)) for one in planned]
+
+    def _measure_best(
+        self, spec: AnySpec | None, minutes: float, budget: float, most: int
+    ) -> dict[Size | None, PlannedSize]:
+        """The `most` promising sizes, at least one of them measured."""
+        limit = min((1 + most) * MEASURING_SECONDS, MEASURING_SHARE * 60 * minutes)
+        deadline = self.clock() + max(2.0, limit)
         sizes: list[Size | None] = [None]
         if spec is None:
             sizes = list(dict.fromkeys(map(self._requested_size, self.task.sizes(self.train))))
@@ -119,16 +141,30 @@ class Planner:
         while True:
             choice = self._measure(sizes[candidate], spec, budget, found)
             found[sizes[candidate]] = choice
-            candidate = -1 if len(sizes) == 1 else self._next_candidate(sizes, found, budget)
+            candidate = -1 if len(sizes) == 1 else self._next_candidate(sizes, found, budget, most)
             if candidate < 0 or self.clock() > deadline:
                 break
-        if candidate >= 0 and _weight(sizes[candidate]) < min(map(_weight, found)):
-            # A slow machine had no time to measure the smaller model that suits it.
-            found[sizes[candidate]] = self._extrapolate(sizes[candidate], budget, found)
-        best = min(found.values(), key=lambda choice: choice.loss)
-        best, compiled = self._compiled_if_faster(best, spec, budget)
+        # Where there was no time to measure, speeds follow from FLOPs: a smaller model that suits a slow machine, and
+        # sizes that race, whose own steps will tell.
+        for _ in range(most):
+            place = -1 if len(sizes) == 1 else self._next_candidate(sizes, found, budget, most)
+            if place >= 0 and (most > 1 or _weight(sizes[place]) < min(map(_weight, found))):
+                found[sizes[place]] = self._extrapolate(sizes[place], budget, found)
+        return found
+
+    def _can_race(self, entrants: Sequence[PlannedSize], spec: AnySpec | None) -> bool:
+        """Whether the steps are enough, and where the validation data may choose nothing, the training data."""
+        options = self._configure(entrants[0].size, spec, 1.0)[1]
+        judged = options.weights == "best" or can_hold_back([self.train.fit(choice.spec) for choice in entrants])
+        return judged and enough_steps([choice.steps for choice in entrants])
+
+    def _finished(
+        self, best: PlannedSize, spec: AnySpec | None, minutes: float, started: float, racing: int
+    ) -> PlannedTraining:
+        """The training of a choice, for the time that is left if it wins against all that are `racing`."""
+        lost = 60 * minutes * losers_share(racing)
         final = self._final_seconds(best, minutes)
-        left = max(LEAST_SECONDS, 60 * minutes - (self.clock() - started) - final)
+        left = max(LEAST_SECONDS, 60 * minutes - (self.clock() - started) - final - lost)
         seconds = (1 + EVALUATION_SHARE) * best.timing.seconds
         least = self._configure(best.size, spec, 1.0)[1].least_steps
         best = replace(best, steps=max(1, least, min(int(left / seconds), best.most_steps)))
@@ -136,43 +172,46 @@ class Planner:
         chosen, options = self._configure(best.size, spec, epochs)
         if options.uses_bf16(self.device) and not best.timing.half:
             options = options.replace(precision="float32")  # measured to be faster
-        plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads)
-        tried = tuple(
-            {
-                "parameters": self.models.cost(choice.spec).parameters,
-                "width": choice.size.width,
-                "layers": choice.size.layers,
-                "batch": choice.batch,
-                "tokens_per_second": round(choice.timing.tokens_per_second),
-                "steps": choice.steps,
-                "expected": round(choice.loss, 4),
-            }
-            for choice in sorted(found.values(), key=lambda choice: choice.loss)
-        )
         before = self.clock() - started
-        plan = plan.replace(
-            compiled=compiled,
+        plan = self._plan(chosen, options, best.steps, best.batch, best.timing.threads).replace(
             minutes=minutes,
             before=before,
-            seconds=before + best.steps * seconds + final,
+            seconds=before + best.steps * seconds + final + lost,
             step_seconds=best.timing.seconds,
             most_steps=max(least, best.most_steps),
             final_seconds=self._slow_seconds(minutes),
-            tried=list(tried),
+            regularize=spec is None and not self._gives_regularization,
+            held_back_until=race_steps(racing, best.steps) if options.weights == "last" else 0,
         )
-        return chosen, options, plan
+        size = {"width": best.size.width, "layers": best.size.layers, "expected": round(best.loss, 4)}
+        return PlannedTraining(chosen, options, plan, RaceEntrant(**size, parameters=plan.parameters, batch=plan.batch))
 
-    def _compiled_if_faster(self, best: PlannedSize, spec: AnySpec | None, seconds: float) -> tuple[PlannedSize, bool]:
-        """The choice, by compiled steps if more of them fit into these seconds; tried where there is time for it."""
-        if self.compile is not None or COMPILE_SHARE * seconds < COMPILE_SECONDS:
-            return best, bool(self.compile)
+    @property
+    def _gives_regularization(self) -> bool:
+        """Whether the user has set dropout or weight decay."""
+        names = [name.rpartition(".")[2] for name in (*self.model_changes, *self.training_changes)]
+        return "dropout" in names or "weight_decay" in names
+
+    def _describe(self, choice: PlannedSize) -> Tree:
+        """A size that was looked at, as plan.json has it."""
+        return {
+            "parameters": self.models.cost(choice.spec).parameters,
+            "width": choice.size.width,
+            "layers": choice.size.layers,
+            "batch": choice.batch,
+            "timed": choice.timed,
+            "tokens_per_second": round(choice.timing.tokens_per_second),
+            "steps": choice.steps,
+            "expected": round(choice.loss, 4),
+        }
+
+    def _compiled_if_faster(
+        self, best: PlannedSize, spec: AnySpec | None, seconds: float
+    ) -> tuple[list[PlannedSize], bool]:
+        """The choice, by compiled steps if more of them fit into these seconds."""
         chosen, options = self._configure(best.size, spec, 1.0)
-        found = self.timer.compiled(chosen, options, best.batch, best.timing)
-        if found is None:
-            return best, False
-        timing, cost = found  # the training itself compiles once more
-        faster = (seconds - 2 * cost) / timing.seconds > seconds / best.timing.seconds
-        return (replace(best, timing=timing), True) if faster else (best, False)
+        timing = self.timer.faster_compiled(chosen, options, best.batch, best.timing, seconds)
+        return ([best], False) if timing is None else ([replace(best, timing=timing)], True)
 
     def _final_seconds(self, choice: PlannedSize, minutes: float) -> float:
         """The time after the last step: validation and test data are scored once more."""
@@ -198,9 +237,12 @@ class Planner:
         return STEP_SHARE * max(LEAST_SECONDS, 60 * minutes - (self.clock() - started))
 
     def _next_candidate(
-        self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float
+        self, sizes: Sequence[Size | None], found: dict[Size | None, PlannedSize], budget: float, most: int
     ) -> int:
-        """The size of the lowest expected loss, speeds scaled by FLOPs from measured ones; -1 if it was measured."""
+        """The best by expected loss that was not measured among the `most` best; -1 if all of these were.
+
+        Speeds are scaled by FLOPs from measured ones.
+        """
         expected_losses = []
         for size in sizes:
             if size in found:
@@ -211,8 +253,9 @@ class Planner:
             cost = _flops(spec) / _flops(near.spec)
             tokens = budget * near.timing.tokens_per_second / cost
             expected_losses.append(self._expected(spec, tokens))
-        best = min(range(len(expected_losses)), key=expected_losses.__getitem__)
-        return -1 if sizes[best] in found else best
+        ranked = sorted(range(len(sizes)), key=expected_losses.__getitem__)
+        best = [ranked[number] for number in _different([sizes[place] for place in ranked])[:most]]
+        return next((number for number in best if sizes[number] not in found), -1)
 
     def _expected(self, spec: AnySpec, tokens: float) -> float:
         return expected_loss(self.models.cost(spec).mixing, tokens, max(1, self.train.tokens))
@@ -222,21 +265,26 @@ class Planner:
     ) -> PlannedSize:
         chosen, options = self._configure(size or Size(), spec, 1.0)
         tokens_per_second = max((choice.timing.tokens_per_second for choice in found.values()), default=4000.0)
-        batch = options.batch or suitable_batch(tokens_per_second * budget)
+        batch = options.batch or self._suitable_batch(size or Size(), tokens_per_second * budget)
         timing, timed = self.timer.fastest(chosen, options, batch), batch
         if options.batch is None:
-            batch = suitable_batch(timing.tokens_per_second * budget)
+            batch = self._suitable_batch(size or Size(), timing.tokens_per_second * budget)
         if not 0.4 < batch / timed < 2.5:
-            timing, timed = self.timer.fastest(chosen, options, batch), batch
+            timing, timed = self.timer.fastest(chosen, options, batch, timing), batch
         return self._planned(size or Size(), chosen, batch, timing.scaled(batch / timed), budget)
+
+    def _suitable_batch(self, size: Size, tokens: float) -> int:
+        """Tokens per step for a training on so many tokens, no more than the task finds good."""
+        return min(suitable_batch(tokens), self.task.recipe(size, 1.0).most_batch or BATCHES[-1])
 
     def _extrapolate(self, size: Size | None, budget: float, found: dict[Size | None, PlannedSize]) -> PlannedSize:
         """A size that was not measured: its time per token is that of the nearest one, scaled by FLOPs."""
         near = _nearest(size, found)
         chosen, options = self._configure(size or Size(), None, 1.0)
         timing = replace(near.timing, seconds=near.timing.seconds * _flops(chosen) / _flops(near.spec))
-        batch = options.batch or suitable_batch(timing.tokens_per_second * budget)
-        return self._planned(size or Size(), chosen, batch, timing.scaled(batch / near.batch), budget)
+        batch = options.batch or self._suitable_batch(size or Size(), timing.tokens_per_second * budget)
+        planned = self._planned(size or Size(), chosen, batch, timing.scaled(batch / near.batch), budget)
+        return replace(planned, timed=False)
 
     def _planned(self, size: Size, spec: AnySpec, batch: int, timing: StepTiming, budget: float) -> PlannedSize:
         """As many steps as fit in the time, or as the task's recipe finds useful."""
@@ -275,6 +323,12 @@ class Planner:
             epochs=tokens / max(1, self.train.tokens),
             memory=cost.memory + batch // options.accumulate * 4 * cost.activations,
         )
+
+
+def _different(sizes: Sequence[Size | None]) -> list[int]:
+    """The places of sizes without those that have the width and layers of an earlier one."""
+    shapes = [None if size is None else (size.width, size.layers) for size in sizes]
+    return [place for place, shape in enumerate(shapes) if shape not in shapes[:place]]
 
 
 def _nearest(size: Size | None, found: dict[Size | None, PlannedSize]) -> PlannedSize:

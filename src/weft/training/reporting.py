@@ -32,6 +32,9 @@ class Reporter:
     def on_model(self, description: str) -> None:
         """What the model that was chosen has beside the plain one of its family."""
 
+    def on_race(self, description: str) -> None:
+        """Which of the sizes that raced goes on."""
+
     def on_plan(self, plan: TrainingPlan, description: str) -> None:
         """The plan is final."""
 

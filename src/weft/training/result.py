@@ -69,6 +69,8 @@ def evaluate_result(prepared: PreparedData, validation: Split, loop: Loop, simpl
     # A model that several processes held in parts may not fit on the device of one.
     device = str(loop.device) if loop.distribution.holds_whole_model else "cpu"
     run = load(loop.folder.path, device, module=given_module(loop.module))
+    if run.task.blend(run.module, validation):
+        loop.folder.write_model(run.module.state_dict(), {"step": loop.step, "loss": loop.best_loss})
     if run.task.examine(run.module, validation):
         run = replace(run, spec=run.spec.replace(facts=run.task.facts()))
         loop.folder.write_spec(run.spec)

@@ -26,6 +26,8 @@ from weft.training.pace import Clock
 from weft.training.training_spec import TrainingSpec
 
 LOG = logging.getLogger(__name__)
+COMPILE_SECONDS = 60.0  # that torch.compile takes, about, to be tried
+COMPILE_SHARE = 0.03  # of the time, at most, to find out whether it pays
 MOST_STEPS, ENOUGH = 6, 1.0  # steps, of which the first warms up, and seconds after which no further one is taken
 
 
@@ -59,9 +61,14 @@ class StepTimer:
     data_ranks: int = 1
     clock: Clock = time.perf_counter
 
-    def fastest(self, spec: AnySpec, options: TrainingSpec, batch: int) -> StepTiming:
-        """The time per step with all threads or with one, in the precisions to choose from: whichever is fastest."""
+    def fastest(self, spec: AnySpec, options: TrainingSpec, batch: int, like: StepTiming | None = None) -> StepTiming:
+        """The time per step with all threads or with one, in the precisions to choose from: whichever is fastest.
+
+        `like`: in the way that was the fastest with another batch.
+        """
         module, counts = self._module(spec, options), [options.threads]
+        if like is not None:
+            return self._steps(module, module, spec, options, batch, like.threads, like.half)
         if not options.threads:
             counts = sorted({1, torch.get_num_threads()}, reverse=True)
         timings = [
@@ -70,6 +77,18 @@ class StepTimer:
             for threads in counts
         ]
         return min(timings, key=lambda timing: timing.seconds)
+
+    def faster_compiled(
+        self, spec: AnySpec, options: TrainingSpec, batch: int, like: StepTiming, seconds: float
+    ) -> StepTiming | None:
+        """The timing through torch.compile if more steps fit into these seconds; tried where there is time for it."""
+        if COMPILE_SHARE * seconds < COMPILE_SECONDS:
+            return None
+        found = self.compiled(spec, options, batch, like)
+        if found is None:
+            return None
+        timing, cost = found  # the training itself compiles once more
+        return timing if (seconds - 2 * cost) / timing.seconds > seconds / like.seconds else None
 
     def compiled(
         self, spec: AnySpec, options: TrainingSpec, batch: int, like: StepTiming

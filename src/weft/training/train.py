@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import cast
 
-import torch
 from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
@@ -19,32 +17,33 @@ from weft.data.hub import local_sources
 from weft.foreign.wrap_module import GivenModule
 from weft.foundation.errors import WeftError
 from weft.foundation.folders import cache_folder
-from weft.foundation.seeds import derive
 from weft.models.build import AnySpec, read_spec
 from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
-from weft.parts.lora import adapt
 from weft.runs.run import task_of
 from weft.tasks.registry import task_named
 from weft.tasks.support.model_choice import describe_choice
 from weft.tasks.task import DataSpec, PreparedData, Size, Task
-from weft.training.averaging import recompute_blocks
 from weft.training.distribution import Distribution
-from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, fully_trained_parts, open_base_run
-from weft.training.guards import expect_lawful
-from weft.training.loop import Loop
+from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, open_base_run
+from weft.training.head_choice import HeadChoice
+from weft.training.loop_setup import LoopSetup
 from weft.training.model_source import ModelSource, expect_trainable, model_source
 from weft.training.parallel.join import distribution_of
 from weft.training.plan import TrainingPlan
+from weft.training.planned_training import PlannedTraining
 from weft.training.planner import Planner
+from weft.training.race import Race
+from weft.training.race_folder import RaceFolder
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.result import SimpleScores, TrainingResult, evaluate_result
 from weft.training.resume_check import expect_same_options, expect_same_task
-from weft.training.step_timing import number_of_threads
+from weft.training.rungs import most_entrants
 from weft.training.training_spec import TrainingSpec
 
 DEFAULT_MINUTES = 5.0
+START_SHARE = 0.1  # of the time, at most, for what is fitted before the first step
 LOG = logging.getLogger(__name__)
 
 
@@ -108,6 +107,8 @@ def _begin(
     base = None if request.base is None else open_base_run(Path(request.base), kind)
     if base is None and request.training_changes.get("lora") is not None:
         raise WeftError("adapters are trained beside the weights of a trained model: give it with --from RUN")
+    if base is None and (head := request.training_changes.get("head")) in ("linear", "start"):
+        raise WeftError(f"training.head={head} fits the last layer of a trained model: give it with --from RUN")
     suited = kind.plain_options if request.preset in PLAIN or given is not None else {}
     options = kind.Options(**{**suited, **request.data_changes}) if base is None else base.options(request.data_changes)
     reporter.on_stage(f"reading {', '.join(request.data)}")
@@ -118,18 +119,19 @@ def _begin(
         reporter.on_note(note)
     reporter.on_stage("measuring this machine" if request.steps is None else "planning")
     models = model_source(given, prepared.task, seed)
-    spec, training, plan = _agreed_plan(
-        distribution, lambda: _plan(request, prepared, base, models, distribution, started)
-    )
+    entrants = _agreed(distribution, lambda: _plan(request, prepared, base, models, distribution, started))
+    planned = entrants[0]
     if base is None and request.preset == "auto":
-        described = describe_choice(prepared.task, spec)
+        described = describe_choice(prepared.task, planned.spec)
         if described:
             reporter.on_model(described)
     folder.path.mkdir(parents=True, exist_ok=True)
+    if distribution.leads:
+        RaceFolder(folder).remove() if len(entrants) == 1 else RaceFolder(folder).write_entrants(entrants)
     tokenizer = prepared.task.tokenizer
     if tokenizer is not None:
         folder.write_tokenizer(tokenizer)
-    folder.write_plan(plan.to_tree())
+    folder.write_plan(planned.plan.to_tree())
     if fingerprints := take_fingerprints((*sources, *local.validation)):
         folder.write_fingerprints(fingerprints)
     folder.write_spec(
@@ -140,24 +142,54 @@ def _begin(
             seed=seed,
             data=options.to_tree(),
             facts=prepared.task.facts(),
-            model=spec.to_tree(),
-            training=training.to_tree(),
+            model=planned.spec.to_tree(),
+            training=planned.options.to_tree(),
         )
     )
-    module = models.build(spec, seed, distribution.build_device)
+    setup = LoopSetup(prepared, models, seed, distribution, reporter, request.clock)
+    if len(entrants) > 1:
+        planned = _race(setup, folder, entrants, started, request.compile)
+    module = setup.build(planned.spec)
     if base is not None:
         base.load_weights(module, prepared.task)
         if base.has_new_classes(prepared.task):
-            reporter.on_note(f"the classes differ from those of {request.base}: its last layer is trained from scratch")
-    return _train(request, prepared, module, training, plan, folder, seed, distribution, reporter, started)
+            reporter.on_note(f"the classes differ from those of {request.base}: its last layer is learned anew")
+        planned = _with_head(setup, planned, module, folder, base)
+    return _train(setup, planned, module, folder, request.compile, started)
 
 
-def _agreed_plan(
-    distribution: Distribution, make: Callable[[], tuple[AnySpec, TrainingSpec, TrainingPlan]]
-) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
-    """The plan of the first process, for all."""
-    spec, training, plan = distribution.agree("plan", lambda: [part.to_tree() for part in make()])
-    return read_spec(spec), TrainingSpec(**training), TrainingPlan.from_tree(plan)
+def _with_head(
+    setup: LoopSetup, planned: PlannedTraining, module: nn.Module, folder: RunFolder, base: BaseRun
+) -> PlannedTraining:
+    """What becomes of the last layer of a trained model, before the first step."""
+    choice = HeadChoice(setup, planned, module, folder, base.has_new_classes(setup.prepared.task))
+    return choice.settle() if choice.applies else planned
+
+
+def _agreed(distribution: Distribution, make: Callable[[], list[PlannedTraining]]) -> list[PlannedTraining]:
+    """The plans of the first process, for all."""
+    trees = distribution.agree("plan", lambda: [planned.to_tree() for planned in make()])
+    return [PlannedTraining.from_tree(tree) for tree in trees]
+
+
+def _race(
+    setup: LoopSetup, folder: RunFolder, entrants: list[PlannedTraining], started: float, compiled: bool | None
+) -> PlannedTraining:
+    """Let the entrants race; the winner's state becomes that of the run."""
+    distribution, race = setup.distribution, RaceFolder(folder)
+    try:
+        planned = Race(setup, race, entrants, started).run()
+    except BaseException:
+        if distribution.leads:
+            race.empty()
+        raise
+    if compiled is None:
+        left = planned.plan.budget - (setup.clock() - started)
+        faster = distribution.agree("compiled", lambda: setup.faster_compiled(planned, left))
+        planned = planned.with_plan(planned.plan.replace(compiled=faster))
+    folder.write_plan(planned.plan.to_tree())
+    distribution.agree("race", race.complete)
+    return planned
 
 
 def _fetched(request: TrainRequest, options: DataSpec) -> tuple[list[str], DataSpec]:
@@ -175,7 +207,11 @@ def _resume(
     given: GivenModule | None,
     distribution: Distribution,
 ) -> TrainingResult | None:
-    """Follow the folder's own spec and plan, to the same bits."""
+    """Follow the folder's own spec and plan, to the same bits; a race that was not decided begins again."""
+    started = request.clock()
+    entrants = [
+        PlannedTraining.from_tree(tree) for tree in distribution.agree("unfinished race", RaceFolder(folder).complete)
+    ]
     spec = folder.read_spec()
     if spec.task != kind.name:
         raise WeftError(f"{folder.path} is a run of task {spec.task}, not {kind.name}: resume it with its own task")
@@ -191,13 +227,20 @@ def _resume(
     known = None if spec.base is None else task_of(folder, spec)
     prepared = distribution.first_here(lambda: kind.prepare(sources, local, spec.seed, cache_folder(), known))
     expect_same_task(prepared.task, folder, spec)
-    plan = TrainingPlan.from_tree(folder.read_plan())
     models = model_source(given, prepared.task, spec.seed)
-    module = models.build(read_spec(spec.model), spec.seed, distribution.build_device)
+    setup = LoopSetup(prepared, models, spec.seed, distribution, reporter, request.clock)
+    if entrants:
+        started -= entrants[0].plan.before
+        planned = _race(setup, folder, entrants, started, request.compile)
+        return _train(setup, planned, setup.build(planned.spec), folder, request.compile, started)
+    plan = TrainingPlan.from_tree(folder.read_plan())
+    planned = PlannedTraining(read_spec(spec.model), TrainingSpec(**spec.training), plan)
+    module = setup.build(planned.spec)
     if spec.base is not None and folder.newest_state() is None:
-        open_base_run(Path(spec.base), kind).load_weights(module, prepared.task)
-    training = TrainingSpec(**spec.training)
-    return _train(request, prepared, module, training, plan, folder, spec.seed, distribution, reporter)
+        base = open_base_run(Path(spec.base), kind)
+        base.load_weights(module, prepared.task)
+        planned = _with_head(setup, planned, module, folder, base)
+    return _train(setup, planned, module, folder, request.compile)
 
 
 def _plan(
@@ -207,7 +250,8 @@ def _plan(
     models: ModelSource,
     distribution: Distribution,
     started: float,
-) -> tuple[AnySpec, TrainingSpec, TrainingPlan]:
+) -> list[PlannedTraining]:
+    """The plan; or those of the sizes that race for it, where the time and the model's layout allow it."""
     task = prepared.task
     spec: AnySpec | None = models.only
     design: Callable[[Size], AnySpec] | None = None
@@ -244,59 +288,56 @@ def _plan(
     )
     steps = request.steps or training.steps
     if steps is not None:
-        return planner.plan_steps(spec, steps)
-    return planner.plan_minutes(spec, DEFAULT_MINUTES if request.minutes is None else request.minutes, started)
+        return [PlannedTraining(*planner.plan_steps(spec, steps))]
+    minutes = DEFAULT_MINUTES if request.minutes is None else request.minutes
+    races = spec is None and training.race and distribution.holds_whole_model
+    return planner.plan_entrants(spec, minutes, started, most_entrants(minutes) if races else 1)
 
 
 def _train(
-    request: TrainRequest,
-    prepared: PreparedData,
+    setup: LoopSetup,
+    planned: PlannedTraining,
     module: nn.Module,
-    training: TrainingSpec,
-    plan: TrainingPlan,
     folder: RunFolder,
-    seed: int,
-    distribution: Distribution,
-    reporter: Reporter,
+    compiled: bool | None,
     started: float | None = None,
 ) -> TrainingResult | None:
-    """Take the steps and evaluate; `started` is when a new training was asked for."""
-    train, validation = (part.fit(cast(AnySpec, module.spec)) for part in (prepared.train, prepared.validation))
-    if training.lora is not None:
-        adapters = derive(seed, "adapters")
-        adapt(module, training.lora, training.lora_alpha, adapters, fully_trained_parts(prepared.task))
-    if training.precision == "float64":
-        module.double()
-    if training.guard and distribution.leads and folder.newest_state() is None:
-        expect_lawful(module, 0)
-    if training.recompute:
-        recompute_blocks(module)
-    with number_of_threads(
-        plan.threads if distribution.data_ranks == 1 else min(plan.threads, torch.get_num_threads())
-    ):
-        shares = (training, plan, folder, seed, reporter, distribution, request.clock)
-        loop = Loop(prepared.task, module, train, validation, *shares)
+    """Take the steps and evaluate; `started` is when a new training was asked for, `compiled` as users say."""
+    prepared, distribution, reporter, plan = setup.prepared, setup.distribution, setup.reporter, planned.plan
+    with setup.threads(plan):
+        guard = planned.options.guard and distribution.leads and folder.newest_state() is None
+        loop = setup.loop(planned, folder, module, guard=guard)
         LOG.info("threads for training: %d", plan.threads)
         if loop.restore():
             folder.keep_metrics_until(loop.step)
-            reporter.on_note(f"continuing from step {loop.step:,}")
-        learning = None if training.lora is None else sum(weight.numel() for weight in loop.weights)
+            if started is None:
+                reporter.on_note(f"continuing from step {loop.step:,}")
+        if loop.step == plan.race_steps:
+            prepared.task.start(module, loop.train, START_SHARE * plan.budget or None)
+        learning = None if planned.options.lora is None else sum(weight.numel() for weight in loop.weights)
         reporter.on_plan(plan, describe_plan(plan, learning))
         reporter.on_stage("measuring simple methods")
-        simple = distribution.agree("simple methods", lambda: asdict(SimpleScores.of(prepared.task, train, validation)))
-        if plan.compiled if request.compile is None else request.compile:
+        simple = distribution.agree(
+            "simple methods", lambda: asdict(SimpleScores.of(prepared.task, loop.train, loop.validation))
+        )
+        if plan.compiled if compiled is None else compiled:
             loop.compile()
         if started is not None and plan.minutes is not None:
-            loop.plan = plan.replace(before=distribution.leaders(request.clock() - started))
+            loop.plan = plan.replace(before=distribution.leaders(setup.clock() - started - loop.seconds))
             folder.write_plan(loop.plan.to_tree())
-        loop.run()
+        if loop.plan.last:
+            loop.run()
+        elif folder.newest_state() is None:
+            loop.keep()
         if loop.stop_reason == "interrupt":
             raise KeyboardInterrupt
-        return evaluate_result(prepared, validation, loop, SimpleScores(**simple)) if distribution.leads else None
+        return evaluate_result(prepared, loop.validation, loop, SimpleScores(**simple)) if distribution.leads else None
 
 
 def describe_plan(plan: TrainingPlan, trainable: int | None = None) -> str:
     """The plan in one line; `trainable` is the number of trained parameters where most are frozen."""
+    if plan.head is not None and plan.head.frozen:
+        return f"{plan.parameters:,} parameters, of which the last layer is fitted: no steps"
     adapters = "" if trainable is None else f" and adapters ({trainable:,} trainable)"
     text = (
         f"{plan.parameters:,} parameters{adapters}, {plan.last:,} steps of {plan.batch:,} tokens "

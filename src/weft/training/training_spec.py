@@ -20,13 +20,17 @@ class TrainingSpec(Spec):
     `batch` is the number of tokens per step, over all `accumulate` micro-batches. `rate` is the learning rate of AdamW,
     `matrix_rate` that of Muon. `warmup` and `decay` are shares of the steps. `clip` is the largest gradient norm (0: no
     limit). `smoothing` is label smoothing. `ema` is the decay of a moving average of the weights, which is then
-    evaluated and kept (0: none). `weights`: keep the weights of the best validation loss, or the last ones. `patience`
-    is the number of evaluations without a better validation loss after which training stops. `lora` is the rank of
-    adapters that are trained beside the frozen weights of the blocks; `lora_alpha` is twice the rank if left out.
+    evaluated and kept (0: none). `weights`: keep the weights of the best validation loss, or the last ones, and then
+    validation data choose nothing else either. `patience` is the number of evaluations without a better validation loss
+    after which training stops. `lora` is the rank of adapters that are trained beside the frozen weights of the blocks;
+    `lora_alpha` is twice the rank if left out.
     `evaluate_every` and `checkpoint_every` count steps, `evaluate_tokens` validation tokens. `keep` is the number of
     training states on disk. `recompute` saves memory by gradient checkpointing. `precision`: auto is bf16 where that is
     fast, else float32; float64 is for proofs. `guard` stops a model that looks ahead.
-    `threads` 0 means all.
+    `threads` 0 means all. `race`: with two minutes or more, the most promising sizes race for a share of the time.
+    `head`: what a training of minutes does with a trained model that gets new classes. auto fits its last layer, and
+    then trains all weights if that is seen to be better; linear leaves it at that; start trains all weights from there;
+    none begins with a random last layer.
     """
 
     steps: PositiveInt | None = None
@@ -55,6 +59,8 @@ class TrainingSpec(Spec):
     precision: Literal["auto", "float64", "float32", "bf16"] = "auto"
     guard: bool = True
     threads: NonNegativeInt = 0
+    race: bool = True
+    head: Literal["auto", "linear", "start", "none"] = "auto"
 
     def uses_bf16(self, device: torch.device) -> bool:
         """Whether steps compute in bf16 on this device: as asked for, or where that is fast."""

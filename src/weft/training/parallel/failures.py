@@ -119,7 +119,7 @@ def _of_user(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         where = error.filename or "the output"
-        return f"cannot read or write {where}: {error.strerror}; check disk and path"
+        return str(WeftError(f"cannot read or write {where}: {error.strerror}; check disk and path"))
     return None
 
 

@@ -19,6 +19,7 @@ from weft.training.parallel.world import started_by_torchrun
 from weft.training.request import TrainRequest
 
 RESTARTS = 3  # after a process was killed, from the last checkpoint
+MOST_PER_CORE = 16  # processes; each takes some hundred megabytes
 SHUTDOWN = 120  # seconds in which interrupted processes end their step and write a checkpoint
 
 
@@ -26,6 +27,9 @@ def launch(words: Sequence[str], count: int, request: TrainRequest) -> int:
     """Run `weft WORDS...` in `count` processes until all have ended; gives an exit code."""
     if count < 1:
         raise WeftError(f"--processes {count}: give 1 or more")
+    most = MOST_PER_CORE * (os.cpu_count() or 1)
+    if count > most:
+        raise WeftError(f"--processes {count}: this machine runs at most {most} at once; give one for each device")
     if started_by_torchrun():
         raise WeftError("torchrun has started the processes already: leave --processes out")
     layout = ParallelLayout.parse(request.parallel or "ddp")

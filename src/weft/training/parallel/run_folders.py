@@ -55,31 +55,31 @@ class SilentFolder(RunFolder):
         return contextlib.nullcontext()
 
     def write_spec(self, spec: RunSpec) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def write_plan(self, plan: Tree) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def write_fingerprints(self, files: list[Fingerprint]) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def write_references(self, found: Tree) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def write_model(self, weights: dict[str, Tensor], facts: Tree | None = None) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def write_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def write_snapshot(self, snapshot: Snapshot, keep: int = 1) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def complete_sharded_state(self, step: int, facts: Tree, scalars: dict[str, float], keep: int = 1) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def add_metrics(self, row: Tree) -> None:
-        """Not written."""
+        """Left to the first process."""
 
     def keep_metrics_until(self, step: int) -> None:
-        """Not written."""
+        """Left to the first process."""

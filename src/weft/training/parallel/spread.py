@@ -182,12 +182,23 @@ class Replicated(ManyProcesses):
         step = StepModule(task, module)
         # One example more would change what batch norms in a module of the user's own know.
         unused = isinstance(module, UserModule) or _has_unused(step, module, probe)
-        self.sections = {} if isinstance(module, UserModule) else fused_sections(module)
         devices = [self.world.device] if self.world.device.type == "cuda" else None
-        self.step = DistributedDataParallel(
-            step, device_ids=devices, find_unused_parameters=unused, gradient_as_bucket_view=True
+        # Buffers of Weft's own models do not change while training; statistics of batch norms do.
+        self.turn_to(
+            DistributedDataParallel(
+                step,
+                device_ids=devices,
+                broadcast_buffers=isinstance(module, UserModule),
+                find_unused_parameters=unused,
+                gradient_as_bucket_view=True,
+            )
         )
         return self.step
+
+    def turn_to(self, spread: nn.Module) -> None:
+        assert isinstance(spread, DistributedDataParallel)
+        self.step, module = spread, spread.module.model
+        self.sections = {} if isinstance(module, UserModule) else fused_sections(module)
 
     @contextlib.contextmanager
     def _synchronized(self, last: bool) -> Iterator[None]:
