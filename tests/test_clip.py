@@ -408,7 +408,7 @@ def folder(tmp_path_factory):
         ("text_config.eos_token_id", 7, "does not put the end token 7 after a text"),
         ("text_config.vocab_size", 518.5, "vocab_size is 518.5"),
         ("text_config.vocab_size", 99, "eos_token_id is 517"),
-        ("text_config.num_hidden_layers", 10**9, "says 1,000,000,002 layers"),
+        ("text_config.num_hidden_layers", 10**9, "less than or equal to 4096 .got 1000000000"),
         ("text_config.num_attention_heads", 4, "heads"),
         ("text_config.layer_norm_eps", -1, "layer_norm_eps is -1"),
         ("text_config.model_type", "bert", "model_type to 'bert'"),

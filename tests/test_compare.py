@@ -43,7 +43,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_CACHE", str(folder / "cache"))
         write(folder / "reviews.tsv", REVIEWS)
-        how = {**TINY, **WORDS, "training.batch": 128, "data.hidden": 0.0, "data.rarity": 0.0}
+        how = {**TINY, **WORDS, "training.batch": 128, "ngrams": None, "data.hidden": 0.0, "data.rarity": 0.0}
         weft.train("classification", folder / "reviews.tsv", folder / "a", steps=1, set=how)
         weft.train("classification", folder / "reviews.tsv", folder / "b", steps=60, set=how)
     return folder
@@ -162,7 +162,7 @@ def test_a_tagger_that_says_o_alone_is_told_so(call, tmp_path):
             for n in range(40)]  # fmt: skip
     file = tmp_path / "a.bio"
     file.write_text("\n".join("".join(f"{w} {t}\n" for w, t in zip(*row, strict=True)) for row in rows))
-    sets = ("width=16", "layers=1", "training.threads=1", "training.guard=false", "training.rate=1e-9")
+    sets = ("width=16", "layers=1", "training.threads=1", "training.guard=false", "training.rate=1e-9", "ngrams=null")
     words = [word for one in sets for word in ("--set", one)]
     code, out, err = call("train", "tagging", file, "--out", tmp_path / "run", "--steps", 1, *words)
     assert code == 0, err

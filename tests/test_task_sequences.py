@@ -28,6 +28,7 @@ from weft.tasks.support.splits.vector_sequences import (
     step_changes,
 )
 from weft.tasks.task import Size
+from weft.training.planner import Planner
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.train import run_training
@@ -357,11 +358,13 @@ def test_options_come_from_the_command_line(tmp_path):
 
 def test_few_sequences_make_small_batches(tmp_path):
     prepared = prepare(write_ts(tmp_path), tmp_path)
-    assert prepared.task.recipe(Size(), 50).training["batch"] == 512
+    assert prepared.task.recipe(Size(), 50).most_batch == 512
     prepared.task.seen = 20_000
-    assert prepared.task.recipe(Size(), 50).training["batch"] == 2048
+    assert prepared.task.recipe(Size(), 50).most_batch == 2048
+    planner = Planner(prepared.task, prepared.train, prepared.validation, {}, {}, 0, torch.device("cpu"))
+    assert [planner._suitable_batch(Size(), tokens) for tokens in (1e5, 5e5, 1e8)] == [512, 1024, 2048]
     prepared.task.seen = 1_000_000
-    assert "batch" not in prepared.task.recipe(Size(), 50).training
+    assert prepared.task.recipe(Size(), 50).most_batch is None
     changes = {name: value for name, value in SMALL.items() if name != "training.batch"}
     request = TrainRequest("sequences", (str(tmp_path / "a.ts"),), tmp_path / "run", changes=changes, steps=1)
     done = run_training(request, Reporter())

@@ -193,7 +193,7 @@ def test_errors_name_the_remedy(run, tmp_path):
         (("bytes", "--file", tmp_path / "bad.txt"), "bad.txt is not UTF-8 text: convert it first"),
         (("bytes", "--file", tmp_path / "none.txt"), "No such file"),
         (("bytes",), "no text: give one"),
-        (("bytes", "a\udcff"), "is not UTF-8 text"),
+        (("bytes", "a\udcff"), "is not UTF-8: convert it"),
     ):
         code, out, err = run("tokens", *words)
         assert (code, out) == (2, "") and sentence in err and err.count("\n") == 1, err

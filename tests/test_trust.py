@@ -25,6 +25,7 @@ from weft.tasks.support.evaluation.calibration import (
     fit_temperature,
 )
 from weft.tasks.support.evaluation.example_scores import text_scores
+from weft.tasks.support.evaluation.metrics import most_spearman, spearman
 from weft.tasks.support.forecast_bands import Forecast, fit_band
 from weft.tasks.support.splits.series_windows import WindowSplit
 from weft.tasks.task import Answer
@@ -111,6 +112,15 @@ def test_bands_that_are_too_narrow_are_called_so():
     for ends in ((0.7, 0.85), None):
         assert "as promised" in describe_coverage(0.79, 0.8, ends)
     assert "HARDLY" in describe_correlation(0.1) and "HARDLY" not in describe_correlation(0.3)
+    assert "tells" in describe_correlation(0.28, 0.3) and "0.30 is the most" in describe_correlation(0.28, 0.3)
+    assert "HARDLY" in describe_correlation(0.05, 0.3) and "HARDLY" in describe_correlation(0.0, 0.0)
+
+
+@pytest.mark.parametrize("equal", [1, 2, 7, 19, 20])
+def test_the_most_that_ties_allow(equal):
+    """Numbers without ties, in the order of the values: none correlate more."""
+    values = np.array([5.0] * equal + list(range(10, 30 - equal)))
+    assert most_spearman(values) == pytest.approx(spearman(np.arange(20), values) if equal < 20 else 0.0, abs=1e-12)
 
 
 def test_bands_are_widened_until_they_hold_what_they_promise():

@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 from weft.data.readers.files import existing_path
 from weft.foundation.atomic_files import DiskError, expect_other_file, write_text
 from weft.foundation.errors import WeftError
+from weft.foundation.json_text import parse_json
 from weft.foundation.spec import Tree
 from weft.runs.answer_table import AnswerFormat, answer_format
 from weft.runs.run import Run
@@ -146,9 +147,10 @@ class _Work:
 
     def _read(self) -> Tree:
         try:
-            return json.loads(self.progress.read_text(encoding="utf-8"))
+            state = parse_json(self.progress.read_bytes())
         except (OSError, ValueError):
             return {}
+        return state if isinstance(state, dict) else {}
 
     def save(self, partial: IO[bytes], table: AnswerFormat, inputs: int) -> None:
         """Say how far the partial file goes, once it is on the disk."""

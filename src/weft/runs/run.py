@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
-from weft.checkpoints.sample_runs import locate_run
+from weft.checkpoints.sample_runs import address_of, locate_run
 from weft.data.hub import local_sources
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
@@ -65,7 +66,7 @@ class Run:
         rows = [
             ("task", self.task.name),
             ("model", self._model),
-            ("folder", str(self.folder)),
+            ("folder", address_of(self.folder)),
         ]
         if self.tokenizer is not None:
             rows.insert(2, ("tokenizer", f"{self.tokenizer.vocabulary:,} tokens"))
@@ -104,6 +105,8 @@ class Run:
         if generation.abstain is not None:
             expect_probabilities(self.task, generation.labels)
         answers = self.task.predict(self.module, list(inputs), generation)
+        for answer in answers:
+            _expect_finite((answer.output, answer.more), "its answer")
         return answers if generation.abstain is None else [withhold(one, generation.abstain) for one in answers]
 
     def stream(self, given: Any, **options: Any) -> Iterator[str]:
@@ -155,6 +158,7 @@ class Run:
         references = self.task.quick_references(known.pop("facts", {}), split)
         metric = self.task.judged_by
         value = scores.metrics.get(metric)
+        _expect_finite(scores.metrics.get("loss"), "its loss on these data")
         return {
             **scores.metrics,
             "intervals": scores.intervals(),
@@ -209,7 +213,23 @@ class Run:
         """Vectors [N, D] of texts, where the run is an embedding model; of images by their paths, if it reads them."""
         if isinstance(texts, (str, Path)):
             raise WeftError(f"embed takes a list of texts, such as [{str(texts)!r:.40}], not one")
-        return self.task.embed(self.module, list(texts))
+        vectors = self.task.embed(self.module, list(texts))
+        _expect_finite(float(vectors.abs().max()) if vectors.numel() else 0.0, "its vector")
+        return vectors
+
+
+def _expect_finite(value: Any, what: str) -> None:
+    """Refuse NaN and infinity anywhere in a value: a broken model would look like one that answers."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            _expect_finite(one, what)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise WeftError(
+            f"the model computes {value} for {what}, which is no finite number: its weights or the input are broken; "
+            "import it again, or train again with a smaller training.rate"
+        )
 
 
 def _trust(scores: ExampleScores, abstain: float | None) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 Either the image's patches are the first tokens, seen by all that follows, and the text after them is causal; or an
 encoder reads the patches, and each word looks at them by cross-attention (`--preset nano-image-seq2seq`).
 
-Where the data have questions, the text is the answer to one: question, start token, answer, and only the answer is
-learned.
+With questions, the text is the answer to one: question, start token, answer, and only the answer is learned.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from weft.models.image_text import ImageTextSpec
 from weft.models.part_specs import AttentionSpec, ClassicSpec, InitializationSpec, LayerNormSpec
 from weft.models.position_specs import LearnedSpec
 from weft.models.sources import PatchSourceSpec
+from weft.parts.masks import Documents
 from weft.tasks.support.evaluation.example_scores import ExampleScores, Report, text_scores
 from weft.tasks.support.evaluation.metrics import bleu, exact_match
 from weft.tasks.support.inputs.image_questions import AskedImage, QuestionInputs, commonest_answers, usual_answers
@@ -157,7 +157,8 @@ class CaptionsTask(QuestionInputs, Task):
         texts = self.tokenizer.encode_many([_spelled(text, self.options) for _, text in gallery.captions])
         questions = [self._ask(question) for question in gallery.questions]
         patches = 0 if self.options.blind else self.default_model(Size()).prefix
-        return CaptionsSplit(gallery, texts, self.ends, self.changes, patches, questions=questions)
+        found = CaptionsSplit(gallery, texts, self.ends, self.changes, patches, questions=questions)
+        return replace(found, packed=patches > 0 and not questions and len(texts) > len(gallery.pixels))
 
     def _ask(self, question: str) -> list[int]:
         return self.tokenizer.encode(_spelled(question, self.options))
@@ -272,7 +273,8 @@ class CaptionsTask(QuestionInputs, Task):
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         """- log p of each token of the caption, given the image and the true tokens before it."""
         tokens, images = batch.inputs["tokens"], batch.inputs.get("images")
-        output = module(images, tokens) if _crosses(module) else module(tokens, images=images)
+        mask = Documents(batch.inputs["documents"]) if "documents" in batch.inputs else None
+        output = module(images, tokens) if _crosses(module) else module(tokens, mask=mask, images=images)
         return language_loss(module, output, batch.labels, batch.count, smoothing)
 
     # --- evaluation and answers ---------------------------------------------------------------------------------------
@@ -298,8 +300,7 @@ class CaptionsTask(QuestionInputs, Task):
         return text_scores(metrics, texts, references, lambda place: f"#{asked[place][0]} {asked[place][1]}".strip())
 
     def _references(self, split: CaptionsSplit, chosen: Sequence[int]) -> list[list[str]]:
-        gallery = split.gallery
-        answers = [gallery.answers_to(gallery.asked[number]) for number in chosen]
+        answers = [split.gallery.answers_to(split.gallery.asked[number]) for number in chosen]
         return [[_spelled(text, self.options) for text in texts] for texts in answers]
 
     def _describe(

@@ -53,6 +53,7 @@ from weft.tasks.support.inputs.table_data import TableDataSpec
 from weft.tasks.support.language.imported_text import ImportedTextTask
 from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.support.losses import class_loss
+from weft.tasks.support.ngram_fit import FitsNgrams
 from weft.tasks.support.splits.sentences import Hiding, Sentences, ask
 from weft.tasks.task import (
     Answer,
@@ -87,7 +88,7 @@ class ClassificationOptions(TableDataSpec):
     rarity: NonNegativeFloat = 2.0
 
 
-class ClassificationTask(TemperatureScaled, TextInputs, Task):
+class ClassificationTask(FitsNgrams, TemperatureScaled, TextInputs, Task):
     """An encoder learns the labels of texts, or of the nodes of graphs."""
 
     name = "classification"
@@ -97,8 +98,8 @@ class ClassificationTask(TemperatureScaled, TextInputs, Task):
     example = '"a text"'
     Options = ClassificationOptions
     auto = (
-        "an encoder that reads words by their characters, with convolution and attention in turn (hybrid); "
-        "for graphs, attention alone"
+        "an encoder that reads words by their characters, with convolution and attention in turn (hybrid) and a skip "
+        "from n-grams to the classes; for graphs, attention alone"
     )
     formats = (
         "a table of text and label (.csv, .tsv, .jsonl), a text file per class, a text per line (pos.txt neg.txt),\n"
@@ -212,7 +213,7 @@ class ClassificationTask(TemperatureScaled, TextInputs, Task):
         return self._split(_files(paths, self.options.table_options(self.columns), learn=False).examples)
 
     def default_model(self, size: Size) -> EncoderSpec:
-        return self.fit(self.encoder.model(size))
+        return self.encoder.with_ngrams(self.fit(self.encoder.model(size)))
 
     def fit(self, spec: AnySpec) -> EncoderSpec:
         """The vocabulary and the classes of this data."""

@@ -236,9 +236,10 @@ class SequencesTask(TemperatureScaled, FileExamples, Task):
     def recipe(self, size: Size, epochs: float) -> Recipe:
         """Few examples that are seen hundreds of times are held back by dropout, smoothing and averaged weights."""
         training: Tree = {"smoothing": 0.1, "ema": 0.99, "decay": 0.7, "weight_decay": 0.5}
+        most = None
         if 0 < self.seen < SMALL_DATA_STEPS:
-            training["batch"] = max(LEAST_BATCH, 1 << (self.seen // BATCHES_AN_EPOCH).bit_length() - 1)
-        return Recipe(0.1 if epochs < 20 else 0.3, training, most_epochs=400)
+            most = max(LEAST_BATCH, 1 << (self.seen // BATCHES_AN_EPOCH).bit_length() - 1)
+        return Recipe(0.1 if epochs < 20 else 0.3, training, most_epochs=400, most_batch=most)
 
     def loss(self, module: nn.Module, batch: Batch, smoothing: float = 0.0) -> Loss:
         return class_loss(module(**batch.inputs), batch.labels, batch.count, smoothing)

@@ -46,6 +46,7 @@ from weft.tasks.support.inputs.tag_encoders import PieceTagEncoder, TagEncoder, 
 from weft.tasks.support.language.imported_text import ImportedTextTask
 from weft.tasks.support.language.prompt_format import Frame
 from weft.tasks.support.losses import class_loss
+from weft.tasks.support.ngram_fit import FitsNgrams, ngram_skip
 from weft.tasks.support.splits.sentences import Sentences, ask, probabilities
 from weft.tasks.task import (
     Answer,
@@ -81,7 +82,7 @@ class TaggingOptions(DataSpec):
     rarity: NonNegativeFloat = 1.0
 
 
-class TaggingTask(TemperatureScaled, TextInputs, Task):
+class TaggingTask(FitsNgrams, TemperatureScaled, TextInputs, Task):
     """An encoder learns the tags of words."""
 
     name = "tagging"
@@ -91,7 +92,10 @@ class TaggingTask(TemperatureScaled, TextInputs, Task):
     example = '"a sentence"'
     Options = TaggingOptions
     formats = "CoNLL-U, or lines of word and tag with blank lines between sentences (.conll, .txt, .tsv, .bio)"
-    auto = "an encoder that reads words by their characters, with convolution and attention in turn (hybrid)"
+    auto = (
+        "an encoder that reads words by their characters, with convolution and attention in turn (hybrid) and a skip "
+        "from n-grams to the tags"
+    )
     compatible_tasks = ("embedding", "fill-mask", "regression")
     plain_options: ClassVar[Tree] = {"tokenizer": "words"}
 
@@ -168,8 +172,9 @@ class TaggingTask(TemperatureScaled, TextInputs, Task):
         return self._split(found.validation if found is not None else read_tagged(paths, self.options.column))
 
     def default_model(self, size: Size) -> EncoderSpec:
-        """Convolution and attention in turn: what stands beside a word, and what far from it."""
-        return self.fit(
+        """Convolution and attention in turn: what stands beside a word, and what far from it; and what single words,
+        pairs and endings tell."""
+        spec = self.fit(
             EncoderSpec(
                 width=size.width,
                 layers=size.layers,
@@ -181,6 +186,7 @@ class TaggingTask(TemperatureScaled, TextInputs, Task):
                 initialization=InitializationSpec(scheme="fan-in", zero_residual=True, embedding=0.1),
             )
         )
+        return ngram_skip(spec)
 
     def fit(self, spec: AnySpec) -> EncoderSpec:
         """The words, characters and tags of this data."""

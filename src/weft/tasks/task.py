@@ -83,7 +83,7 @@ class Size:
     @property
     def heads(self) -> int:
         """Heads of 32 numbers, wider models have wider ones; so many that they divide the width into even parts."""
-        most = max(1, self.width // (32 if self.width < 384 else 64))
+        most = min(1024, max(1, self.width // (32 if self.width < 384 else 64)))
         return next((heads for heads in range(most, 1, -1) if self.width % (2 * heads) == 0), 1)
 
 
@@ -104,11 +104,12 @@ LADDER = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """A task's training defaults: dropout, training options, and the number of epochs after which more do not help."""
+    """A task's training defaults: dropout, options, and the most epochs and the largest batch in tokens that help."""
 
     dropout: float = 0.0
     training: Tree = field(default_factory=dict)
     most_epochs: float = 40.0
+    most_batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -186,8 +187,7 @@ class Answer:
 class PreparedData:
     """Data that was read: the task that learned from it, its two splits, and the best possible score if it is known.
 
-    `notes`: what users should know of how their data were taken. `test`: a third split that neither training nor the
-    choice of the weights has seen, where the data have one.
+    `notes`: what users should know of how their data were taken. `test`: a split that no part of training sees.
     """
 
     task: Task
@@ -332,6 +332,14 @@ class Task(ABC):
     def evaluation_subset(self, module: nn.Module, split: Split, seconds: float) -> Split:
         """What `measure` is given at the end of a timed training; a slow measure takes less, for about `seconds`."""
         return split
+
+    def start(self, module: nn.Module, train: Split, seconds: float | None = None) -> None:
+        """Fit what a model has besides trained weights to the training data, in at most about `seconds`."""
+        return  # most models have nothing of the kind
+
+    def blend(self, module: nn.Module, validation: Split) -> bool:
+        """Weigh what `start` has fitted against the trained model, on held-out data; whether the model has changed."""
+        return False
 
     def examine(self, module: nn.Module, validation: Split) -> bool:
         """Learn from the trained model, on held-out data, what its answers need; whether `facts` have changed."""

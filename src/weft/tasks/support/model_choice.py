@@ -54,6 +54,8 @@ def hybrid_parts(spec: AnySpec) -> list[str]:
         found.append(f"a stem of {_counted(len(stem), 'convolution')} before the patches")
     if isinstance(spec, EncoderSpec) and isinstance(spec.input, WordsSpec):
         found.append("a convolution over each word's characters")
+    if isinstance(spec, EncoderSpec) and spec.ngrams is not None:
+        found.append("an n-gram skip beside the blocks")
     if isinstance(spec, EncoderDecoderSpec):
         found += _other_mixers(spec.encoder_stack(), spec.layers, "the encoder's ")
         return found + _other_mixers(spec, spec.decoder_depth, "the decoder's ")

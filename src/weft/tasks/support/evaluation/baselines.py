@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch.nn import functional as F
 
 from weft.foundation.errors import WeftError
+from weft.foundation.numerics import minimize
 
 Doubles = NDArray[np.float64]
 RIDGE_PENALTIES = tuple(10.0**power for power in range(-5, 2))
@@ -181,16 +182,12 @@ class BagOfBigrams:
         bias = prior.clamp(min=1e-9).log().requires_grad_()
         model = cls(classes, vocabulary, rarity, weights, bias, prior, penalty)
         rows = model._rows(found)
-        search = torch.optim.LBFGS([weights, bias], max_iter=100, history_size=10, line_search_fn="strong_wolfe")
 
         def loss() -> torch.Tensor:
-            search.zero_grad()
-            value = F.cross_entropy(model._logits(rows), numbers) + penalty / len(texts) * weights.square().sum() / 2
-            value.backward()
-            return value
+            return F.cross_entropy(model._logits(rows), numbers) + penalty / len(texts) * weights.square().sum() / 2
 
         if vocabulary:
-            search.step(loss)
+            minimize(loss, [weights, bias], iterations=100, history=10)
         return cls(classes, vocabulary, rarity, weights.detach(), bias.detach(), prior, penalty)
 
     def _rows(self, found: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

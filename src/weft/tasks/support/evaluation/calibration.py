@@ -122,6 +122,11 @@ def fit_temperature(logits: Doubles, truth: NDArray[np.int64]) -> float:
     return round(_best_temperature(logits, truth), 4) if before - after > GAIN * len(truth) else 1.0
 
 
+def calibrated_loss(logits: Doubles, truth: NDArray[np.int64]) -> float:
+    """Nats of all answers at the temperature of the lowest loss, logits [N, C]."""
+    return _loss(logits / _best_temperature(logits, truth), truth)
+
+
 def _best_temperature(logits: Doubles, truth: NDArray[np.int64]) -> float:
     smoothing = 1 / (len(truth) + 2)
     rows = np.arange(len(truth))
@@ -152,10 +157,16 @@ def describe_coverage(coverage: float, promised: float, ends: Sequence[float] | 
     return f"the bands are TOO {'NARROW' if coverage < promised else 'WIDE'}: {share}{known}"
 
 
-def describe_correlation(correlation: float) -> str:
-    """In one sentence, whether a confidence tells good texts from bad ones, by Spearman's correlation with chrF."""
-    tells = "tells" if correlation >= TELLING else "HARDLY TELLS"
-    return f"the confidence {tells} good texts from bad ones: Spearman's correlation with chrF is {correlation:.2f}"
+def describe_correlation(correlation: float, most: float = 1.0) -> str:
+    """In one sentence, whether a confidence tells good texts from bad ones, by Spearman's correlation with chrF.
+
+    `most`: the largest that there can be, because texts that are equally good share a rank.
+    """
+    tells = "tells" if most > 0 and correlation >= TELLING * most else "HARDLY TELLS"
+    bound = "" if most > 0.95 else f", where {most:.2f} is the most that texts of equal chrF allow"
+    return (
+        f"the confidence {tells} good texts from bad ones: Spearman's correlation with chrF is {correlation:.2f}{bound}"
+    )
 
 
 def tells_fault(sentence: str) -> bool:

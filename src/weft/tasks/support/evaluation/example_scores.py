@@ -53,10 +53,12 @@ class ExampleScores:
         """In a sentence, whether the model's probabilities, bands or confidences are to be trusted, if it has any."""
         if self.calibration is not None:
             return self.calibration.describe()
+        from weft.tasks.support.evaluation.metrics import most_spearman
+
         coverage, correlation = self.metrics.get("coverage"), self.metrics.get("confidence_correlation")
         if coverage is not None:
             return describe_coverage(coverage, self.metrics["nominal_coverage"], interval(self.statistics["coverage"]))
-        return None if correlation is None else describe_correlation(correlation)
+        return None if correlation is None else describe_correlation(correlation, most_spearman(self.quality))
 
 
 def ratio(sums: Doubles) -> Doubles:

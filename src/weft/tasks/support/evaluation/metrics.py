@@ -245,6 +245,15 @@ def spearman(one: ArrayLike, other: ArrayLike) -> float:
     return pearson(*(_ranks(values) for values in _numbers(one=one, other=other)))
 
 
+def most_spearman(values: ArrayLike) -> float:
+    """The largest rank correlation that numbers without ties can have with these: sqrt(1 - sum (t^3 - t) / (n^3 - n))
+    over groups of t equal values; 0 where all are equal."""
+    [numbers] = _numbers(values=values)
+    count = len(numbers)
+    times = np.unique(numbers, return_counts=True)[1].astype(np.float64)
+    return float(np.sqrt(max(0.0, 1 - (times**3 - times).sum() / (count**3 - count)))) if count > 1 else 0.0
+
+
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """1, 2, ... from the smallest on."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)

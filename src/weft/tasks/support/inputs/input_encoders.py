@@ -20,6 +20,7 @@ from weft.models.encoder import EncoderSpec, MaskedLanguageSpec, PooledSpec, Tok
 from weft.models.part_specs import AttentionSpec, ClassicSpec, ConvolutionSpec, InitializationSpec
 from weft.models.position_specs import NoPositionsSpec, RotarySpec
 from weft.tasks.support.language.prompt_format import Frame
+from weft.tasks.support.ngram_fit import ngram_skip
 from weft.tasks.support.splits.sentences import Forms, Hiding, Numbers, Sentences, probabilities, words_split
 from weft.tasks.task import Answer, GenerationOptions, Recipe, Size, Split
 
@@ -44,6 +45,10 @@ class InputEncoder(ABC):
     @abstractmethod
     def fit_spec(self, spec: EncoderSpec, classes: int) -> EncoderSpec:
         """The spec with this input and so many classes."""
+
+    def with_ngrams(self, spec: EncoderSpec) -> EncoderSpec:
+        """The spec with an n-gram skip, where single n-grams tell something about the class."""
+        return spec
 
     def module_interface(self, classes: int) -> ModuleInterface:
         """How a module of the user's own is called, where it is by tokens."""
@@ -82,6 +87,9 @@ class InputEncoder(ABC):
 
 class TextEncoder(InputEncoder):
     """What both ways to encode a text share: the model, and how it is trained."""
+
+    def with_ngrams(self, spec: EncoderSpec) -> EncoderSpec:
+        return ngram_skip(spec)
 
     def model(self, size: Size) -> EncoderSpec:
         """Convolution, which finds turns of phrase, and attention over all of them; then the mean over all places."""
@@ -172,6 +180,10 @@ class SetEncoder(WordEncoder):
     def make_split(self, inputs: Sequence[str], labels: Sequence[Numbers], hiding: Hiding | None = None) -> Split:
         """Nothing is hidden: each element counts."""
         return super().make_split(inputs, labels)
+
+    def with_ngrams(self, spec: EncoderSpec) -> EncoderSpec:
+        """None: which elements are neighbors says nothing."""
+        return spec
 
     def model(self, size: Size) -> EncoderSpec:
         """Attention alone, then the mean over all elements: permuted inputs give the same answer."""

@@ -101,7 +101,7 @@ class PieceTagEncoder(TagEncoder):
     def _pieces(self, sentences: Sequence[Words]) -> Iterator[list[list[int]]]:
         """The ids of each word of each sentence, as it stands there between blanks."""
         texts = [" ".join(words) for words in sentences]
-        for words, found in zip(sentences, self.tokenizer.engine.encode_batch(texts, False, False), strict=True):
+        for words, found in zip(sentences, self.tokenizer.encode_many_with_places(texts), strict=True):
             starts = [0, *accumulate(len(word) + 1 for word in words)][:-1]
             pieces: list[list[int]] = [[] for _ in words]
             for number, (first, last) in zip(found.ids, found.offsets, strict=True):

@@ -19,6 +19,8 @@ from weft.data.readers.files import DataError
 from weft.data.readers.images import IN_MEMORY_BYTES, PixelFiles
 from weft.data.tokenizers.tokenizer import TOKENIZER_KINDS, Tokenizer, load_tokenizer, train_tokenizer
 from weft.foundation.arrays import Pixels
+from weft.models.build import AnySpec
+from weft.models.image_text import ImageTextSpec
 from weft.models.teacher_forcing import IGNORED, teacher_forcing
 from weft.tasks.support.splits.augmentation import ImageAugmentation, change_images
 from weft.tasks.support.splits.split import digest
@@ -98,7 +100,8 @@ class CaptionsSplit(Split):
 
     A question stands before the start token, and the answer after it is what is learned. Captions longer than `length`,
     their question included, are cut and have no stop token to learn. `described` bounds how many images are described,
-    or questions answered, when the split is evaluated.
+    or questions answered, when the split is evaluated. `packed`: the captions of an image share one row behind it, each
+    a document of its own.
     """
 
     identified: ClassVar[str] = "images"
@@ -110,6 +113,7 @@ class CaptionsSplit(Split):
     length: int | None = None
     described: int | None = None
     questions: Sequence[Sequence[int]] = ()
+    packed: bool = False
     _images: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,11 +122,28 @@ class CaptionsSplit(Split):
     def __len__(self) -> int:
         return len(self.texts)
 
+    def fit(self, spec: AnySpec) -> CaptionsSplit:
+        """The same for a model of this spec; only one that reads the image as a prefix can share it."""
+        fitted = super().fit(spec)
+        assert isinstance(fitted, CaptionsSplit)
+        return fitted if isinstance(spec, ImageTextSpec) else replace(fitted, packed=False)
+
+    @cached_property
+    def _rows(self) -> list[list[int]]:
+        """The examples of each row: the captions of an image."""
+        found: dict[int, list[int]] = {}
+        for example, image in enumerate(self._images.tolist()):
+            found.setdefault(image, []).append(example)
+        return list(found.values())
+
     def _sizes(self) -> np.ndarray:
         most = self.length or 1 << 60
         asked = [len(question) for question in self.questions] or [0] * len(self.texts)
         sizes = [len(text) + 1 + before for text, before in zip(self.texts, asked, strict=True)]
-        return np.array([[self.patches + min(size, most)] for size in sizes])
+        sizes = [min(size, most) for size in sizes]
+        if self.packed:
+            return np.array([[self.patches + sum(sizes[example] for example in row)] for row in self._rows])
+        return np.array([[self.patches + size] for size in sizes])
 
     @property
     def tokens(self) -> int:
@@ -153,15 +174,18 @@ class CaptionsSplit(Split):
         return replace(self, gallery=self.gallery.only(images), texts=[self.texts[n] for n in kept])
 
     def batches(self, size: int, seed: int | None, epoch: int = 0) -> Sequence[Sequence[int]]:
-        """Captions of like length, about `size` tokens per batch with their patches."""
-        return like_length(self._sizes(), size, seed, epoch)
+        """Captions, or rows of them, of like length, about `size` tokens per batch with their patches."""
+        found = like_length(self._sizes(), size, seed, epoch)
+        return [[example for row in batch for example in self._rows[row]] for batch in found] if self.packed else found
 
     def batch(self, examples: Sequence[int], seed: int | None = None, epoch: int = 0) -> Batch:
         """Tokens [B, T]: question, start token, caption; labels [B, T] up to the stop token; images [B, 3, H, W].
 
         A question has no labels. Padding is on the right, where a causal decoder never looks. With a seed, images are
-        changed a little.
+        changed a little. Packed, a row is an image with all of its captions here, and documents [B, T] tell them apart.
         """
+        if self.packed:
+            return self._packed(examples, seed, epoch)
         forced = teacher_forcing([self.texts[n] for n in examples], self.ends.start, self.ends.stop, self.ends.pad)
         tokens, labels = forced.inputs, forced.labels
         if self.questions:
@@ -172,6 +196,32 @@ class CaptionsSplit(Split):
             inputs["images"] = as_images(self._seen(np.array(examples, dtype=np.int64), seed, epoch))
         cost = tokens.numel() + self.patches * len(tokens)
         return Batch(inputs, labels, int((labels != IGNORED).sum()), cost)
+
+    def _packed(self, examples: Sequence[int], seed: int | None, epoch: int) -> Batch:
+        rows: dict[int, list[int]] = {}
+        for example in examples:
+            rows.setdefault(int(self._images[example]), []).append(example)
+        each = [self._one_after_the_other(row) for row in rows.values()]
+        width = max(len(tokens) for tokens, _, _ in each)
+        fills = (self.ends.pad, IGNORED, -1)
+        filled = [torch.full((len(each), width), fill) for fill in fills]
+        for number, parts in enumerate(each):
+            for whole, part in zip(filled, parts, strict=True):
+                whole[number, : len(part)] = part
+        tokens, labels, documents = filled
+        images = as_images(self._seen(np.array([row[0] for row in rows.values()], dtype=np.int64), seed, epoch))
+        inputs = {"tokens": tokens, "documents": documents, "images": images}
+        return Batch(inputs, labels, int((labels != IGNORED).sum()), tokens.numel() + self.patches * len(tokens))
+
+    def _one_after_the_other(self, examples: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, labels, documents) [T] of some captions."""
+        parts = []
+        for number, example in enumerate(examples):
+            forced = teacher_forcing([self.texts[example]], self.ends.start, self.ends.stop, self.ends.pad)
+            tokens, labels = forced.inputs[0, : self.length], forced.labels[0, : self.length]
+            parts.append((tokens, labels, torch.full_like(tokens, number)))
+        tokens, labels, documents = (torch.cat(part) for part in zip(*parts, strict=True))
+        return tokens, labels, documents
 
     def _seen(self, examples: np.ndarray, seed: int | None, epoch: int) -> Pixels:
         pixels = self.gallery.pixels[self._images[examples]]

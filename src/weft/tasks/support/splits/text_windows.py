@@ -95,7 +95,7 @@ class TextSplit(Split):
 
     @property
     def least(self) -> int:
-        """One window."""
+        """The tokens of one window: no batch is smaller."""
         return self.context
 
     def _whole(self) -> int:
