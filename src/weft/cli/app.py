@@ -27,6 +27,7 @@ ORDER = (
     "compare",
     "look",
     "lookup",
+    "serve",
     "laws",
     "show",
     "plan",
@@ -42,6 +43,15 @@ class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Bytes of the command line that are no UTF-8 become halves of surrogate pairs, which nothing can write."""
+        for place, word in enumerate(args, 1):
+            if not _is_text(word):
+                raise _stop(
+                    f"argument {place}, {ascii(word)[:60]}, is not UTF-8: convert it, or rename the file", USER_ERROR
+                )
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
@@ -53,17 +63,42 @@ class _Commands(TyperGroup):
         except BrokenPipeError:
             _drop_output()
             raise typer.Exit(CLOSED_PIPE) from None
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise _stop("there is not enough memory: choose a smaller model, batch or input", USER_ERROR) from None
         except OSError as error:
             _drop_output()
             where = error.filename or "the output"
-            raise _stop(f"cannot read or write {where}: {error.strerror}; check disk and path", USER_ERROR) from None
+            told = WeftError(f"cannot read or write {where}: {error.strerror}; check disk and path")
+            raise _stop(str(told), USER_ERROR) from None
         return result
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """Torch's allocator for CPUs has no error of its own; that of GPUs has."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _stop(sentence: str, code: int) -> typer.Exit:
+    """Print the sentence, without what would command the terminal: it may quote a file, a model or a template."""
+    from weft.cli.terminal import without_controls
+
     if code == USER_ERROR and os.environ.get("WEFT_DEBUG", "") not in ("", "0"):
         traceback.print_exc()
-    print(f"weft: {sentence}", file=sys.stderr)
+    print(f"weft: {without_controls(sentence)}", file=sys.stderr)
     return typer.Exit(code)
 
 
@@ -133,6 +168,7 @@ def _weft(
       weft chat runs/smollm       talk to a chat model
       weft tokens runs/book "Once upon a time"
       weft look runs/book "Once upon a time" --out book.html
+      weft serve runs/book        an HTTP API that OpenAI's clients speak
       weft show                   all presets
       weft show gpt2              parameters, shapes, matrix products, memory, FLOPs
       weft plan llama-2-7b --devices 64xH100      memory, time and layout on many devices, estimated
@@ -169,6 +205,8 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a sign gets a question mark instead of a traceback.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    if sys.stdin is not None:  # in the C locale, bytes that are no UTF-8 would pass
+        sys.stdin.reconfigure(errors="strict")  # type: ignore[union-attr]
     waiting = choose_for_this_machine(sys.argv[1:])
     try:
         app(prog_name="weft", obj=waiting)

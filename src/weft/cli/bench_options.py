@@ -31,6 +31,9 @@ Largest = Annotated[
     float | None, typer.Option(help="growth: bytes of the largest text; memory: weights of the import.")
 ]
 DataFolder = Annotated[Path | None, typer.Option(help="quality: folder of the data sets.", metavar="DIR")]
+ServerUrl = Annotated[
+    str | None, typer.Option(help="serve: a server that speaks OpenAI's API, instead of starting some.", metavar="URL")
+]
 RunsFolder = Annotated[Path, typer.Option(help="quality: folder of runs and results.", metavar="DIR")]
 Minutes = Annotated[float | None, typer.Option(help="quality: minutes per training instead of the row's.")]
 Seeds = Annotated[str, typer.Option(help="quality: seeds of the trainings.", metavar="0,1,2")]

@@ -13,7 +13,7 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 USERS_OWN = (WAIT_POLICY, "KMP_BLOCKTIME", "GOMP_SPINCOUNT")  # any of them says how threads wait
 FREE = 0.85  # of the cores: what a process must get for its threads to spin
 BUSY = 0.5  # load per core from which a machine counts as busy, where the cores were not tried
-LONG_COMMANDS = frozenset({"bench", "chat", "compare", "demo", "eval", "predict", "train"})
+LONG_COMMANDS = frozenset({"bench", "chat", "compare", "demo", "eval", "predict", "serve", "train"})
 
 
 def choose_wait_policy(

@@ -48,6 +48,9 @@ class TerminalReporter(Reporter):
     def on_model(self, description: str) -> None:
         self._line(f"model: {description}")
 
+    def on_race(self, description: str) -> None:
+        self._line(f"race: {description}")
+
     def on_plan(self, plan: TrainingPlan, description: str) -> None:
         if plan.evaluate_tokens < plan.held_out:
             self.subset = f" on {plan.evaluate_tokens:,} of {plan.held_out:,} tokens"
@@ -93,6 +96,9 @@ class TensorBoardReporter(Reporter):
 
     def on_model(self, description: str) -> None:
         self.inner.on_model(description)
+
+    def on_race(self, description: str) -> None:
+        self.inner.on_race(description)
 
     def on_plan(self, plan: TrainingPlan, description: str) -> None:
         self.inner.on_plan(plan, description)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.foundation.errors import WeftError
+from weft.foundation.json_text import parse_json
+from weft.foundation.regular_files import expect_regular
 from weft.foundation.spec import Spec, Tree, parse_table
 
 LENGTHS = ("steps", "minutes", "training.steps")
@@ -18,7 +19,7 @@ def read_config(path: Path | None) -> Tree:
     if path is None:
         return {}
     try:
-        tree = parse_table(path.read_text(encoding="utf-8"))
+        tree = parse_table(expect_regular(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise WeftError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -62,8 +63,8 @@ def _flat(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _value(text: str) -> Any:
     """JSON where it is JSON (numbers, true, false, null, lists, tables), else text."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -28,23 +29,52 @@ LONGEST_ESCAPE = 256  # characters that are held back for the end of a sequence
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class _Pipe(Console):
-    """A console that raises BrokenPipeError at a closed pipe, for the app to exit silently."""
+class _SafeConsole(Console):
+    """A console whose texts cannot command the terminal: they may come from a model, a file or a stranger.
+
+    It raises BrokenPipeError at a closed pipe, for the app to exit silently.
+    """
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(map(_harmless, objects) if self.is_terminal else objects), **how)
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
+
+
+def _harmless(shown: Any) -> Any:
+    if isinstance(shown, Text):
+        shown = shown.copy()
+        shown.plain = without_controls(shown.plain)
+    return without_controls(shown) if isinstance(shown, str) else shown
 
 
 def console(to_stderr: bool = False) -> Console:
     """A console on stdout, for results, or on stderr, for progress; pipes and files get a fixed width for tables."""
     stream = sys.stderr if to_stderr else sys.stdout
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return _Pipe(stderr=to_stderr, width=fixed, highlight=False)
+    return _SafeConsole(stderr=to_stderr, width=fixed, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on stdout."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print one JSON value on stdout; a number that is not finite, which JSON has not, becomes null."""
+    print(as_json(value, indent=2))
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every program reads."""
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def in_bytes(count: int) -> str:

@@ -31,6 +31,7 @@ from weft.cli.bench_options import (
     RunsFolder,
     Seconds,
     Seeds,
+    ServerUrl,
     Sizes,
     Threads,
 )
@@ -85,6 +86,7 @@ def bench(
     minutes: Minutes = None,
     seeds: Seeds = "0",
     again: Again = False,
+    url: ServerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure speed against other libraries, in the same run.
@@ -127,6 +129,7 @@ def bench(
         seeds=read_seeds(seeds),
         again=again,
         largest=largest,
+        url=url,
     )
     expect_sensible(options)
     if markdown is not None and "growth" not in cases:

@@ -132,6 +132,8 @@ class ChatLoop:
             except (EOFError, KeyboardInterrupt):
                 _note("")
                 return
+            except UnicodeDecodeError:
+                _note("weft: that was not UTF-8 text: type it again")
 
     def _input(self) -> str:
         if sys.stdout.isatty() and not self.as_json:
@@ -152,7 +154,7 @@ class ChatLoop:
 
     def _answer(self, pieces: Generator[str]) -> None:
         """Write an answer as it comes; Ctrl-C stops it, and it stays as far as it came."""
-        from weft.cli.terminal import TerminalText
+        from weft.cli.terminal import TerminalText, as_json
 
         shown, turns = TerminalText(sys.stdout), self.conversation.turns
         before = turns[-1] if turns else None
@@ -161,7 +163,7 @@ class ChatLoop:
                 if not self.as_json:
                     shown.write(piece)
         if self.as_json and turns and turns[-1] is not before:
-            print(json.dumps(asdict(turns[-1]), ensure_ascii=False), flush=True)
+            print(as_json(asdict(turns[-1])), flush=True)
         elif not self.as_json:
             print(flush=True)
         if self.conversation.left_out and not self.noted:
@@ -188,4 +190,6 @@ class ChatLoop:
 
 
 def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    from weft.cli.terminal import without_controls
+
+    print(without_controls(text), file=sys.stderr, flush=True)

@@ -272,14 +272,13 @@ def _lines() -> list[str]:
 def _print(out: Any, answer: Answer, continues: bool, many: bool) -> None:
     """The answer; after its input where it continues it, or where there are many."""
     from weft.cli.answers import describe_answer
-    from weft.cli.terminal import without_controls
 
     shown = describe_answer(answer) or (answer.output if isinstance(answer.output, str) else _readable(answer.output))
     if continues:
         shown = f"{answer.input}{shown}"
     elif many or "\n" in shown:
         shown = f"{answer.input}\t{shown}"
-    out.print(without_controls(shown) if out.is_terminal else shown, markup=False, soft_wrap=True)
+    out.print(shown, markup=False, soft_wrap=True)
 
 
 def _print_probabilities(out: Any, answer: Answer, generates: bool) -> None:

@@ -12,6 +12,7 @@ import typer
 from weft.cli.app import AsJson, app
 from weft.cli.environment import load_torch
 from weft.foundation.errors import SpecError, WeftError
+from weft.foundation.regular_files import expect_regular
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +129,7 @@ def find_spec(source: str) -> AnySpec:
             f"there is no preset {source!r}, no folder of a run, and a spec file ends in .json or .toml: {hint}"
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = expect_regular(path).read_text(encoding="utf-8")
     except OSError as error:
         raise WeftError(f"cannot read {source}: {error.strerror}; check the path") from None
     except UnicodeDecodeError:

@@ -10,6 +10,7 @@ import typer
 
 from weft.cli.app import AsJson, app
 from weft.foundation.errors import WeftError
+from weft.foundation.regular_files import expect_regular
 
 if TYPE_CHECKING:
     from weft.data.tokenizers.token_table import TokenRow, TokenTable
@@ -92,7 +93,7 @@ def _read(text: str | None, file: Path | None) -> str:
         raise WeftError('no text: give one, such as "Once upon a time", --file FILE, or text on stdin')
     try:
         # Line ends are tokens too: they are read as they are.
-        return sys.stdin.read() if file is None else file.read_bytes().decode()
+        return sys.stdin.read() if file is None else expect_regular(file).read_bytes().decode()
     except UnicodeDecodeError:
         raise WeftError(f"{file or 'stdin'} is not UTF-8 text: convert it first") from None
     except OSError as error:

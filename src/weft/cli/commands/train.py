@@ -92,8 +92,8 @@ def train(
     """Train a model on your data.
 
     The time plan measures this machine and chooses model, batch size and number of steps so that training ends on time.
-    A plan of --minutes gets more or fewer steps if the machine's speed changes; plan.json in the run's folder records
-    each revision, and --resume follows it. A number of --steps is kept.
+    From two minutes on, the most promising sizes race for a share of the time. A plan of --minutes gets more or fewer
+    steps if the machine's speed changes; plan.json records each revision, and --resume follows it. --steps are kept.
     Options on the command line win over --set, and --set over --config.
 
     \b
@@ -217,6 +217,8 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
                 "parameters": result.plan.parameters,
                 "planned_seconds": result.plan.seconds,
                 "planned_steps": [result.plan.steps, *(revision.steps for revision in result.plan.revisions)],
+                "race": None if result.plan.race is None else result.plan.race.describe(),
+                "head": None if result.plan.head is None else result.plan.head.describe(),
                 "best_possible": None if result.best is None else result.best.value,
                 "leak": result.leak,
                 "trust": result.trust,
@@ -237,6 +239,7 @@ def draw_training(out: Path, result: TrainingResult) -> Path:
         "training": [(row["step"], row["loss"]) for row in rows if "loss" in row],
         "validation": [(row["step"], row["validation"]) for row in rows if "validation" in row],
     }
+    curves = {name: points for name, points in curves.items() if points}
     best = result.best
     known = (best.value, "best possible") if best is not None and best.metric == "loss" else None
     picture = out / CURVES
