@@ -89,6 +89,14 @@ def _findable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
 
 
+@pytest.fixture
+def listens_to_ctrl_c():
+    """A shell starts programs in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def entry(name: str, path: Path, make: str = "writes", peer: str | None = None, **arguments) -> Entry:
     return Entry(name, HERE + make, {"name": name, "path": str(path), **arguments}, peer=peer)
 
@@ -139,7 +147,7 @@ def test_what_cannot_be_made_is_one_line_too(tmp_path):
     assert found.standings[1].failure.startswith("AttributeError: module 'test_bench' has no attribute")
 
 
-def test_ctrl_c_ends_all_and_keeps_complete_rounds(tmp_path):
+def test_ctrl_c_ends_all_and_keeps_complete_rounds(tmp_path, listens_to_ctrl_c):
     first, second = (tmp_path / name for name in ("a", "b"))
     entries = [
         Entry(path.name, HERE + "interrupts", {"path": str(path), "holder": os.getpid(), "at": at})

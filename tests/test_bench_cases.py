@@ -77,6 +77,34 @@ def test_quality_measures_each_row_once(tmp_path, monkeypatch):
         quality.run(replace(options, sizes=("nonsense",)), lambda _: None)
 
 
+def test_learning_from_little_draws_examples_once_per_seed(tmp_path, monkeypatch):
+    from weft.bench.cases import quality
+
+    (tmp_path / "sst2").mkdir()
+    rows = [f"text {number}\t{number % 2}" for number in range(300)]
+    (tmp_path / "sst2" / "train.tsv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "sst2" / "dev.tsv").write_text("a\t1\n")
+    row, drawn = quality.ROWS["little-50"], []
+    for seed in (0, 0, 1):
+        quality.draw_examples(row, tmp_path, tmp_path, seed)
+        drawn.append(quality.drawn_file(row, tmp_path, seed).read_text().splitlines())
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[2])) == 50 and set(drawn[2]) < set(rows)
+    words = quality.command(row, tmp_path, tmp_path / "little-50-0", 1.5, 0)
+    assert words[2] == str(quality.drawn_file(row, tmp_path, 0)) and "--from" in words
+    found = {"accuracy": 0.7, "references": {"bag of bigrams": 0.6, "always 1": 0.5}}
+
+    def measure(name, row, data, out, minutes, seed):
+        return {"row": name, "seed": seed, "minutes": minutes, "score": 0.7, "seconds": 9.0, **found}
+
+    monkeypatch.setattr(quality, "measure", measure)
+    options = BenchOptions(sizes=("little",), data=str(tmp_path), out=str(tmp_path / "runs"))
+    [table] = quality.run(options, lambda _: None).tables
+    assert [line[0] for line in table.rows] == list(quality.LITTLE) and len(table.rows) == 9
+    cells = dict(zip((line[0] for line in table.rows), (line[4] for line in table.rows), strict=True))
+    assert cells["little-50"] == "accuracy 0.7000; bag of bigrams 0.6000"
+    assert cells["little-50-scratch"] == "accuracy 0.7000"  # its simple methods are measured on other data
+
+
 def test_growth_compares_exponents_with_theory():
     from weft.bench.cases.growth import explained, fitted
     from weft.bench.growth.axes import AXES, sizes_of

@@ -95,3 +95,4 @@ class BenchOptions:
     seeds: tuple[int, ...] = (0,)
     again: bool = False
     largest: float | None = None
+    url: str | None = None

@@ -17,6 +17,8 @@ HEADLINE: tuple[Verdict, ...] = ("holds", "broken", "caution", "not declared", "
 class BrokenLawError(WeftError):
     """A model breaks a law that it declares, or none of its laws could be tested."""
 
+    longest = 1 << 20  # it tells all that it found
+
 
 class LawFailedError(WeftError):
     """A law's own code raised: a bug in the law, not a finding on the model."""

@@ -38,7 +38,8 @@ def reproducing_command(request: TrainRequest, own_module: str | None = None) ->
 def planned_options(plan: TrainingPlan, model: Mapping[str, Any]) -> str:
     """Options in place of --minutes with which the plan is the same on a machine of any speed."""
     sizes = [f"--set {name}={model[name]}" for name in ("width", "layers") if isinstance(model.get(name), int)]
-    return " ".join([f"--steps {plan.last}", *sizes, f"--set training.batch={plan.batch}"])
+    fitted = [] if plan.head is None else [f"--set training.head={'linear' if plan.head.frozen else 'start'}"]
+    return " ".join([f"--steps {plan.last or plan.steps}", *sizes, f"--set training.batch={plan.batch}", *fitted])
 
 
 def _setting(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The plan beside what happened, the sizes that were timed, and the curves."""
+"""The plan beside what happened, the sizes that were timed and those that raced, and the curves."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from weft.foundation.spec import Tree
 from weft.training.result import TrainingResult
 
 POINTS = 300  # places of a curve
+WHY = {
+    "time": ", to end on time",
+    "regularized": ", with more dropout and weight decay: the held-out loss no longer fell with the training loss",
+    "shortened": ": the held-out loss no longer fell with the training loss",
+}
 SMOOTHED = 40  # a running mean is taken over this part of a long curve
 
 
@@ -31,24 +36,74 @@ def plan_panel(result: TrainingResult) -> RecordsPanel:
     ]
     if plan.minutes is not None:
         rows.insert(5, ("minutes given", f"{plan.minutes:g}", f"{result.seconds / 60:.2f}"))
+    if plan.head is not None:
+        rows.append(("last layer", plan.head.describe(), ""))
     made = []
     for one in plan.revisions:
         speed = "" if one.speed is None else f", at {one.speed:.0%} of the planned speed"
-        made.append(f"Step {one.at:,}: {one.steps:,} steps{speed}.")
-    note = f"The plan was revised to end on time. {' '.join(made)}" if made else ""
+        made.append(f"Step {one.at:,}: {one.steps:,} steps{speed}{WHY[one.reason]}.")
+    note = f"The plan was revised. {' '.join(made)}" if made else ""
     return RecordsPanel("Plan and what happened", ("", "planned", "happened"), tuple(rows), note=note)
 
 
 def tried_panel(result: TrainingResult) -> RecordsPanel | None:
-    """The sizes that were timed on this machine before the first step, the chosen one first."""
-    tried = result.plan.tried
+    """The sizes that were looked at before the first step, by the formula's order."""
+    tried, race = result.plan.tried, result.plan.race
     if not tried:
         return None
     names = list(dict.fromkeys(name for one in tried for name in one))
     rows = tuple(tuple(_cell(one.get(name, "")) for name in names) for one in tried)
     head = tuple(name.replace("_", " ") for name in names)
-    note = "Timed before the first step; the formula of the time plan expects the lowest loss of the first."
-    return RecordsPanel("Sizes that were timed", head, rows, marked=(0,), note=note)
+    note = (
+        "Timed before the first step, or reckoned from the FLOPs of one that was. The formula expects the lowest loss "
+    )
+    note += "of the first."
+    chosen = 0
+    if race is not None:
+        winner = race.entrants[race.winner]
+        shapes = [(one.get("width"), one.get("layers")) for one in tried]
+        chosen = shapes.index((winner.width, winner.layers))
+        note += f" The race of sizes chose {winner.name}."
+    return RecordsPanel("Sizes that were looked at", head, rows, marked=(chosen,), note=note)
+
+
+def race_panels(result: TrainingResult) -> list[Panel]:
+    """The race of sizes: held-out loss by the seconds that each was trained, and what it was extrapolated to."""
+    race = result.plan.race
+    if race is None:
+        return []
+    names = [one.name for one in race.entrants]
+    names[race.winner] += " (went on)"
+    curves = [np.array([(p.seconds, p.loss) for p in one.points], dtype=np.float64) for one in race.entrants]
+    rows = [
+        (
+            name,
+            f"{one.parameters:,}",
+            f"{one.batch:,}",
+            f"{one.expected:.4f}",
+            f"{one.points[-1].loss:.4f}" if one.points else "",
+            one.at_the_end,
+        )
+        for name, one in zip(names, race.entrants, strict=True)
+    ]
+    head = ("size", "parameters", "tokens per step", "formula", "last held-out loss", "extrapolated to the end")
+    note = (
+        f"{race.describe()}. Losses at the end are extrapolated from the last points of all, and weighed with what the "
+        f"formula expects, of which a nat is {race.scale:.3g} nats here; its own number ranks sizes and is no loss."
+    )
+    table = RecordsPanel("The race of sizes", head, tuple(rows), marked=(race.winner,), note=note)
+    shown = [(name, curve) for name, curve in zip(names, curves, strict=True) if len(curve)]
+    places = np.unique(np.concatenate([curve[:, 0] for _, curve in shown]))
+    values = [np.interp(places, curve[:, 0], curve[:, 1], left=np.nan, right=np.nan) for _, curve in shown]
+    plot = PlotPanel(
+        "Held-out loss of each size by the seconds it was trained",
+        places.astype(np.float32),
+        np.array(values, dtype=np.float32),
+        tuple(name for name, _ in shown),
+        "seconds",
+        "loss in nats",
+    )
+    return [table, plot]
 
 
 def curves_panel(rows: Iterable[Tree], result: TrainingResult) -> PlotPanel | None:
@@ -57,6 +112,7 @@ def curves_panel(rows: Iterable[Tree], result: TrainingResult) -> PlotPanel | No
     curves = {
         "training": [(row["step"], row["loss"]) for row in rows if "loss" in row],
         "validation": [(row["step"], row["validation"]) for row in rows if "validation" in row],
+        "training, measured like validation": [(row["step"], row["training"]) for row in rows if "training" in row],
     }
     points = {name: np.array(curve, dtype=np.float64) for name, curve in curves.items() if curve}
     points = {name: curve[np.isfinite(curve).all(1)] for name, curve in points.items()}
@@ -80,7 +136,7 @@ def curves_panel(rows: Iterable[Tree], result: TrainingResult) -> PlotPanel | No
 
 def plan_panels(rows: Iterable[Tree], result: TrainingResult) -> list[Panel]:
     """All of them that there are."""
-    found = (plan_panel(result), tried_panel(result), curves_panel(rows, result))
+    found = (plan_panel(result), tried_panel(result), *race_panels(result), curves_panel(rows, result))
     return [panel for panel in found if panel is not None]
 
 
@@ -91,4 +147,6 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)

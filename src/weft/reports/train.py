@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from weft.foreign.wrap_module import GivenModule
+from weft.inspection.pictures.show import in_notebook
 from weft.reports.command import OWN_MODULE
+from weft.reports.notebook import NotebookReporter
 from weft.reports.report import report_training
 from weft.runs.run import Run, load
 from weft.training.reporting import Reporter
@@ -48,8 +50,9 @@ def train(
     `module` trains a module of your own: a class or function that makes one, which may take `vocabulary`, `length`,
     `classes`, `channels` or `size` by keyword; or a module, of which a copy is trained. The plan then chooses batch and
     steps only, and the run holds weights and a fingerprint, no code: `weft.load(out, module=...)` opens it. `process`:
-    the `device`, and a `reporter` that is told of progress. The run's folder ends up with `report.html`: what was
-    planned and reached, the worst errors, what the model looks at, and what the data are like.
+    the `device`, and a `reporter` that is told of progress; in a notebook a bar is drawn if none is given. The run's
+    folder ends up with `report.html`: what was planned and reached, the worst errors, what the model looks at, and what
+    the data are like.
     """
     request = TrainRequest(
         task=task,
@@ -65,7 +68,7 @@ def train(
         base=None if base is None else str(base),
         parallel=process.get("parallel"),
     )
-    reporter = process.get("reporter") or Reporter()
+    reporter = process.get("reporter") or (NotebookReporter(f"training {task}") if in_notebook() else Reporter())
     result = run_training(request, reporter, module)
     if result is None:  # the first of several processes reports
         return load(request.out, request.device, module=module)

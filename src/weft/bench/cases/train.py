@@ -107,8 +107,9 @@ def memory_table(options: BenchOptions, report: Callable[[str], None]) -> Result
     rows, values = [], []
     for name, numbers in found.items():
         peak = numbers.get("peak MB", math.nan)
-        rows.append((name, str(numbers["failure"]) if "failure" in numbers else f"{peak:,.0f}", f"{first / peak:.2f}"))
-        values.append({"contestant": name, **numbers, "weft as a share of it": first / peak})
+        share = first / peak if peak else math.nan  # what is tiny may take no page more
+        rows.append((name, str(numbers["failure"]) if "failure" in numbers else f"{peak:,.0f}", f"{share:.2f}"))
+        values.append({"contestant": name, **numbers, "weft as a share of it": share})
     title = f"peak memory of training, {shape.layers} layers x {shape.width}, context {length}, batch {batch}"
     notes = ("resident memory above what was resident before the model was made; each with weights of its own",)
     return ResultTable(title, ("contestant", "MB", "weft as a share of it"), tuple(rows), notes, tuple(values))

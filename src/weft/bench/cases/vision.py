@@ -1,6 +1,6 @@
 """`weft bench vision`: ViT-B/16 with the same weights as transformers' own, 4 images: forward, and a training step.
 
-A step is forward, cross-entropy, backward and fused AdamW for both.
+A step is forward, cross-entropy, backward and AdamW: fused for transformers, and for Weft as `weft train` has it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from weft.bench.models.transformers_weights import copy_from_transformers
 from weft.bench.peers import choose_peers
 from weft.bench.results import CaseResult
 from weft.bench.running.turns import hold_contests
+from weft.foundation.kept_memory import keep_freed_memory
 from weft.models.presets import preset
+from weft.training.native import OneCallAdamW
 
 IMAGES, CLASSES = 4, 1000
 SIZES = {"width": 768, "layers": 12, "heads": 12, "image": 224, "patch": 16}
@@ -99,7 +101,10 @@ def vision_work(who: str, task: str, sizes: dict[str, int]) -> Work:
 
         return Work(forward, lambda: {"logits": forward()[0, :16].tolist()})
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    settings: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.999), "fused": True}
+    if who == "weft":
+        keep_freed_memory()
+    optimizer = (OneCallAdamW if who == "weft" else torch.optim.AdamW)(model.parameters(), **settings)
 
     def step() -> Tensor:
         loss = F.cross_entropy(model(images).logits, labels)

@@ -25,7 +25,7 @@ def write_text_of_size(path: Path, size: int, seed: int = 0) -> Path:
 
 
 def _lines(draw: np.random.Generator, letters: np.ndarray, count: int) -> list[str]:
-    """So many lines of 12 words out of 20,000, the n-th of which has a frequency of 1 / (n + 1)."""
+    """`count` lines of 12 words out of 20,000; word n has a frequency of 1 / (n + 1)."""
     shares, weights = 1.0 / np.arange(1, 27), 1.0 / np.arange(2, WORDS + 2)
     lengths = draw.integers(2, 10, WORDS)
     signs = "".join(draw.choice(letters, lengths.sum(), p=shares / shares.sum()).tolist())

@@ -56,7 +56,7 @@ class LlamaCpp:
         )  # fmt: skip
 
     def generate(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        """So many tokens after the prompt, greedily."""
+        """The first `tokens` tokens after the prompt, greedily."""
         self.model.reset()
         found = []
         for token in self.model.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0):

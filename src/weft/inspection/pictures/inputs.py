@@ -14,6 +14,7 @@ from typing import Any
 from weft.data.readers.files import existing_path
 from weft.data.samples import Sample, sample, samples
 from weft.foundation.errors import WeftError
+from weft.foundation.json_text import as_whole_number
 from weft.tasks.support.inputs.input_rows import FileExamples
 from weft.tasks.task import SAMPLE, Task
 
@@ -73,10 +74,11 @@ def open_input(run: Any, given: Any, example: ExampleInput | None) -> Iterator[L
 def file_and_number(given: Any) -> tuple[Path, int] | None:
     """The file and the number of `FILE#N`, if there is such a file and none of the whole name."""
     name, mark, number = str(given).rpartition("#")
-    if not mark or not number.isdecimal() or existing_path(given) is not None:
+    count = as_whole_number(number)
+    if not mark or count is None or existing_path(given) is not None:
         return None
     path = existing_path(name)
-    return (path, int(number)) if path is not None and path.is_file() else None
+    return (path, count) if path is not None and path.is_file() else None
 
 
 def _example_of_file(task: Task, path: Path, number: int, folder: Path) -> LookInput:
@@ -92,6 +94,7 @@ def _find(task: Task, given: str) -> tuple[Sample[Any], int]:
     if (name or task.name) not in (task.name, *own):
         known = ", ".join(f"{SAMPLE}{known}" for known in own)
         raise WeftError(f"task {task.name} has no sample {name!r}: choose one of {known}, or give an input of your own")
-    if place and not place.isdecimal():
+    number = as_whole_number(place or "0")
+    if number is None:
         raise WeftError(f"{given!r}: after the slash comes the number of an example, such as {SAMPLE}{name}/3")
-    return sample(name or task.name, task.sample_seed), int(place or 0)
+    return sample(name or task.name, task.sample_seed), number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.checkpoints.sample_runs import address_of
 from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.picture import Picture
 from weft.foundation.errors import WeftError
@@ -78,7 +79,7 @@ def _words(observation: Observation) -> str:
     folder = getattr(observation.run, "folder", None)
     family = getattr(getattr(observation.seen.module, "spec", None), "family", type(observation.seen.module).__name__)
     parts = [
-        "" if folder is None else f"run {folder}",
+        "" if folder is None else f"run {address_of(folder)}",
         "" if observation.task is None else f"task {observation.task.name}",
         f"model {family}",
     ]

@@ -18,6 +18,7 @@ from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
+from weft.foundation.json_text import as_whole_number
 from weft.inspection.analysis.rollout import other_mixers
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation
@@ -162,8 +163,9 @@ def focus_elsewhere(weights: Array, row: int | None) -> tuple[float, float, floa
 
 def find_token(tokens: Sequence[str], wanted: str) -> int:
     """The place of a token: its number, or the token itself, the last one if there are several."""
-    if wanted.isdecimal() and int(wanted) < len(tokens) and wanted not in tokens:
-        return int(wanted)
+    number = as_whole_number(wanted)
+    if number is not None and number < len(tokens) and wanted not in tokens:
+        return number
     for same in (str, str.lower):
         places = [place for place, token in enumerate(tokens) if same(token.strip()) == same(wanted.strip())]
         if places:
