@@ -14,7 +14,7 @@ TARGET = ROOT / "docs" / "ARCHITECTURE.md"
 BEGIN, END = "<!-- files: written by `make docs` -->", "<!-- end of files -->"
 ROOMS = (
     *("foundation", "figures", "parts", "models", "foreign", "data", "checkpoints", "laws"),
-    *("inference", "tasks", "runs", "training", "inspection", "reports", "bench", "cli"),
+    *("inference", "tasks", "runs", "training", "inspection", "reports", "bench", "serving", "lessons", "cli"),
 )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "weft"
 TARGET = ROOT / "docs" / "ARCHITECTURE.md"
-LIMITS = {"train": 17, "predict": 12, "look": 12}
+LIMITS = {"train": 17, "predict": 13, "look": 12}
 NOT_COUNTED = ("parts", "foundation")
 # What describes a finished training is not on its way: the report, and the statistics of the data.
 AFTERWARDS = ("reports/report.py", "tasks/support/evaluation/data_statistics.py")
