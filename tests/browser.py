@@ -88,12 +88,16 @@ class Browser:
         elif method == "Network.requestWillBeSent" and not given["request"]["url"].startswith(("file:", "data:")):
             self.errors.append(f"asked for {given['request']['url'][:80]}")
 
-    def open(self, path: Path) -> None:
-        """Open a file and wait until the page has drawn itself."""
+    def cut_network(self) -> None:
+        """No request leaves the machine."""
+        self._ask("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+
+    def open(self, path: Path, drawn: str = "document.documentElement?.dataset.ready === 'yes'") -> None:
+        """Open a file and wait until the page has drawn itself: until the expression `drawn` is true."""
         self.errors.clear()
         self._ask("Page.navigate", url=path.resolve().as_uri())
         limit = time.monotonic() + PATIENCE
-        while self.run("document.documentElement?.dataset.ready") != "yes":
+        while not self.run(drawn):
             if self.errors or time.monotonic() > limit:
                 raise RuntimeError(f"{path.name} was not drawn: {self.errors or 'no answer'}")
             time.sleep(0.02)

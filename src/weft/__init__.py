@@ -56,7 +56,7 @@ _HOMES = {
 }
 _ROOMS = (
     *("foundation", "figures", "parts", "models", "foreign", "data", "checkpoints", "laws"),
-    *("inference", "tasks", "runs", "training", "inspection", "reports", "bench"),
+    *("inference", "tasks", "runs", "training", "inspection", "reports", "bench", "lessons"),
 )
 
 __all__ = [
