@@ -45,8 +45,12 @@ class ServerProcess:
     @property
     def log(self) -> list[dict[str, Any]]:
         """The access log so far."""
-        lines = self.errors.read_text().splitlines()
+        lines = self.errors.read_text().split("\n")[:-1]  # the last may be half written
         return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def told(self, name: str) -> dict[str, Any] | None:
+        """What the log has of the request of this id, once it is over."""
+        return next((line for line in self.log if line["id"] == name), None)
 
     def get(self, path: str, **more: Any) -> httpx2.Response:
         return httpx2.get(self.url + path, timeout=60, **more)
