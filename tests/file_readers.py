@@ -31,13 +31,13 @@ from weft.data.readers.series import read_series
 from weft.data.readers.sounds import log_mel, read_sound
 from weft.data.readers.texts import read_documents, read_labeled, read_pairs, read_tagged
 from weft.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from weft.foundation.files.tensor_files import read_tensors
 from weft.foundation.spec import parse_table
-from weft.foundation.tensor_files import read_tensors
 from weft.tasks.support.language.prompt_format import ChatTemplate
-from weft.training.plan import TrainingPlan
-from weft.training.planned_training import PlannedTraining
-from weft.training.race_folder import RACE, RaceFolder
-from weft.training.race_record import RaceEntrant, RaceRecord
+from weft.training.planning.plan import TrainingPlan
+from weft.training.planning.planned_training import PlannedTraining
+from weft.training.racing.race_folder import RACE, RaceFolder
+from weft.training.racing.race_record import RaceEntrant, RaceRecord
 from weft.training.training_spec import TrainingSpec
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.training.scaling import expected_loss
-from weft.training.standing import Curve
+from weft.training.planning.scaling import expected_loss
+from weft.training.racing.standing import Curve
 
 UNIQUE = 1e8
 SHARES = {2: (0.015, 0.03, 0.045, 0.06), 3: (0.0125, 0.025, 0.0375, 0.05, 0.0625, 0.075, 0.0875, 0.1)}

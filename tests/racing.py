@@ -6,11 +6,11 @@ from pathlib import Path
 
 from weft.tasks.task import Recipe, Size
 from weft.tasks.text import TextTask
-from weft.training import planner
 from weft.training.distribution import Distribution
 from weft.training.loop import Loop
+from weft.training.planning import planner
+from weft.training.planning.step_timing import StepTimer, StepTiming
 from weft.training.request import TrainRequest
-from weft.training.step_timing import StepTimer, StepTiming
 
 SECONDS = {16: 0.4, 24: 0.6, 40: 1.1, 56: 1.3}  # of a step, by width
 CHANGES = {

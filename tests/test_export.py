@@ -21,8 +21,8 @@ from weft.checkpoints.families import find_family
 from weft.cli.main import app
 from weft.data.readers.texts import CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, train_tokenizer
-from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import DiskError
 from weft.parts.lora import adapt, adapters
 
 TEXTS = ["the cat sat on the mat; it's 1984.", "a dog ran after the cat, twice  over\nand over"]

@@ -19,11 +19,11 @@ from weft.cli.main import app
 from weft.data.readers.captions import read_captions
 from weft.data.readers.images import read_image
 from weft.data.readers.sounds import read_sound
-from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import LONGEST_SENTENCE, WeftError
+from weft.foundation.files.atomic_files import DiskError
 from weft.inference.decoding.beam import Beam
 from weft.laws.finding import BrokenLawError
-from weft.training.race_folder import RaceFolder
+from weft.training.racing.race_folder import RaceFolder
 
 
 def reader(name: str) -> FileReader:

@@ -13,11 +13,11 @@ import weft
 from test_time_plan import BUDGET, Killed, Machine, Notes, Simulated, loop_of, plan_of
 from weft.checkpoints.run_folder import RunFolder
 from weft.tasks.registry import task_named
-from weft.training.gap import GapWatch, Regularization
 from weft.training.optimizers import build_optimizers
-from weft.training.plan import TrainingPlan
-from weft.training.planner import Planner
-from weft.training.step_timing import StepTimer, StepTiming
+from weft.training.planning.plan import TrainingPlan
+from weft.training.planning.planner import Planner
+from weft.training.planning.step_timing import StepTimer, StepTiming
+from weft.training.racing.gap import GapWatch, Regularization
 
 
 class Judged(Simulated):

@@ -20,11 +20,11 @@ from weft.tasks.support.frozen_head import (
     read_vectors,
     set_last_map,
 )
-from weft.training import head_choice
 from weft.training.guards import TrainingError
-from weft.training.head_choice import HeadChoice
 from weft.training.loop import Loop
-from weft.training.plan import TrainingPlan
+from weft.training.planning.plan import TrainingPlan
+from weft.training.pretrained import head_choice
+from weft.training.pretrained.head_choice import HeadChoice
 from weft.training.reporting import Reporter
 
 FAST = {"training.batch": 61, "training.threads": 1, "training.guard": False}

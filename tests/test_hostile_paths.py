@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from file_readers import READERS
 from weft.cli.main import app
 from weft.data.tokenizers.tokenizer import load_tokenizer
-from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_text
 
 TESTS_OWN = ("chat template", "spec", "idx")  # the tests themselves read these files
 

@@ -15,7 +15,7 @@ from foreign_folders import decoder, gpt2
 from test_import_gguf import Kind, settings, tensors, vocabulary
 from weft.checkpoints.convert_checkpoint import convert_checkpoint, open_checkpoint
 from weft.checkpoints.run_folder import RunFolder
-from weft.foundation.tensor_files import read_tensors, write_tensors
+from weft.foundation.files.tensor_files import read_tensors, write_tensors
 from weft.inference.fast.native import NativeStack, library
 from weft.inference.fast.optimized import optimized
 from weft.parts.quantized import BlockMatrix, BlockQuantizedEmbedding, BlockQuantizedLinear

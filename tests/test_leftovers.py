@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from weft.checkpoints.run_folder import RunFolder
-from weft.foundation import atomic_files
-from weft.foundation.atomic_files import DiskError, atomic_folder, lock_folder
+from weft.foundation.files import atomic_files
+from weft.foundation.files.atomic_files import DiskError, atomic_folder, lock_folder
 
 
 def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
@@ -96,7 +96,7 @@ def test_a_second_process_is_refused_until_the_folder_is_in_place(tmp_path, monk
 RACE = """
 import os, shutil, sys
 from pathlib import Path
-from weft.foundation.atomic_files import DiskError, atomic_folder
+from weft.foundation.files.atomic_files import DiskError, atomic_folder
 out, mine, made = Path(sys.argv[1]), Path(sys.argv[2]), 0
 for turn in range(100):
     try:

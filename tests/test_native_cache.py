@@ -14,8 +14,8 @@ import pytest
 
 from weft.foundation import native_code
 from weft.foundation.errors import WeftError
-from weft.foundation.folders import cache_folder
-from weft.foundation.private_folder import NotPrivateError, private_folder
+from weft.foundation.files.folders import cache_folder
+from weft.foundation.files.private_folder import NotPrivateError, private_folder
 
 COMPILER = native_code.find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler on this machine")

@@ -14,8 +14,8 @@ from weft.cli.commands import demo
 from weft.cli.main import app
 from weft.data.fingerprints import expect_unchanged, take_fingerprints
 from weft.data.readers.files import DataError
-from weft.foundation.atomic_files import DiskError, expect_other_file, write_text
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import DiskError, expect_other_file, write_text
 
 TINY = {"width": 16, "layers": 1, "mixer.heads": 2, "length": 32, "training.batch": 256, "training.threads": 1}
 TEXT = "she sells sea shells by the sea shore; the shells she sells are sea shells.\n" * 40

@@ -17,20 +17,20 @@ from weft.reports.plan_panels import race_panels, tried_panel
 from weft.tasks.registry import task_named
 from weft.tasks.support.splits.split import PickedSplit
 from weft.tasks.support.splits.text_windows import TextSplit
-from weft.training import race_data, race_folder
 from weft.training.distribution import Distribution
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop
 from weft.training.loop_setup import LoopSetup
-from weft.training.model_source import SpecModels
-from weft.training.plan import TrainingPlan
-from weft.training.planned_training import PlannedTraining
-from weft.training.planner import Planner, _flops
-from weft.training.race_folder import RACE, RaceFolder
-from weft.training.race_record import RaceEntrant, RaceRecord
+from weft.training.planning.plan import TrainingPlan
+from weft.training.planning.planned_training import PlannedTraining
+from weft.training.planning.planner import Planner, _flops
+from weft.training.planning.step_timing import StepTimer, StepTiming
+from weft.training.pretrained.model_source import SpecModels
+from weft.training.racing import race_data, race_folder
+from weft.training.racing.race_folder import RACE, RaceFolder
+from weft.training.racing.race_record import RaceEntrant, RaceRecord
+from weft.training.racing.rungs import losers_share, most_entrants, survivors
 from weft.training.reporting import Reporter
-from weft.training.rungs import losers_share, most_entrants, survivors
-from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.train import run_training
 
 

@@ -13,7 +13,7 @@ import torch
 import weft
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.foundation.errors import SpecError
-from weft.foundation.tensor_files import write_tensors
+from weft.foundation.files.tensor_files import write_tensors
 from weft.models.build import read_spec
 
 OLD = Path(__file__).parent / "frozen" / "run-1"

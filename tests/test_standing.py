@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learning_curves import made_up_race
-from weft.training.scaling import BETA, data_loss, worth
-from weft.training.standing import Curve, extrapolate, standing
+from weft.training.planning.scaling import BETA, data_loss, worth
+from weft.training.racing.standing import Curve, extrapolate, standing
 
 UNIQUE = 1e6
 SHARES = (0.0125, 0.025, 0.0375, 0.05)

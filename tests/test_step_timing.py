@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from weft.tasks.registry import task_named
-from weft.training.planner import Planner
-from weft.training.step_timing import COMPILE_SECONDS, COMPILE_SHARE, StepTimer, StepTiming
+from weft.training.planning.planner import Planner
+from weft.training.planning.step_timing import COMPILE_SECONDS, COMPILE_SHARE, StepTimer, StepTiming
 from weft.training.training_spec import TrainingSpec
 
 LONG = COMPILE_SECONDS / COMPILE_SHARE / 60 / 0.8  # minutes from which there is time to try torch.compile

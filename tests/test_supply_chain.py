@@ -25,7 +25,7 @@ SOURCE = Path(weft.__file__).parent
 FORBIDDEN = {"pickle", "marshal", "shelve", "dill", "joblib", "socket", "urllib", "http", "ftplib", "ssl"}
 # A free port of this machine, for the processes of one training.
 ALLOWED = {
-    ("training/parallel/launch.py", "socket"),
+    ("training/parallel/processes/launch.py", "socket"),
     ("training/parallel/world.py", "socket"),
     ("serving/serve.py", "socket"),
     ("serving/web/connections.py", "http"),

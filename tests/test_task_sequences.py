@@ -28,7 +28,7 @@ from weft.tasks.support.splits.vector_sequences import (
     step_changes,
 )
 from weft.tasks.task import Size
-from weft.training.planner import Planner
+from weft.training.planning.planner import Planner
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.train import run_training

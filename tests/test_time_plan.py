@@ -15,11 +15,11 @@ from weft.tasks.task import Split
 from weft.tasks.text import TextTask
 from weft.training.distribution import Distribution
 from weft.training.loop import TOLD, Loop
-from weft.training.pace import Pace
-from weft.training.plan import Costs, TrainingPlan
+from weft.training.planning.pace import Pace
+from weft.training.planning.plan import Costs, TrainingPlan
+from weft.training.planning.step_timing import StepTimer, StepTiming
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
-from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.train import run_training
 from weft.training.training_spec import TrainingSpec
 

@@ -19,9 +19,9 @@ from torch import nn
 
 import weft
 from weft.checkpoints.run_folder import RunFolder
-from weft.foundation import tensor_files
-from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
+from weft.foundation.files import tensor_files
+from weft.foundation.files.atomic_files import DiskError
 from weft.models.build import build
 from weft.models.presets import preset
 from weft.models.teacher_forcing import IGNORED
@@ -30,16 +30,16 @@ from weft.tasks.registry import task_named
 from weft.tasks.support import losses
 from weft.tasks.support.losses import class_loss, language_loss, spread
 from weft.tasks.task import LADDER, Batch, Loss, Split
-from weft.training import model_source
 from weft.training.averaging import MovingAverage, recompute_blocks
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop, defer_stop
-from weft.training.pace import FORWARD, SCORING
-from weft.training.plan import TrainingPlan
-from weft.training.planner import EVALUATION_SHARE, Planner, expected_loss, suitable_batch
+from weft.training.planning.pace import FORWARD, SCORING
+from weft.training.planning.plan import TrainingPlan
+from weft.training.planning.planner import EVALUATION_SHARE, Planner, expected_loss, suitable_batch
+from weft.training.planning.step_timing import StepTimer, StepTiming
+from weft.training.pretrained import model_source
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
-from weft.training.step_timing import StepTimer, StepTiming
 from weft.training.train import run_training
 from weft.training.training_spec import TrainingSpec
 
@@ -536,7 +536,7 @@ def test_a_plan_fills_its_time_whatever_batch_was_timed(tmp_path, monkeypatch):
 
 def test_a_slow_machine_gets_a_small_model_even_if_only_one_was_measured(tmp_path, monkeypatch):
     """Measuring the first candidate takes all the time there is for measuring; the formula knows smaller ones."""
-    from weft.training import planner as planning
+    from weft.training.planning import planner as planning
 
     clock = [0.0]
 

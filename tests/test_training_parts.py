@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import weft
-from weft.foundation import tensor_files
-from weft.foundation.atomic_files import DiskError, lock_folder, write_atomic, write_text
-from weft.foundation.tensor_files import read_tensors, write_tensors
+from weft.foundation.files import tensor_files
+from weft.foundation.files.atomic_files import DiskError, lock_folder, write_atomic, write_text
+from weft.foundation.files.tensor_files import read_tensors, write_tensors
 from weft.training.optimizers import (
     COEFFICIENTS,
     Muon,
@@ -208,7 +208,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
 
 
 def test_two_writers_are_refused_and_a_killed_one_frees_the_folder(tmp_path):
-    code = "import sys, time\nfrom pathlib import Path\nfrom weft.foundation.atomic_files import lock_folder\n"
+    code = "import sys, time\nfrom pathlib import Path\nfrom weft.foundation.files.atomic_files import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline().strip() == "held"

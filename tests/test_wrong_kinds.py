@@ -31,7 +31,7 @@ from weft.data.readers.sequences import read_sequences
 from weft.data.readers.tables import TableOptions, open_table
 from weft.data.tokenizers.tokenizer import load_tokenizer
 from weft.foundation.errors import SpecError, WeftError
-from weft.foundation.json_text import as_whole_number, parse_json
+from weft.foundation.files.json_text import as_whole_number, parse_json
 
 WRONG = ([], ["x"], [[1]], {}, {"a": 1}, "x", "", 1.5, -1, 0, True, 10**30, float("nan"))
 MAKERS = {

@@ -10,8 +10,8 @@ from torch import nn
 
 import weft
 from weft.checkpoints.sharded_files import read_index, section_key, write_index
-from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import DiskError
 from weft.parts.auxiliary import summing_by
 from weft.parts.experts import Experts, balance_loss
 from weft.training.parallel.layout import ParallelLayout

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from weft.training.parallel import pulse
-from weft.training.parallel.failures import _within
-from weft.training.parallel.pulse import ProcessSilent, Pulse
+from weft.training.parallel.processes import pulse
+from weft.training.parallel.processes.failures import _within
+from weft.training.parallel.processes.pulse import ProcessSilent, Pulse
 
 
 class Clock:

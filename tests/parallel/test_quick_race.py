@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from racing import write_book
 from weft.checkpoints.run_folder import RunFolder
-from weft.training.plan import TrainingPlan
+from weft.training.planning.plan import TrainingPlan
 
 HERE = Path(__file__).parent
 

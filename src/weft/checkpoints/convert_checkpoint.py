@@ -16,7 +16,7 @@ from weft.checkpoints.parity_certificate import ParityCertificate, certify_parit
 from weft.checkpoints.run_folder import RunFolder, RunSpec, block_notes
 from weft.data.hub import local_model
 from weft.data.readers.files import DataError
-from weft.foundation.atomic_files import atomic_folder, write_text
+from weft.foundation.files.atomic_files import atomic_folder, write_text
 from weft.foundation.spec import Tree
 
 ConversionProgress = Callable[[float, str], None]

@@ -10,7 +10,7 @@ report.html          what was planned and reached, errors, attention and data, a
 data.json            size, time of change and SHA-256 of each data file, by which --resume knows its data
 training/            the newest training state: weights, optimizer, position in the data; one file, so one rename,
                      or while several processes train, a folder with a file of each (`sharded_files`)
-.race/               while sizes race: a folder of each (`training/race_folder.py`)
+.race/               while sizes race: a folder of each (`training/racing/race_folder.py`)
 
 Every file is written atomically. Never a pickle. torch is loaded with the first tensor that is read or written.
 """
@@ -30,10 +30,10 @@ from pydantic import Field
 from weft.checkpoints.sharded_files import INDEX, read_index, read_whole, write_index
 from weft.data.fingerprints import Fingerprint, expect_fingerprint
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.atomic_files import DiskError, lock_folder, remove_leftovers, write_atomic, write_text
 from weft.foundation.errors import SpecError, WeftError
-from weft.foundation.json_text import parse_json
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.atomic_files import DiskError, lock_folder, remove_leftovers, write_atomic, write_text
+from weft.foundation.files.json_text import parse_json
+from weft.foundation.files.regular_files import expect_regular
 from weft.foundation.spec import Tree, VersionedSpec, expect_table
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class RunFolder:
         return self._read_json("references.json") if (self.path / "references.json").is_file() else {}
 
     def write_model(self, weights: dict[str, Tensor], facts: Tree | None = None) -> None:
-        from weft.foundation.tensor_files import write_tensors
+        from weft.foundation.files.tensor_files import write_tensors
 
         write_tensors(self.path / "model.safetensors", weights, _note(facts or {}))
 
@@ -181,7 +181,7 @@ class RunFolder:
 
     def read_stored_model(self) -> tuple[dict[str, Tensor], dict[str, BlockLayout]]:
         """The weights as they are stored, and the parts that have `NAME.blocks` in place of `NAME.weight`."""
-        from weft.foundation.tensor_files import read_tensors
+        from weft.foundation.files.tensor_files import read_tensors
 
         if not (self.path / "model.safetensors").is_file():
             raise DiskError(f"{self.path} has no model.safetensors yet: train on with --resume")
@@ -202,7 +202,7 @@ class RunFolder:
 
     def write_snapshot(self, snapshot: Snapshot, keep: int = 1) -> None:
         """Write the training state, then remove older ones; the last one stays until the new one is in place."""
-        from weft.foundation.tensor_files import write_tensors
+        from weft.foundation.files.tensor_files import write_tensors
 
         folder = self.path / "training"
         try:
@@ -247,7 +247,7 @@ class RunFolder:
         """One training state: a file, or a folder that several processes wrote."""
         from safetensors import SafetensorError, safe_open
 
-        from weft.foundation.tensor_files import read_tensors
+        from weft.foundation.files.tensor_files import read_tensors
 
         if path.is_dir():
             return Snapshot(*read_whole(path))
@@ -331,7 +331,7 @@ def block_notes(layouts: Mapping[str, BlockLayout]) -> dict[str, str] | None:
 
 
 def _read_block_notes(file: Path) -> dict[str, BlockLayout]:
-    from weft.foundation.tensor_files import read_notes
+    from weft.foundation.files.tensor_files import read_notes
     from weft.parts.quantized import BlockLayout, BlockSegment
 
     try:

@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.foundation.atomic_files import DiskError, write_text
-from weft.foundation.json_text import parse_json
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.atomic_files import DiskError, write_text
+from weft.foundation.files.json_text import parse_json
+from weft.foundation.files.regular_files import expect_regular
 from weft.foundation.spec import Tree
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from weft.cli.terminal import console
-from weft.training.plan import TrainingPlan
+from weft.training.planning.plan import TrainingPlan
 from weft.training.reporting import Reporter, TrainingProgress
 
 PLAIN_EVERY = 10.0  # seconds between plain lines, at least

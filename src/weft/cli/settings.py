@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import parse_json
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.json_text import parse_json
+from weft.foundation.files.regular_files import expect_regular
 from weft.foundation.spec import Spec, Tree, parse_table
 
 LENGTHS = ("steps", "minutes", "training.steps")

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.foundation.atomic_files import write_atomic
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from weft.figures.canvas import GRAY, IMAGE_FORMATS, canvas_style, drawable_text, save_figure
 from weft.figures.panels.panel import WIDTH, Panel, Sheet
 from weft.figures.web.interactive import page_text
-from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure

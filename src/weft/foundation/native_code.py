@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 
-from weft.foundation.atomic_files import flush_to_disk, write_text
 from weft.foundation.errors import WeftError
-from weft.foundation.folders import cache_folder
-from weft.foundation.private_folder import NotPrivateError, private_folder
+from weft.foundation.files.atomic_files import flush_to_disk, write_text
+from weft.foundation.files.folders import cache_folder
+from weft.foundation.files.private_folder import NotPrivateError, private_folder
 
 LOG = logging.getLogger(__name__)
 

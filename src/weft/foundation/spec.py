@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from weft.foundation.errors import SpecError
-from weft.foundation.json_text import as_whole_number, parse_json
+from weft.foundation.files.json_text import as_whole_number, parse_json
 
 Tree = dict[str, Any]
 MOST_BITS = 63  # of a whole number in a spec

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from weft.foundation.atomic_files import write_atomic
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_atomic
 from weft.lessons.budgets import BUDGETS, VARIABLE
 from weft.lessons.embedded_source import MIME, source_by_name
 from weft.lessons.percent_format import digest, read_cells

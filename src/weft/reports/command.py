@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from shlex import join
 from typing import Any
 
-from weft.training.plan import TrainingPlan
+from weft.training.planning.plan import TrainingPlan
 from weft.training.request import TrainRequest
 
 LORA = "training.lora"

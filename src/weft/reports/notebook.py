@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from weft.training.plan import TrainingPlan
+from weft.training.planning.plan import TrainingPlan
 from weft.training.reporting import Reporter, TrainingProgress
 
 KEPT = 8  # lines below the bar, the newest ones

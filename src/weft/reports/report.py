@@ -12,7 +12,7 @@ from weft.checkpoints.run_folder import RunFolder
 from weft.figures.panels.panel import Panel
 from weft.figures.panels.records import RecordsPanel
 from weft.figures.picture import Picture
-from weft.foundation.atomic_files import write_text
+from weft.foundation.files.atomic_files import write_text
 from weft.reports.attention_example import attention_panels
 from weft.reports.command import planned_options, reproducing_command
 from weft.reports.data_panels import data_panels

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from weft.data.readers.files import existing_path
-from weft.foundation.atomic_files import DiskError, expect_other_file, write_text
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import parse_json
+from weft.foundation.files.atomic_files import DiskError, expect_other_file, write_text
+from weft.foundation.files.json_text import parse_json
 from weft.foundation.spec import Tree
 from weft.runs.answer_table import AnswerFormat, answer_format
 from weft.runs.run import Run

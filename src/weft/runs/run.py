@@ -17,9 +17,9 @@ from weft.data.hub import local_sources
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.figures.web.page import Page
 from weft.foreign.wrap_module import GivenModule, rewrap_module
-from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import ShapeError, WeftError
-from weft.foundation.folders import cache_folder
+from weft.foundation.files.atomic_files import DiskError
+from weft.foundation.files.folders import cache_folder
 from weft.foundation.numerics import pick_device
 from weft.inference.fast.quantize import WeightKind, quantize_model
 from weft.models.build import AnySpec, build, read_spec

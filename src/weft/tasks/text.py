@@ -24,8 +24,8 @@ from weft.data.stores.text_chunks import distinct_characters, has_chats, read_ch
 from weft.data.stores.token_store import TokenStore, open_token_store
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from weft.foreign.user_module import ModuleInterface
-from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_text
 from weft.foundation.spec import Tree
 from weft.inference.decoding.detokenizer import Detokenizer
 from weft.inference.decoding.generate import stream

@@ -25,12 +25,12 @@ from weft.parts.lora import merged
 from weft.tasks.task import Batch, Split, Task
 from weft.training.averaging import MovingAverage
 from weft.training.distribution import Distribution, MicroBatch, StepModule, TrainingState
-from weft.training.gap import HEART_EPOCHS, LANDING, WORTHWHILE, GapWatch, Regularization
 from weft.training.guards import expect_finite, expect_lawful
 from weft.training.optimizers import build_optimizers
-from weft.training.pace import Clock, Pace
-from weft.training.plan import TrainingPlan, describe_revision
-from weft.training.race_data import without_held_back
+from weft.training.planning.pace import Clock, Pace
+from weft.training.planning.plan import TrainingPlan, describe_revision
+from weft.training.racing.gap import HEART_EPOCHS, LANDING, WORTHWHILE, GapWatch, Regularization
+from weft.training.racing.race_data import without_held_back
 from weft.training.reporting import Reporter, TrainingProgress
 from weft.training.training_spec import TrainingSpec
 

@@ -16,15 +16,15 @@ from weft.parts.lora import adapt
 from weft.tasks.task import PreparedData
 from weft.training.averaging import recompute_blocks
 from weft.training.distribution import Distribution
-from weft.training.fine_tuning import fully_trained_parts
 from weft.training.guards import expect_lawful
 from weft.training.loop import Loop
-from weft.training.model_source import ModelSource
-from weft.training.pace import Clock
-from weft.training.plan import TrainingPlan
-from weft.training.planned_training import PlannedTraining
+from weft.training.planning.pace import Clock
+from weft.training.planning.plan import TrainingPlan
+from weft.training.planning.planned_training import PlannedTraining
+from weft.training.planning.step_timing import StepTimer, StepTiming, number_of_threads
+from weft.training.pretrained.fine_tuning import fully_trained_parts
+from weft.training.pretrained.model_source import ModelSource
 from weft.training.reporting import Reporter
-from weft.training.step_timing import StepTimer, StepTiming, number_of_threads
 
 
 @dataclass(frozen=True)

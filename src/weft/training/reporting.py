@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.training.plan import TrainingPlan
+from weft.training.planning.plan import TrainingPlan
 
 
 @dataclass(frozen=True)

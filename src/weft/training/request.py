@@ -13,7 +13,7 @@ from typing import Any
 from weft.data.readers.graphs import read_edges
 from weft.foundation.errors import WeftError
 from weft.foundation.spec import Tree
-from weft.training.pace import Clock
+from weft.training.planning.pace import Clock
 
 DATA, TRAINING = "data.", "training."
 MASK_FILE = "mask.file"

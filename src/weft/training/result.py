@@ -15,7 +15,7 @@ from weft.tasks.support.evaluation.example_scores import ExampleScores
 from weft.tasks.support.evaluation.references import losing_to
 from weft.tasks.task import PreparedData, Split, Task
 from weft.training.loop import Loop
-from weft.training.plan import FINAL_SHARE, TrainingPlan
+from weft.training.planning.plan import FINAL_SHARE, TrainingPlan
 
 STATISTICS_SHARE = 0.01  # of the time that was given, at most, for finding duplicates in the data
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from weft.foundation.atomic_files import DiskError
+from weft.foundation.files.atomic_files import DiskError
 from weft.training.averaging import MovingAverage
 
 

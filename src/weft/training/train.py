@@ -16,7 +16,7 @@ from weft.data.fingerprints import expect_unchanged, take_fingerprints
 from weft.data.hub import local_sources
 from weft.foreign.wrap_module import GivenModule
 from weft.foundation.errors import WeftError
-from weft.foundation.folders import cache_folder
+from weft.foundation.files.folders import cache_folder
 from weft.models.build import AnySpec, read_spec
 from weft.models.plain_presets import PLAIN
 from weft.models.presets import preset as preset_named
@@ -25,21 +25,21 @@ from weft.tasks.registry import task_named
 from weft.tasks.support.model_choice import describe_choice
 from weft.tasks.task import DataSpec, PreparedData, Size, Task
 from weft.training.distribution import Distribution
-from weft.training.fine_tuning import BaseRun, fine_tuning_defaults, open_base_run
-from weft.training.head_choice import HeadChoice
 from weft.training.loop_setup import LoopSetup
-from weft.training.model_source import ModelSource, expect_trainable, model_source
-from weft.training.parallel.join import distribution_of
-from weft.training.plan import TrainingPlan
-from weft.training.planned_training import PlannedTraining
-from weft.training.planner import Planner
-from weft.training.race import Race
-from weft.training.race_folder import RaceFolder
+from weft.training.parallel.processes.join import distribution_of
+from weft.training.planning.plan import TrainingPlan
+from weft.training.planning.planned_training import PlannedTraining
+from weft.training.planning.planner import Planner
+from weft.training.pretrained.fine_tuning import BaseRun, fine_tuning_defaults, open_base_run
+from weft.training.pretrained.head_choice import HeadChoice
+from weft.training.pretrained.model_source import ModelSource, expect_trainable, model_source
+from weft.training.racing.race import Race
+from weft.training.racing.race_folder import RaceFolder
+from weft.training.racing.rungs import most_entrants
 from weft.training.reporting import Reporter
 from weft.training.request import TrainRequest
 from weft.training.result import SimpleScores, TrainingResult, evaluate_result
 from weft.training.resume_check import expect_same_options, expect_same_task
-from weft.training.rungs import most_entrants
 from weft.training.training_spec import TrainingSpec
 
 DEFAULT_MINUTES = 5.0

@@ -29,7 +29,7 @@ from weft.checkpoints.run_folder import RunFolder
 from weft.tasks.support.splits.split import Batch, Split
 from weft.tasks.text import TextOptions, TextTask
 from weft.training.loop import Loop
-from weft.training.plan import TrainingPlan
+from weft.training.planning.plan import TrainingPlan
 from weft.training.training_spec import TrainingSpec
 
 PEERS = ("plain", "transformers", "x-transformers")

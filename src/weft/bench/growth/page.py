@@ -93,7 +93,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> It
 
 def write_growth(results: Iterable[CaseResult], machine: dict[str, Any], path: Path) -> None:
     """Write the page of all axes in these results."""
-    from weft.foundation.atomic_files import write_text
+    from weft.foundation.files.atomic_files import write_text
 
     values = saved_values(results)
     if not values:

@@ -81,7 +81,7 @@ def page_html(results: Sequence[CaseResult], machine: dict[str, Any]) -> str:
 
 def write_page(results: Sequence[CaseResult], machine: dict[str, Any], path: Path) -> Path:
     """The page as a file."""
-    from weft.foundation.atomic_files import write_text
+    from weft.foundation.files.atomic_files import write_text
 
     if path.suffix.lower() not in (".html", ".htm"):
         raise WeftError(f"{path.name} is no page: end the name in .html")

@@ -24,10 +24,10 @@ from weft.checkpoints.parity_certificate import (
     random_inputs,
 )
 from weft.data.readers.files import DataError
-from weft.foundation.atomic_files import atomic_folder
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import atomic_folder
+from weft.foundation.files.tensor_files import write_tensors
 from weft.foundation.spec import Tree
-from weft.foundation.tensor_files import write_tensors
 from weft.models.build import AnySpec, build
 
 ExportFormat = Literal["huggingface", "gguf", "onnx"]

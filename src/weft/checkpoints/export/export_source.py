@@ -15,7 +15,7 @@ from weft.checkpoints.sample_runs import locate_run
 from weft.data.readers.texts import CHAT_ROLES, CHAT_TOKENS
 from weft.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import parse_json
+from weft.foundation.files.json_text import parse_json
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
 from weft.parts.lora import merged_state

@@ -17,8 +17,8 @@ from weft.checkpoints.families import explicit_spec, find_family
 from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.foreign_tensors import Shape
 from weft.checkpoints.formats.gguf_checkpoint import EXPERT_STACKS, LAYER_NUMBER, interleave_pairs, to_gguf
-from weft.foundation.atomic_files import write_atomic
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_atomic
 from weft.foundation.spec import Tree
 from weft.parts.relative import Llama3, rotary_frequencies
 

@@ -16,8 +16,8 @@ from weft.checkpoints.families.family import Family
 from weft.checkpoints.families.weight_maps import WeightRow
 from weft.checkpoints.formats.safetensors_writer import TensorInfo, stream_safetensors
 from weft.checkpoints.task_facts import FILTERS, POOLS, SCORE_ACTIVATIONS
-from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_text
 from weft.foundation.spec import Tree
 from weft.models.two_tower import TwoTowerSpec
 from weft.models.vision import VisionSpec

@@ -26,8 +26,8 @@ from weft.checkpoints.export.onnx_graphs import (
     make_exportable,
 )
 from weft.checkpoints.export.tokenizer_files import write_tokenizer
-from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import write_text
 from weft.foundation.spec import Tree
 from weft.models.build import build
 from weft.models.encoder import EncoderSpec

@@ -11,7 +11,7 @@ from tokenizers import processors
 from weft.checkpoints.export.export_source import ExportSource
 from weft.checkpoints.formats.vocabulary import text_frame
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.atomic_files import write_text
+from weft.foundation.files.atomic_files import write_text
 from weft.foundation.spec import Tree
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.checkpoints.formats.untrusted_files import file_inside, has_file, read_json
 from weft.data.readers.files import DataError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors package
 Shape = tuple[int, ...]

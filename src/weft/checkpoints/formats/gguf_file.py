@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.checkpoints.formats.foreign_tensors import Shape
 from weft.data.readers.files import DataError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT, LARGEST_ALIGNMENT, MOST_AXES = 32, 1 << 20, 4

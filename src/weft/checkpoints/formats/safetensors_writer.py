@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.checkpoints.formats.foreign_tensors import SAFETENSORS_TYPES, Shape
-from weft.foundation.atomic_files import write_atomic
+from weft.foundation.files.atomic_files import write_atomic
 
 TYPE_NAMES = {kind: name for name, kind in SAFETENSORS_TYPES.items()}
 HEADER_ALIGNMENT = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.data.readers.files import DataError
-from weft.foundation.json_text import parse_json
+from weft.foundation.files.json_text import parse_json
 
 LARGEST_JSON = 64 << 20  # bytes; the largest indices and vocabularies in use have about 10 million
 SMALL_JSON = 4 << 20

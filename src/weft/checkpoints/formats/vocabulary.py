@@ -14,7 +14,7 @@ from weft.checkpoints.formats.untrusted_files import LARGEST_JSON, file_inside, 
 from weft.data.readers.files import DataError
 from weft.data.tokenizers.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer
 from weft.data.tokenizers.vocabulary_files import from_wordpiece, set_pre_tokenization
-from weft.foundation.json_text import as_whole_number
+from weft.foundation.files.json_text import as_whole_number
 
 LARGEST_TEMPLATE = 1 << 20  # characters
 SPECIAL_TOKEN_FIELDS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")

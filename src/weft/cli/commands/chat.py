@@ -177,7 +177,7 @@ class ChatLoop:
         self.conversation.system = text or None
 
     def _save(self, name: str) -> None:
-        from weft.foundation.atomic_files import write_text
+        from weft.foundation.files.atomic_files import write_text
 
         if not name:
             raise WeftError("/save needs a file, such as /save chat.jsonl")

@@ -101,7 +101,7 @@ def _train(request: TrainRequest) -> TrainingResult:
 
 def _make_room(folder: RunFolder) -> None:
     """An empty folder with the demo's mark: the run of an earlier demo is removed, a run of the user's never."""
-    from weft.foundation.atomic_files import write_text
+    from weft.foundation.files.atomic_files import write_text
 
     mark = folder.path / MARK
     if folder.exists and not mark.is_file():

@@ -73,7 +73,7 @@ def laws(
     if model is None and module is None:
         raise WeftError("give one model: `weft laws gpt2`, `weft laws path/file.py:factory` or the folder of a run")
     if html is not None:
-        from weft.foundation.atomic_files import expect_other_file
+        from weft.foundation.files.atomic_files import expect_other_file
 
         expect_other_file(html, [given.partition(":")[0] for given in (model, module) if given is not None])
     report = _check(model or "", module, example, declared, compiled)

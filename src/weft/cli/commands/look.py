@@ -110,7 +110,7 @@ def run_look(
 ) -> None:
     """Draw, and say where the picture is; `how` goes to the run's `answer`."""
     from weft.cli.terminal import print_json
-    from weft.foundation.atomic_files import expect_other_file
+    from weft.foundation.files.atomic_files import expect_other_file
     from weft.inspection.pictures.inputs import file_and_number
     from weft.inspection.pictures.look import observe, picture_of
     from weft.runs.run import load

@@ -12,7 +12,7 @@ import typer
 from weft.cli.app import AsJson, app
 from weft.cli.environment import load_torch
 from weft.foundation.errors import SpecError, WeftError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 if TYPE_CHECKING:
     from rich.console import Console

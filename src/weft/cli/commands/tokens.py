@@ -10,7 +10,7 @@ import typer
 
 from weft.cli.app import AsJson, app
 from weft.foundation.errors import WeftError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 if TYPE_CHECKING:
     from weft.data.tokenizers.token_table import TokenRow, TokenTable

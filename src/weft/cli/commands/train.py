@@ -109,7 +109,7 @@ def train(
       torchrun --nproc-per-node 8 -m weft train text book.txt --out runs/big     by torchrun, also on many machines
       weft train text --help                   every default of a task
     """
-    from weft.training.parallel.give_up import expect_another_try, same_on_all
+    from weft.training.parallel.processes.give_up import expect_another_try, same_on_all
 
     expect_another_try()
     given = {
@@ -142,7 +142,7 @@ def train(
 
 def start_processes(request: TrainRequest, count: int) -> None:
     """Run this very command in `count` processes of torchrun's elastic agent."""
-    from weft.training.parallel.launch import launch
+    from weft.training.parallel.processes.launch import launch
 
     words, rest = [], iter(sys.argv[1:])
     for word in rest:
@@ -179,7 +179,7 @@ def run_train(request: TrainRequest, tensorboard: bool, as_json: bool, module: s
     from weft.cli.reporter import TensorBoardReporter, TerminalReporter
     from weft.cli.terminal import console, print_json
     from weft.reports.report import report_training
-    from weft.training.parallel.give_up import same_on_all
+    from weft.training.parallel.processes.give_up import same_on_all
     from weft.training.parallel.world import leads
     from weft.training.train import run_training
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 
 from weft.data.readers.files import DataError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 ARCHIVE_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".txz", ".tar.xz", ".tar.bz2", ".zip")
 LARGEST_MEMBER = 256 << 20  # bytes; more than an encoded picture has

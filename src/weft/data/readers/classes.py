@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError, expect_plausible
 from weft.data.readers.texts import expect_classes
-from weft.foundation.json_text import as_whole_number
+from weft.foundation.files.json_text import as_whole_number
 
 
 def number_labels(labels: Sequence[str], learn: bool = True) -> tuple[NDArray[np.int64], tuple[str, ...]]:

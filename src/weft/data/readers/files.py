@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import parse_json
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.json_text import parse_json
+from weft.foundation.files.regular_files import expect_regular
 
 BLOCK_SIZE = 1 << 20  # bytes read at once
 MAX_CELL_SIZE = 1 << 24  # characters; the csv module's own limit, 131,072, is less than a long article

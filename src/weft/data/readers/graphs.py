@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError, find_files, name_suffix, read_jsonl, read_table, read_text
-from weft.foundation.json_text import as_whole_number, parse_json
+from weft.foundation.files.json_text import as_whole_number, parse_json
 
 GRAPH_SUFFIXES = (".json", ".jsonl")
 EDGE_SUFFIXES = (".csv", ".tsv")

@@ -23,7 +23,7 @@ from weft.data.readers.archives import is_archive, read_members
 from weft.data.readers.classes import label_names, number_labels, read_arrays
 from weft.data.readers.files import DataError, expect_plausible, find_files, open_bytes
 from weft.foundation.arrays import Pixels
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 IN_MEMORY_BYTES = 1 << 30  # bytes of pixels; larger folders are read batch by batch

@@ -18,7 +18,7 @@ from weft.data.readers.files import DataError, find_files, name_suffix, read_lin
 from weft.data.readers.headers import is_number
 from weft.data.readers.skeletons import SKELETON_FILE, read_skeletons
 from weft.data.readers.sounds import log_mel, read_sound
-from weft.foundation.json_text import as_whole_number
+from weft.foundation.files.json_text import as_whole_number
 
 Values = NDArray[np.float32]
 NamedSequence = tuple[str, str, Values]  # name, label, values [T, C]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers.files import DataError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 MELS = 40
 WINDOW, HOP = 0.025, 0.010  # seconds

@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.data.readers.files import DataError, name_suffix, read_fields, read_jsonl, read_lines, read_table
 from weft.data.readers.headers import JUDGED_ROWS, Header, HeaderJudgment, judge_header
-from weft.foundation.json_text import as_whole_number
+from weft.foundation.files.json_text import as_whole_number
 
 TABLE_SUFFIXES = (".tsv", ".csv", ".jsonl")
 

@@ -22,8 +22,8 @@ from weft.data.stores.prompt_format_protocol import PromptFormatProtocol
 from weft.data.stores.text_chunks import CHUNK_SIZE, TextChunk, count_bytes, read_chunks
 from weft.data.tokenizers.bulk_encoding import adds_dummy_prefix, bulk_encoder
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.atomic_files import flush_to_disk
-from weft.foundation.json_text import parse_json
+from weft.foundation.files.atomic_files import flush_to_disk
+from weft.foundation.files.json_text import parse_json
 
 FORMAT = 1
 HEADER_FILE = "store.json"

@@ -26,7 +26,7 @@ from weft.data.tokenizers.vocabulary_files import (
     space_words,
 )
 from weft.foundation.errors import WeftError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 TokenizerKind = Literal["characters", "bytes", "words", "bpe"]
 TOKENIZER_KINDS: tuple[TokenizerKind, ...] = ("characters", "bytes", "words", "bpe")

@@ -20,7 +20,7 @@ from weft.data.tokenizers.sentencepiece import (
     read_sentencepiece,
 )
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import parse_json
+from weft.foundation.files.json_text import parse_json
 
 # GPT-2's own; single digits (SmolLM2); groups of three digits (Llama 3); single digits in Llama 3's words (Qwen).
 PreTokenization = Literal["plain", "digits", "llama3", "qwen"]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 
-from weft.foundation.atomic_files import write_text
+from weft.foundation.files.atomic_files import write_text
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #cf222e; --dull: #6e7781; --warn: #9a6700; }

@@ -14,7 +14,7 @@ from typing import Any
 from weft.data.readers.files import existing_path
 from weft.data.samples import Sample, sample, samples
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import as_whole_number
+from weft.foundation.files.json_text import as_whole_number
 from weft.tasks.support.inputs.input_rows import FileExamples
 from weft.tasks.task import SAMPLE, Task
 

@@ -18,7 +18,7 @@ from weft.figures.panels.pairs import QueryKeyPanel
 from weft.figures.panels.panel import Axis, Panel
 from weft.figures.panels.tokens import TokensPanel
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import as_whole_number
+from weft.foundation.files.json_text import as_whole_number
 from weft.inspection.analysis.rollout import other_mixers
 from weft.inspection.pictures.look_options import LookOptions
 from weft.inspection.pictures.observation import Observation

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from weft.checkpoints.run_folder import RunFolder, Snapshot
 from weft.checkpoints.sharded_files import SECTION, as_tensors, first_reason, load, read_index, section_key
-from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import DiskError
 from weft.foundation.spec import Tree
 from weft.training.distribution import TrainingState
 from weft.training.parallel.local_tensors import local, own_ranges, whole

@@ -33,7 +33,7 @@ from weft.tasks.task import Batch, Split, Task
 from weft.training.distribution import Distribution, MicroBatch, StepModule, TrainingState
 from weft.training.parallel.collectives import sum_over
 from weft.training.parallel.layout import DATA, TENSOR, ParallelLayout
-from weft.training.parallel.run_folders import LeadingFolder, SilentFolder, launch_name, read_launch
+from weft.training.parallel.processes.run_folders import LeadingFolder, SilentFolder, launch_name, read_launch
 from weft.training.parallel.sharded_state import ShardedState, StateLayout
 from weft.training.parallel.tensor_splits import Sections, fused_sections
 from weft.training.parallel.world import World

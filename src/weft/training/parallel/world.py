@@ -24,8 +24,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
-from weft.training.parallel.give_up import tells_here
-from weft.training.parallel.pulse import Pulse
+from weft.training.parallel.processes.give_up import tells_here
+from weft.training.parallel.processes.pulse import Pulse
 
 TIMEOUT = 600.0  # seconds after which a process that does not answer is given up
 

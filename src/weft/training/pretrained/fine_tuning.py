@@ -14,8 +14,8 @@ from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder, RunSpec
 from weft.checkpoints.sample_runs import locate_run
-from weft.foundation.atomic_files import DiskError
 from weft.foundation.errors import WeftError
+from weft.foundation.files.atomic_files import DiskError
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, build, read_spec
 from weft.runs.run import task_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from weft.foundation.spec import Tree
 from weft.models.build import AnySpec, read_spec
-from weft.training.plan import TrainingPlan
-from weft.training.race_record import RaceEntrant
+from weft.training.planning.plan import TrainingPlan
+from weft.training.racing.race_record import RaceEntrant
 from weft.training.training_spec import TrainingSpec
 
 

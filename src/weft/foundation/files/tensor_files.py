@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from weft.foundation.atomic_files import DiskError, write_atomic
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.atomic_files import DiskError, write_atomic
+from weft.foundation.files.regular_files import expect_regular
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, str] | None = None) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
 from weft.training.distribution import Distribution
-from weft.training.parallel.give_up import SilentExit, same_on_all, tells_here
 from weft.training.parallel.layout import ParallelLayout
+from weft.training.parallel.processes.give_up import SilentExit, same_on_all, tells_here
 from weft.training.parallel.world import (
     TIMEOUT,
     ProcessesLost,
@@ -32,7 +32,7 @@ def distribution_of(request: TrainRequest) -> Iterator[Distribution]:
             )
         yield Distribution(pick_device(request.device))
         return
-    from weft.training.parallel.failures import end_by_signals, tell_once
+    from weft.training.parallel.processes.failures import end_by_signals, tell_once
 
     end_with_parent()
     with end_by_signals():

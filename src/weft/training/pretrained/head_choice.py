@@ -34,9 +34,9 @@ from weft.tasks.support.frozen_head import (
 )
 from weft.tasks.task import Split
 from weft.training.guards import TrainingError
-from weft.training.head_record import HeadRecord
 from weft.training.loop_setup import LoopSetup
-from weft.training.planned_training import PlannedTraining
+from weft.training.planning.planned_training import PlannedTraining
+from weft.training.pretrained.head_record import HeadRecord
 from weft.training.reporting import Reporter
 
 MANY = 2000  # answers from which on all weights are trained without a trial

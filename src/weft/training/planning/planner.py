@@ -17,15 +17,15 @@ from weft.foundation.spec import Tree
 from weft.models.build import AnySpec
 from weft.models.estimates import estimate
 from weft.tasks.task import Recipe, Size, Split, Task
-from weft.training.model_source import ModelSource, SpecModels
-from weft.training.pace import FORWARD, SCORING, Clock
-from weft.training.plan import FINAL_SHARE, LEAST_SECONDS, TrainingPlan
-from weft.training.planned_training import PlannedTraining
-from weft.training.race_data import can_hold_back
-from weft.training.race_record import RaceEntrant
-from weft.training.rungs import enough_steps, losers_share, race_steps
-from weft.training.scaling import expected_loss
-from weft.training.step_timing import StepTimer, StepTiming
+from weft.training.planning.pace import FORWARD, SCORING, Clock
+from weft.training.planning.plan import FINAL_SHARE, LEAST_SECONDS, TrainingPlan
+from weft.training.planning.planned_training import PlannedTraining
+from weft.training.planning.scaling import expected_loss
+from weft.training.planning.step_timing import StepTimer, StepTiming
+from weft.training.pretrained.model_source import ModelSource, SpecModels
+from weft.training.racing.race_data import can_hold_back
+from weft.training.racing.race_record import RaceEntrant
+from weft.training.racing.rungs import enough_steps, losers_share, race_steps
 from weft.training.training_spec import TrainingSpec
 
 STEP_SHARE = 0.88  # of the time is for steps, about: sizes are compared by it

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.checkpoints.run_folder import RunFolder, RunSpec, Snapshot
 from weft.data.fingerprints import Fingerprint
 from weft.data.tokenizers.tokenizer import Tokenizer
-from weft.foundation.atomic_files import write_text
+from weft.foundation.files.atomic_files import write_text
 from weft.foundation.spec import Tree
 
 LAUNCH = ".launch"  # the name of the launch that trains, by which its restarted workers know the run as theirs

@@ -19,10 +19,10 @@ from torch import nn
 from weft.models.build import AnySpec
 from weft.parts.lora import adapt
 from weft.tasks.task import Split, Task
-from weft.training.fine_tuning import fully_trained_parts
-from weft.training.model_source import ModelSource
 from weft.training.optimizers import build_optimizers
-from weft.training.pace import Clock
+from weft.training.planning.pace import Clock
+from weft.training.pretrained.fine_tuning import fully_trained_parts
+from weft.training.pretrained.model_source import ModelSource
 from weft.training.training_spec import TrainingSpec
 
 LOG = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.checkpoints.run_folder import RunFolder
-from weft.foundation.atomic_files import write_text
 from weft.foundation.errors import WeftError
-from weft.foundation.json_text import parse_json
+from weft.foundation.files.atomic_files import write_text
+from weft.foundation.files.json_text import parse_json
 from weft.foundation.spec import Tree
-from weft.training.plan import TrainingPlan
-from weft.training.planned_training import PlannedTraining
+from weft.training.planning.plan import TrainingPlan
+from weft.training.planning.planned_training import PlannedTraining
 
 RACE, ENTRANTS = ".race", "entrants.json"
 REMEDY = "begin again with another --out"

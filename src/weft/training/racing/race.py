@@ -21,13 +21,13 @@ from weft.tasks.task import Split
 from weft.training.guards import TrainingError
 from weft.training.loop import Loop
 from weft.training.loop_setup import LoopSetup
-from weft.training.planned_training import PlannedTraining
-from weft.training.race_data import held_back
-from weft.training.race_folder import RaceFolder
-from weft.training.race_record import RaceEntrant, RacePoint, RaceRecord
+from weft.training.planning.planned_training import PlannedTraining
+from weft.training.racing.race_data import held_back
+from weft.training.racing.race_folder import RaceFolder
+from weft.training.racing.race_record import RaceEntrant, RacePoint, RaceRecord
+from weft.training.racing.rungs import LOOK_SHARE, LOOKS, MOST_SHARE, RUNGS, survivors
+from weft.training.racing.standing import Curve, standing
 from weft.training.reporting import Reporter
-from weft.training.rungs import LOOK_SHARE, LOOKS, MOST_SHARE, RUNGS, survivors
-from weft.training.standing import Curve, standing
 
 EVALUATIONS = 1.05  # seconds of a training per second of its steps
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import pick_device
-from weft.training.parallel.give_up import GIVE_UP, INTERRUPTED, read_note
 from weft.training.parallel.layout import ParallelLayout
+from weft.training.parallel.processes.give_up import GIVE_UP, INTERRUPTED, read_note
 from weft.training.parallel.world import started_by_torchrun
 from weft.training.request import TrainRequest
 

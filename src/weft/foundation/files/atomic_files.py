@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from weft.foundation.errors import WeftError
-from weft.foundation.regular_files import expect_regular
+from weft.foundation.files.regular_files import expect_regular
 
 _READING_MASK = threading.Lock()
 LEFTOVER = re.compile(r"\..+\.\d+\.new")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch.distributed import DistError
 
 from weft.foundation.errors import WeftError
-from weft.training.parallel.give_up import FAILED, INTERRUPTED, USER_ERROR, SilentExit, give_up, tells_here
+from weft.training.parallel.processes.give_up import FAILED, INTERRUPTED, USER_ERROR, SilentExit, give_up, tells_here
 from weft.training.parallel.world import ProcessesLost, World
 
 PATIENCE = 3.0  # seconds in which processes that are alive notice a lost connection, or that nobody answers

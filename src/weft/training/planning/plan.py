@@ -16,8 +16,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from weft.foundation.spec import Spec, Tree, VersionedSpec
 from weft.models.part_specs import Share
-from weft.training.head_record import HeadRecord
-from weft.training.race_record import RaceRecord
+from weft.training.pretrained.head_record import HeadRecord
+from weft.training.racing.race_record import RaceRecord
 
 END_TOLERANCE = 0.01  # of the time: an end that would be off by less is left as it is
 TOLERANCE = 0.04  # of the time that is left: noise, long before the end

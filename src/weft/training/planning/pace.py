@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from weft.foundation.spec import Tree
-from weft.training.plan import Costs, TrainingPlan
+from weft.training.planning.plan import Costs, TrainingPlan
 
 Clock = Callable[[], float]  # seconds, since any moment
 

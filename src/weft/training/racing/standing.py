@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.training.scaling import BETA, data_loss, worth
+from weft.training.planning.scaling import BETA, data_loss, worth
 
 KEPT = 0.4  # points from this share of an entrant's tokens on are fitted
 BENDS = (0.02, 0.1, 0.19, BETA)

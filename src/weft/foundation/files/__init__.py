@@ -1,0 +1,1 @@
+"""Files and folders: atomic writing, private folders, JSON and tensors read within bounds."""
