@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from weft.foundation.threads import number_of_threads
 from weft.inference.fast.native import NativeMatrix, library
 from weft.inference.fast.native.library import compiled
 from weft.parts.block_formats import BLOCK_FORMATS, dequantize_blocks, quantize_blocks
@@ -163,12 +164,10 @@ def test_rows_have_the_same_bits_in_any_company_and_by_any_number_of_threads(seg
     matrix = matrix_of(segments, columns)
     native, x = NativeMatrix(library(), matrix, matrix.bias), numbers(43, columns)
     together = native(x)
-    before = torch.get_num_threads()
     for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        for count in (1, 2, 3, 7, 8, 11):
-            assert torch.equal(native(x[5 : 5 + count]), together[5 : 5 + count])
-    torch.set_num_threads(before)
+        with number_of_threads(threads):
+            for count in (1, 2, 3, 7, 8, 11):
+                assert torch.equal(native(x[5 : 5 + count]), together[5 : 5 + count])
 
 
 @needs_compiler

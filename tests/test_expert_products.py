@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from weft.foundation.threads import number_of_threads
 from weft.parts import expert_products
 from weft.parts.expert_products import run_experts
 from weft.parts.experts import Experts
@@ -31,16 +32,15 @@ def tensors(sizes, D=5, F_=7, seed=0):
 @pytest.fixture
 def in_threads(monkeypatch):
     """Two threads, for experts of any size; gives an activation, and the names of the threads that called it."""
-    used, before = set(), torch.get_num_threads()
+    used = set()
     monkeypatch.setattr(expert_products, "_many_small", lambda *_: True)
-    torch.set_num_threads(2)
 
     def activate(hidden):
         used.add(threading.current_thread().name)
         return swiglu(hidden)
 
-    yield activate, used
-    torch.set_num_threads(before)
+    with number_of_threads(2):
+        yield activate, used
 
 
 def gradients(run, x, up, down, sizes, activate):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from weft.foundation.threads import number_of_threads
 from weft.inference.decoding.sampling import GREEDY, choose_tokens
 from weft.inference.fast.native import summaries
 from weft.inference.fast.native.library import library
@@ -47,13 +48,9 @@ def test_neither_company_nor_threads_change_a_bit(threads: int, monkeypatch: pyt
     monkeypatch.setattr(summaries, "ONE_THREAD", 0)
     logits = 4 * torch.randn(13, 40961, generator=torch.Generator().manual_seed(3))
     alone = torch.cat([log_sum_exp(row[None]) for row in logits])
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with number_of_threads(threads):
         assert torch.equal(log_sum_exp(logits), alone)
         assert torch.equal(log_sum_exp(logits[3:5]), alone[3:5])
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_choice_and_its_log_probability() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weft
+from weft.foundation.threads import number_of_threads
 from weft.inference.decoding.generate import generate
 from weft.inference.decoding.request import GenerationRequest
 from weft.inference.fast.native import NativeStack, library
@@ -106,11 +107,9 @@ def test_threads_change_no_bit(weights, monkeypatch):
         quantize_model(model, weights)
     twin = optimized(model)
     found = []
-    before = torch.get_num_threads()
     for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        found.append(written(twin, text[:, :1], text.split(1, 1)))
-    torch.set_num_threads(before)
+        with number_of_threads(threads):
+            found.append(written(twin, text[:, :1], text.split(1, 1)))
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 

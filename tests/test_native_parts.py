@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from largest_tensor import LargestTensor
+from weft.foundation.threads import number_of_threads
 from weft.parts import native
 from weft.parts.attention_context import AttentionContext
 from weft.parts.feedforward import gelu_tanh
@@ -104,12 +105,8 @@ def test_attention_sees_nothing_of_later_tokens_and_of_other_rows():
     assert torch.equal(again[0, :151], y[0, :151]) and torch.equal(after[0, :151], dqkv[0, :151])
     shorter = gradients(attend, slope[:1, :151], qkv[:1, :151].contiguous())
     assert torch.equal(shorter[0], y[:1, :151])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
+    with number_of_threads(2):
         threads = gradients(attend, slope, qkv)
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(threads[0], y) and torch.equal(threads[1], dqkv)
 
 
@@ -137,12 +134,8 @@ def test_an_element_of_gelu_is_the_same_wherever_it_stands(count):
 def test_threads_and_company_change_no_bit_of_a_norm():
     x, gamma, beta, slope = (draw(*s, seed=n).float() for n, s in enumerate(((521, D), (D,), (D,), (521, D))))
     found = gradients(norm_of, slope, x, gamma, beta)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
+    with number_of_threads(2):
         again = gradients(norm_of, slope, x, gamma, beta)
-    finally:
-        torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     some = gradients(norm_of, slope[7:18], x[7:18].clone(), gamma, beta)
     assert torch.equal(some[0], found[0][7:18]) and torch.equal(some[1], found[1][7:18])
@@ -223,14 +216,10 @@ def test_no_other_row_no_place_and_no_thread_changes_a_row_of_a_linear_map():
     for first, last in ((0, 64), (5, 101), (130, 211)):
         part = gradients(linear, slope[first:last], x[first:last], weight, bias)
         assert torch.equal(part[0], y[first:last]) and torch.equal(part[1], dx[first:last])
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 3):
+        with number_of_threads(threads):
             again = gradients(linear, slope, x, weight, bias)
-            assert all(torch.equal(a, b) for a, b in zip(again, (y, dx, dweight, dbias), strict=True))
-    finally:
-        torch.set_num_threads(before)
+        assert all(torch.equal(a, b) for a, b in zip(again, (y, dx, dweight, dbias), strict=True))
 
 
 @fast_linear

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from weft.foundation.threads import number_of_threads
 from weft.training.native import OneCallAdamW, clip_gradients
 from weft.training.native.library import updates
 
@@ -50,19 +51,15 @@ def test_a_gradient_that_is_not_finite_has_no_finite_norm():
 
 def test_threads_change_no_bit():
     found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    for threads in (1, 2):
+        with number_of_threads(threads):
             weights = draw()
             optimizer = OneCallAdamW(weights, **SETTINGS, fused=True)
             for step in range(3):
                 give_gradients(weights, step)
                 norm = clip_gradients(weights, 1.0)
                 optimizer.step()
-            found.append([norm, *(w.detach() for w in weights)])
-    finally:
-        torch.set_num_threads(before)
+        found.append([norm, *(w.detach() for w in weights)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

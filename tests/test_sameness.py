@@ -11,6 +11,7 @@ import torch
 
 import weft
 from subjects import build, shrink
+from weft.foundation.threads import number_of_threads
 from weft.inference.decoding.sampling import GREEDY, Sampling
 from weft.inference.engine import probe
 from weft.inference.engine.engine import Engine, EngineRequest
@@ -118,11 +119,9 @@ def test_one_and_two_threads_have_the_same_bits(name):
     model = model_of(name, "float32")
     asked = requests_for(model, 6, 150, seed=3)
     found = []
-    before = torch.get_num_threads()
     for count in (1, 2):
-        torch.set_num_threads(count)
-        found.append(in_company(model, asked, 1, slots=4, prefixes=2))
-    torch.set_num_threads(before)
+        with number_of_threads(count):
+            found.append(in_company(model, asked, 1, slots=4, prefixes=2))
     assert found[0] == found[1]
 
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
-import torch
 
 import weft
 from test_import_real import inside
 from test_sameness import answer
 from weft.checkpoints.convert_checkpoint import convert_checkpoint
+from weft.foundation.threads import number_of_threads
 from weft.inference.decoding.sampling import GREEDY, Sampling
 from weft.inference.engine.engine import Engine, EngineRequest
 
@@ -51,20 +49,9 @@ def asked(model) -> list[EngineRequest]:
 @pytest.fixture(scope="module")
 def expected(model, asked):
     """Each alone, by one thread."""
-    with threads(1):
+    with number_of_threads(1):
         engine = Engine(model, slots=1, length=LENGTH)
         return [answer(engine.submit(request)) for request in asked]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Within it torch uses so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +65,7 @@ def test_the_same_under_load(model, asked, expected, clients, prefixes, count):
     order = list(range(len(asked)))
     draw.shuffle(order)
     handles, unwanted = {}, []
-    with threads(count):
+    with number_of_threads(count):
         while order or any(handle.open for handle in handles.values()):
             while order and sum(handle.open for handle in handles.values()) < clients:
                 number = order.pop()

@@ -6,8 +6,8 @@ A law is a function from a `Probe` to a `Finding`; other packages add theirs by 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from weft.foreign.recognize import subject_of
 from weft.foreign.subject import NotTestable, Subject
 from weft.foundation.errors import WeftError
 from weft.foundation.plugins import Registry
+from weft.foundation.threads import number_of_threads
 from weft.laws import dependence, sameness, sanity
 from weft.laws.finding import Finding, LawFailedError, Report
 from weft.laws.probe import Probe
@@ -93,16 +94,10 @@ def check(
     return Report(name, tuple(findings), assumed, matrix, allowed, tolerance, probe.precision, seconds)
 
 
-@contextmanager
-def _few_threads(subject: Subject) -> Iterator[None]:
+def _few_threads(subject: Subject) -> AbstractContextManager[None]:
     """One thread for small models: their products are so small that threads mostly wait for each other."""
-    before = torch.get_num_threads()
-    if sum(p.numel() for p in subject.module.parameters()) < ONE_THREAD_PARAMETERS:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    small = sum(p.numel() for p in subject.module.parameters()) < ONE_THREAD_PARAMETERS
+    return number_of_threads(1) if small else nullcontext()
 
 
 # Laws on a sequence of tokens: nothing that a model of whole images declares.

@@ -11,6 +11,7 @@ from torch import nn
 
 from weft.checkpoints.run_folder import RunFolder
 from weft.foundation.seeds import derive
+from weft.foundation.threads import number_of_threads
 from weft.models.build import AnySpec
 from weft.parts.lora import adapt
 from weft.tasks.task import PreparedData
@@ -21,7 +22,7 @@ from weft.training.loop import Loop
 from weft.training.planning.pace import Clock
 from weft.training.planning.plan import TrainingPlan
 from weft.training.planning.planned_training import PlannedTraining
-from weft.training.planning.step_timing import StepTimer, StepTiming, number_of_threads
+from weft.training.planning.step_timing import StepTimer, StepTiming
 from weft.training.pretrained.fine_tuning import fully_trained_parts
 from weft.training.pretrained.model_source import ModelSource
 from weft.training.reporting import Reporter

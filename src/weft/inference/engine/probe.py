@@ -7,12 +7,12 @@ from some number of rows on, and none promises it. So it is tried, with matrices
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 
+from weft.foundation.threads import number_of_threads
 from weft.inference.fast.native.packed import LEAST_ROWS
 
 ROWS = (LEAST_ROWS, 17, 31, 64, 129)  # of the products that are compared
@@ -35,7 +35,7 @@ def _shape_is_alike(rows: int, columns: int, threads: tuple[int, ...]) -> bool:
     x = torch.randn(max(ROWS) + max(PLACES), columns, generator=made)
     whole: torch.Tensor | None = None
     for count in threads:
-        with _threads(count), torch.inference_mode():
+        with number_of_threads(count), torch.inference_mode():
             for place in PLACES:
                 for number in ROWS:
                     found = F.linear(x[place : place + number], weight)
@@ -43,13 +43,3 @@ def _shape_is_alike(rows: int, columns: int, threads: tuple[int, ...]) -> bool:
                     if not torch.equal(found, whole[place : place + number]):
                         return False
     return True
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from weft.foundation.threads import number_of_threads
 from weft.models.build import AnySpec
 from weft.parts.lora import adapt
 from weft.tasks.task import Split, Task
@@ -147,14 +147,3 @@ class StepTimer:
                 if self.clock() - began > ENOUGH:
                     break
         return StepTiming(sum(times) / len(times), max(1, self.data_ranks * tokens // len(times)), threads, half)
-
-
-@contextmanager
-def number_of_threads(count: int) -> Iterator[None]:
-    """Inside, torch computes with this number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
