@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 
+import httpx2
 import openai
 import pytest
 
@@ -79,6 +80,9 @@ def running(server):
 
 def test_a_key_is_needed_but_not_for_health(server):
     assert server.get("/health").status_code == server.get("/ready").status_code == 200
+    for path in ("/health", "/ready"):
+        answer = httpx2.head(server.url + path)
+        assert answer.status_code == 200 and answer.content == b""
     for headers, code in (({}, "missing_api_key"), ({"authorization": "Bearer no"}, "invalid_api_key"),
                           ({"authorization": f"Basic {KEYS[0]}"}, "invalid_api_key"),
                           ({"authorization": "Bearer \xff"}, "invalid_api_key")):  # fmt: skip

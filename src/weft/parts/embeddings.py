@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from weft.foundation.errors import ShapeError
 from weft.parts import observer
+from weft.parts.linear import Linear
 from weft.parts.norms import Norm
 from weft.parts.parameters import normal_parameter
 from weft.parts.token_positions import TokenPositions
@@ -71,7 +72,7 @@ class VectorEmbedding(nn.Module):
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(channels, width)
+        self.linear = Linear(channels, width)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, D]."""
@@ -113,7 +114,7 @@ class PatchEmbedding(nn.Module):
         self.patch = patch
         self.channels = channels if stem is None else stem.widths[-1]
         self.stem = stem
-        self.linear = nn.Linear(self.channels * patch * patch, width, bias=bias)
+        self.linear = Linear(self.channels * patch * patch, width, bias=bias)
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """[B, channels, height, width] -> ([B, h w, D], (h, w))."""

@@ -15,6 +15,7 @@ from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
+from weft.parts.linear import Linear
 from weft.parts.norms import Norm
 from weft.parts.token_positions import TokenPositions, first_real, last_real
 
@@ -36,7 +37,7 @@ class LanguageHead(nn.Module):
     def __init__(self, width: int, vocabulary: int, bias: bool = False) -> None:
         super().__init__()
         self.width, self.vocabulary = width, vocabulary
-        self.linear = nn.Linear(width, vocabulary, bias=bias)
+        self.linear = Linear(width, vocabulary, bias=bias)
 
     def weight(self, embedding: TokenEmbedding | None = None) -> Tensor:
         """W [C, D], for a loss in chunks."""
@@ -132,7 +133,7 @@ class ProjectionHead(nn.Module):
 
     def __init__(self, width: int, shared: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, shared, bias=False)
+        self.linear = Linear(width, shared, bias=False)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """[..., D] -> [..., P]."""
@@ -170,9 +171,9 @@ class PooledHead(nn.Module):
     ) -> None:
         super().__init__()
         self.pool: Pool = pool
-        self.hidden = nn.Linear(width, hidden) if hidden is not None else None
+        self.hidden = Linear(width, hidden) if hidden is not None else None
         self.activation = activation(activation_name)
-        self.linear = nn.Linear(hidden or width, classes) if classes is not None else None
+        self.linear = Linear(hidden or width, classes) if classes is not None else None
 
     def forward(self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None) -> Tensor:
         """[B, T, D] -> [B, C], or [B, D or hidden] without classes; the embedding is not needed."""
@@ -187,8 +188,8 @@ class DistilledHead(nn.Module):
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, classes)
-        self.distilled = nn.Linear(width, classes)
+        self.linear = Linear(width, classes)
+        self.distilled = Linear(width, classes)
 
     def forward(self, hidden: Tensor, token_positions: TokenPositions) -> Tensor:
         """[B, T, D] -> [B, C]."""
@@ -200,7 +201,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, classes)
+        self.linear = Linear(width, classes)
 
     def forward(self, hidden: Tensor, token_positions: TokenPositions, embedding: nn.Module | None = None) -> Tensor:
         """[B, T, D] -> [B, T, C]; the embedding is not needed."""
@@ -216,7 +217,7 @@ class MaskedLanguageHead(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, norm: Norm, activation_name: str = "gelu") -> None:
         super().__init__()
-        self.transform = nn.Linear(width, width)
+        self.transform = Linear(width, width)
         self.activation = activation(activation_name)
         self.norm = norm
         self.tied = TiedHead(width, vocabulary, bias=True)
@@ -235,7 +236,7 @@ class ForecastHead(nn.Module):
     def __init__(self, width: int, values: int, distribution_name: DistributionName = "student") -> None:
         super().__init__()
         self.values, self.distribution_name = values, distribution_name
-        self.linear = nn.Linear(width, values * PARAMETERS[distribution_name])
+        self.linear = Linear(width, values * PARAMETERS[distribution_name])
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., D] -> raw parameters [..., n, 1 to 3]."""

@@ -44,12 +44,12 @@ def judge_mask(answer: Callable[[int], Tensor]) -> str:
 
 
 def all_but_itself(N: int) -> Tensor:
-    """~ identity."""
+    """A mask by which a token sees all others: not the identity, so False on the diagonal."""
     return ~torch.eye(N, dtype=torch.bool)
 
 
 def only_itself(N: int) -> Tensor:
-    """The mask turned around."""
+    """That mask turned around: a token sees itself alone, which the question must refuse."""
     return torch.eye(N, dtype=torch.bool)
 
 

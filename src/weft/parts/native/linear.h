@@ -41,6 +41,7 @@ int64_t weft_linear_is_fast(void) { return LINEAR_IS_FAST; }
 #define PANEL (2 * WIDE) /* columns of a tile */
 #define ROWS_AT_ONCE 96  /* whose numbers stay in the core's second cache while all panels pass */
 #define DEPTH_AT_ONCE 256
+#define SHARED_NUMBERS (1 << 21) /* of x, in the cache that cores share */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -125,26 +126,30 @@ static int64_t share(int64_t count, int64_t t, int64_t threads) {
     return least(t * each, count);
 }
 
-/* y = x W^T + b (b may be 0). `scratch` holds W turned: up_to(N, PANEL) K numbers. */
+/* Rows j to j + columns of W [N, K] as a panel [K, PANEL], padded with zeros. */
+static void turn_panel(const float *W, int64_t j, int64_t columns, int64_t K, float *to) {
+    for (int64_t from = 0; from < K; from += 16) /* a line of the cache at a time */
+        for (int64_t n = 0; n < columns; n++)
+            for (int64_t k = from; k < least(from + 16, K); k++) to[k * PANEL + n] = W[(j + n) * K + k];
+    for (int64_t k = 0; columns < PANEL && k < K; k++) memset(to + k * PANEL + columns, 0, 4 * (PANEL - columns));
+}
+
+/* y = x W^T + b (b may be 0). A thread turns a panel of W and takes many rows through it while they stay in the cache
+ * that cores share. `scratch` holds a panel for each thread: PANEL K numbers. */
 void weft_linear(const float *x, const float *W, const float *bias, float *y, float *scratch, int64_t M, int64_t N,
                  int64_t K, int64_t threads) {
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (int64_t j = 0; j < N; j += PANEL) {
-            float *to = scratch + j * K;
-            int64_t columns = least(PANEL, N - j);
-            for (int64_t from = 0; from < K; from += 16) /* a line of the cache at a time */
-                for (int64_t n = 0; n < columns; n++)
-                    for (int64_t k = from; k < least(from + 16, K); k++) to[k * PANEL + n] = W[(j + n) * K + k];
-            for (int64_t k = 0; columns < PANEL && k < K; k++) memset(to + k * PANEL + columns, 0, 4 * (PANEL - columns));
-        }
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < threads; t++) {
-            panels turned = {scratch, scratch + N / PANEL * PANEL * K, K * PANEL, PANEL};
-            rows_times_panels((matrix){x, K, 1}, turned, K, bias, y, share(M, t, threads), share(M, t + 1, threads), N);
-        }
-    }
+    int64_t count = (N + PANEL - 1) / PANEL, at_once = (SHARED_NUMBERS / K / TALL + 1) * TALL;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t t = 0; t < threads; t++)
+        for (int64_t top = 0; top < M; top += at_once)
+            for (int64_t j = t * count / threads * PANEL; j < least((t + 1) * count / threads * PANEL, N); j += PANEL) {
+                int64_t bottom = least(top + at_once, M), columns = least(PANEL, N - j);
+                float *panel = scratch + t * PANEL * K;
+                turn_panel(W, j, columns, K, panel);
+                for (int64_t i = top; i < bottom; i += TALL)
+                    some((int)least(TALL, bottom - i), columns, (matrix){x + i * K, K, 1}, panel, PANEL, K,
+                         y + i * N + j, N, bias ? bias + j : 0, 0);
+            }
 }
 
 /* dx = dy W. `scratch` holds the last columns of W: N PANEL numbers. */

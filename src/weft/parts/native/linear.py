@@ -10,14 +10,14 @@ from torch import Tensor
 from weft.parts.native.library import kernels, suits
 
 PANEL = 32  # columns of the widest tile in linear.h
-FEWEST_ROWS = 64  # below, reading W decides, not the products
+FEWEST_ROWS = 32  # below, reading W decides, not the products
 
 
-def suits_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether `linear` takes these: many rows that are learned from, not cast to another type on the way."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+def suits_linear(x: Tensor, weight: Tensor, bias: Tensor | None, fewest: int = FEWEST_ROWS) -> bool:
+    """Whether `linear` takes these: so many rows at least, not cast to another type on the way."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    if x.dim() < 2 or x.shape[-1] != weight.shape[1] or x.numel() < FEWEST_ROWS * max(x.shape[-1], 1):
+    if x.dim() < 2 or x.shape[-1] != weight.shape[1] or x.numel() < fewest * max(x.shape[-1], 1):
         return False
     found = kernels() if suits(x, weight, *(() if bias is None else (bias,))) else None
     return found is not None and bool(found.weft_linear_is_fast())
@@ -25,7 +25,20 @@ def suits_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """y = x W^T + b for x [..., K], W [N, K] that `suits_linear`."""
+    if not torch.is_grad_enabled():
+        return _forward(x, weight, bias)
     y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found, (N, K) = kernels(), weight.shape
+    assert found is not None
+    y, scratch = x.new_empty(*x.shape[:-1], N), x.new_empty(torch.get_num_threads() * PANEL * K)
+    found.weft_linear(
+        x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
+        scratch.data_ptr(), *_sizes(x, weight),
+    )  # fmt: skip
     return y
 
 
@@ -39,14 +52,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        found, (N, K) = kernels(), weight.shape
-        assert found is not None
-        y, turned = x.new_empty(*x.shape[:-1], N), x.new_empty(-(-N // PANEL) * PANEL * K)
-        found.weft_linear(
-            x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
-            turned.data_ptr(), *_sizes(x, weight),
-        )  # fmt: skip
-        return y
+        return _forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:

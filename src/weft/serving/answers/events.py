@@ -21,7 +21,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any) -> bytes:
-    """One event."""
+    """A value as one server-sent event: `data: JSON` and an empty line."""
     return b"data: " + to_json(value) + b"\n\n"
 
 
@@ -71,10 +71,10 @@ async def begin_stream(request: Request, events: AsyncGenerator[bytes]) -> Event
 
 
 async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Found]) -> Found:
-    """What some work gives, unless the client leaves or the time for an answer is over."""
+    """What some work gives, unless the client leaves or the time for an answer, counted from its arrival, is over."""
     seconds = state_of(request).settings.timeouts.answer
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds - record_of(request).seconds):
             return await while_connected(request.receive, work)
     except TimeoutError:
         raise out_of_time(seconds) from None

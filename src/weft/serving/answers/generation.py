@@ -95,6 +95,13 @@ class Generation:
                     future.exception()  # one failure is told; of others that nobody asks for, asyncio would complain
             self.close()
 
+    async def texts(self) -> list[Piece]:
+        """All texts, each whole."""
+        found = [Piece() for _ in self.written]
+        async for index, piece in self.pieces():
+            found[index].add(piece)
+        return found
+
     def _piece(self, n: int, tokens: Sequence[GeneratedToken]) -> Piece:
         """What these tokens add to text n; the first ones come after the prompt, if it is echoed."""
         written = self.written[n]

@@ -48,14 +48,14 @@ def plan_chat(run: ServedText, body: ChatBody, most: int | None) -> TextPlan:
 
 @router.post("/v1/chat/completions", responses=answers_of("chat"))
 async def chat_completions(body: ChatBody, request: Request) -> Response:
-    """Answer a chat."""
+    """Answer a chat: its messages through the model's template, then as a text that is continued."""
     state = state_of(request)
     run, limits = state.runs.find_text(body.model), state.settings.limits
     most = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     expect_within(limits, body.n, body.top_logprobs or 0, body.most_tokens, ("top_logprobs", most))
     if state.settings.log_prompts:
         record_of(request).more["messages"] = [message.to_tree() for message in body.messages]
-    plan = await state.runs.prepare(lambda: plan_chat(run, body, limits.tokens))
+    plan = await answer_while_connected(request, state.runs.prepare(lambda: plan_chat(run, body, limits.tokens)))
     answer = ChatAnswer(Generation(request, run, body, plan), body)
     if body.stream:
         return await begin_stream(request, answer.events())
@@ -71,10 +71,7 @@ class ChatAnswer:
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
 
     async def whole(self) -> dict[str, Any]:
-        """All choices."""
-        texts = [Piece() for _ in self.generation.written]
-        async for index, piece in self.generation.pieces():
-            texts[index].add(piece)
+        """All choices, each a message of the assistant."""
         choices = [
             {
                 "index": index,
@@ -82,7 +79,7 @@ class ChatAnswer:
                 "logprobs": self._scores(text),
                 "finish_reason": text.finish_reason,
             }
-            for index, text in enumerate(texts)
+            for index, text in enumerate(await self.generation.texts())
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": self.generation.usage}
 

@@ -65,7 +65,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     expect_within(state.settings.limits, len(body.prompt) * body.n, body.logprobs or 0, body.max_tokens)
     if state.settings.log_prompts:
         record_of(request).more["prompt"] = list(body.prompt)
-    plan = await state.runs.prepare(lambda: plan_completion(run, body))
+    plan = await answer_while_connected(request, state.runs.prepare(lambda: plan_completion(run, body)))
     answer = CompletionAnswer(Generation(request, run, body, plan), body)
     if body.stream:
         return await begin_stream(request, answer.events())
@@ -86,11 +86,8 @@ class CompletionAnswer:
         }
 
     async def whole(self) -> dict[str, Any]:
-        """All choices."""
-        texts = [Piece() for _ in self.generation.written]
-        async for index, piece in self.generation.pieces():
-            texts[index].add(piece)
-        choices = [self._choice(index, text) for index, text in enumerate(texts)]
+        """All choices, each the text that continues its prompt."""
+        choices = [self._choice(index, text) for index, text in enumerate(await self.generation.texts())]
         return {**self.head, "choices": choices, "usage": self.generation.usage}
 
     async def events(self) -> AsyncGenerator[bytes]:

@@ -17,12 +17,14 @@ router = APIRouter()
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", tags=["status"], responses=answers_of("status"))
 async def health() -> Response:
     """Whether the server lives."""
     return JsonAnswer({"status": "ok"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", tags=["status"], responses=answers_of("status"))
 async def ready(request: Request) -> Response:
     """Whether it takes requests: not while it stops, nor once a model has failed."""

@@ -26,7 +26,7 @@ def as_list(given: Any) -> list[Any]:
 
 
 def text_input(given: Any, folder: Path) -> str:
-    """A text."""
+    """A text of valid Unicode, as it was sent; `folder` is not needed."""
     if not isinstance(given, str):
         raise invalid_request("an input is a text", PARAM)
     try:

@@ -20,6 +20,7 @@ from weft.inference.fast.native.layout import ACTIVATIONS
 from weft.inference.fast.native.stack import NativeStack
 from weft.models.decoder import Decoder
 from weft.models.stack_spec import arrange_call
+from weft.parts import native
 from weft.parts.attention import SelfAttention
 from weft.parts.attention_context import AttentionContext
 from weft.parts.block import Block, Parallel, PostNorm, SandwichNorm
@@ -79,7 +80,8 @@ class PackedReader:
     def linear_shapes(self) -> list[tuple[int, int]]:
         """[rows, columns] of the matrices that BLAS multiplies by, each once."""
         parts = self.stack.blocks.modules()
-        return sorted({(part.out_features, part.in_features) for part in parts if isinstance(part, nn.Linear)})
+        found = {tuple(part.weight.shape) for part in parts if isinstance(part, nn.Linear) and not _is_native(part)}
+        return sorted((rows, columns) for rows, columns in found)
 
     def __call__(self, pieces: Sequence[Piece]) -> list[Tensor]:
         """Hidden states [T, D] of each piece; pieces of one text follow each other in their order."""
@@ -174,7 +176,13 @@ def _linear(stack: NativeStack, linear: nn.Module) -> RowFunction:
         return lambda x: stack.products(linear, x)  # type: ignore[return-value]  # float32 in, never None
     assert isinstance(linear, nn.Linear)
     bias = None if linear.bias is None else linear.bias.detach()
-    return partial(F.linear, weight=linear.weight.detach(), bias=bias)
+    product = native.linear if _is_native(linear) else F.linear
+    return partial(product, weight=linear.weight.detach(), bias=bias)
+
+
+def _is_native(linear: nn.Linear) -> bool:
+    """Whether `native.linear` multiplies by it, by which a row has the same bits in any company."""
+    return native.suits_linear(linear.weight[:0], linear.weight, linear.bias, fewest=0)
 
 
 def _norm(stack: NativeStack, norm: nn.Module | None) -> RowFunction:
