@@ -189,8 +189,8 @@ def linear(x, weight, bias=None):
 
 
 # Rows, columns and depth that are no multiple of a tile, and of several tiles with what is left; over 256 rows dW is
-# added up in pieces; over 2^21 numbers of x its rows pass in blocks.
-LINEAR_SIZES = [(67, 5, 3), (83, 37, 53), (269, 71, 131), (521, 64, 32), (541, 5, 4099)]
+# added up in pieces; over 2^21 numbers of x its rows pass in blocks; depths of over 1,536 are walked in pieces.
+LINEAR_SIZES = [(67, 5, 3), (83, 37, 53), (269, 71, 131), (521, 64, 32), (541, 5, 4099), (67, 1601, 37)]
 fast_linear = pytest.mark.skipif(not native.kernels().weft_linear_is_fast(), reason="torch's products are faster here")
 
 
@@ -239,10 +239,20 @@ def test_linear_maps_have_gradients_of_what_is_asked_for_and_second_derivatives(
 
 
 @fast_linear
+def test_gradients_of_weights_are_added_to_what_is_there():
+    dy, x, dW, db = draw(67, 37).float(), draw(67, 53, seed=5).float(), draw(37, 53, seed=7), draw(37, seed=11)
+    exact, exact_b = dW + dy.double().T @ x.double(), db + dy.double().sum(0)
+    found, found_b = dW.float(), db.float()
+    native.linear_to_weights(found, dy, x, found_b, add=True)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=4e-6 * float(exact.abs().max()))
+    torch.testing.assert_close(found_b.double(), exact_b, rtol=0, atol=4e-6 * float(exact_b.abs().max()))
+
+
+@fast_linear
 def test_few_rows_other_types_and_autocast_stay_with_torch():
     x, weight = draw(67, 53).float(), draw(37, 53).float()
-    assert native.suits_linear(x[:32], weight, None)
-    assert not native.suits_linear(x[:31], weight, None)
+    assert native.suits_linear(x[:16], weight, None)
+    assert not native.suits_linear(x[:15], weight, None)
     assert not native.suits_linear(x.double(), weight.double(), None)
     assert not native.suits_linear(x.T, weight, None)
     with torch.autocast("cpu", dtype=torch.bfloat16):

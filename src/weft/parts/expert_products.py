@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from weft.parts.products import multiply, slope_of_input, slope_of_weights
+
 Activate = Callable[[Tensor], Tensor]
 
 EXPERTS_PER_THREAD = 8  # with fewer, some thread would be without an expert at the end
@@ -50,8 +52,8 @@ class _ExpertProducts(torch.autograd.Function):
         learns = any(ctx.needs_input_grad)
 
         def run(e: int) -> None:
-            inner = F.linear(rows[e], up[e])
-            torch.mm(activate(inner), down[e].T, out=out[e])
+            inner = multiply(rows[e], up[e], x.new_empty(sizes[e], up.shape[1]))
+            multiply(activate(inner), down[e], out[e])
             if learns:
                 hidden[e] = inner
 
@@ -78,12 +80,12 @@ class _ExpertProducts(torch.autograd.Function):
                 h = hidden[e].detach().requires_grad_()
                 a = activate(h)
             if d_down is not None:
-                torch.mm(slopes[e].T, a.detach(), out=d_down[e])
-            (dh,) = torch.autograd.grad(a, h, slopes[e] @ down[e])
+                slope_of_weights(slopes[e], a.detach(), d_down[e])
+            (dh,) = torch.autograd.grad(a, h, slope_of_input(slopes[e], down[e], torch.empty_like(a)))
             if d_up is not None:
-                torch.mm(dh.T, rows[e], out=d_up[e])
+                slope_of_weights(dh, rows[e], d_up[e])
             if dx_rows is not None:
-                torch.mm(dh, up[e], out=dx_rows[e])
+                slope_of_input(dh, up[e], dx_rows[e])
 
         _for_each(run, sizes, x, up)
         return dx, d_up, d_down, None, None

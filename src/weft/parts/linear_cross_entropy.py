@@ -12,11 +12,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import wide, widen
+from weft.parts import native
+from weft.parts.products import slope_of_input, slope_of_weights
 
 
 def linear_cross_entropy(
@@ -60,10 +63,10 @@ class _Gradients:
         """The share of rows `first`, ...: dh = s W, dW = s^T h, db = sum s for the slope s [n, C] of their logits."""
         narrow = slope.to(hidden.dtype)
         if self.hidden is not None:
-            torch.mm(narrow, W, out=self.hidden[first : first + len(slope)])
+            slope_of_input(narrow, W, self.hidden[first : first + len(slope)])
         if self.W is not None:
             if narrow.dtype == self.W.dtype:
-                torch.addmm(self.W, narrow.mT, hidden, beta=0 if first == 0 else 1, out=self.W)
+                slope_of_weights(narrow, hidden, self.W, add=first > 0)
             else:
                 share = narrow.mT @ hidden
                 self.W.copy_(share) if first == 0 else self.W.add_(share)
@@ -100,7 +103,8 @@ def _add_chunk(
 
 def _log_p(hidden: Tensor, W: Tensor, b: Tensor | None, cap: float | None) -> tuple[Tensor, Tensor | None]:
     """log softmax(z) [n, C], and with a cap the slope 1 - (z / cap)^2 of z = cap tanh(u / cap)."""
-    z = widen(hidden @ W.mT if b is None else torch.addmm(b.to(W.dtype), hidden, W.mT))
+    b = None if b is None else b.to(W.dtype)
+    z = widen(native.linear(hidden, W, b) if native.suits_linear(hidden, W, b) else F.linear(hidden, W, b))
     if cap is None:
         return torch.log_softmax(z, -1), None
     z = z.div_(cap).tanh_()

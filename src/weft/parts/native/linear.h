@@ -41,6 +41,7 @@ int64_t weft_linear_is_fast(void) { return LINEAR_IS_FAST; }
 #define PANEL (2 * WIDE) /* columns of a tile */
 #define ROWS_AT_ONCE 96  /* whose numbers stay in the core's second cache while all panels pass */
 #define DEPTH_AT_ONCE 256
+#define DEEPEST 1536
 #define SHARED_NUMBERS (1 << 21) /* of x, in the cache that cores share */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -98,40 +99,50 @@ static void some(int rows, int64_t columns, matrix a, const float *b, int64_t b_
     for (int r = 0; columns < PANEL && r < rows; r++) memcpy(c + r * c_step, whole + r * PANEL, 4 * columns);
 }
 
-typedef struct { /* columns [depth, columns], in panels `panel_step` apart whose rows are `row_step` apart */
-    const float *data, *last; /* the last panel, if not whole, stands padded in `last`, rows PANEL apart */
-    int64_t panel_step, row_step;
-} panels;
-
-/* Rows `from` to `to` of c [M, columns] = a b + bias. */
-static void rows_times_panels(matrix a, panels b, int64_t depth, const float *bias, float *c, int64_t from, int64_t to,
-                              int64_t columns) {
-    for (int64_t top = from; top < to; top += ROWS_AT_ONCE) {
-        int64_t bottom = least(top + ROWS_AT_ONCE, to);
-        for (int64_t j = 0; j < columns; j += PANEL) {
-            int whole = columns - j >= PANEL;
-            const float *panel = whole ? b.data + j / PANEL * b.panel_step : b.last;
-            for (int64_t i = top; i < bottom; i += TALL) {
-                matrix own = {a.data + i * a.row_step, a.row_step, a.depth_step};
-                some((int)least(TALL, bottom - i), least(PANEL, columns - j), own, panel, whole ? b.row_step : PANEL,
-                     depth, c + i * columns + j, columns, bias ? bias + j : 0, 0);
-            }
-        }
-    }
-}
-
 /* The share of thread t: whole tiles. */
 static int64_t share(int64_t count, int64_t t, int64_t threads) {
     int64_t each = ((count + threads - 1) / threads + TALL - 1) / TALL * TALL;
     return least(t * each, count);
 }
 
-/* Rows j to j + columns of W [N, K] as a panel [K, PANEL], padded with zeros. */
-static void turn_panel(const float *W, int64_t j, int64_t columns, int64_t K, float *to) {
-    for (int64_t from = 0; from < K; from += 16) /* a line of the cache at a time */
-        for (int64_t n = 0; n < columns; n++)
-            for (int64_t k = from; k < least(from + 16, K); k++) to[k * PANEL + n] = W[(j + n) * K + k];
-    for (int64_t k = 0; columns < PANEL && k < K; k++) memset(to + k * PANEL + columns, 0, 4 * (PANEL - columns));
+#if WIDE == 16
+/* 16 rows of W, K apart, at 16 places of the depth: to[k][n] = W[n][k], rows of `to` PANEL apart. */
+static inline void turn_square(const float *W, int64_t K, float *to) {
+    __m512 a[16], b[16];
+    for (int n = 0; n < 16; n++) a[n] = _mm512_loadu_ps(W + n * K);
+    for (int n = 0; n < 16; n += 2) b[n] = _mm512_unpacklo_ps(a[n], a[n + 1]), b[n + 1] = _mm512_unpackhi_ps(a[n], a[n + 1]);
+    for (int n = 0; n < 16; n += 4)
+        for (int h = 0; h < 2; h++) {
+            __m512d low = _mm512_castps_pd(b[n + h]), high = _mm512_castps_pd(b[n + 2 + h]);
+            a[n + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            a[n + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    for (int k = 0; k < 4; k++) /* quarters of registers: those of rows 0 to 7, then of rows 8 to 15 */
+        for (int h = 0; h < 16; h += 8) {
+            b[h + k] = _mm512_shuffle_f32x4(a[h + k], a[h + 4 + k], 0x88);
+            b[h + 4 + k] = _mm512_shuffle_f32x4(a[h + k], a[h + 4 + k], 0xdd);
+        }
+    for (int k = 0; k < 8; k++) {
+        _mm512_storeu_ps(to + k * PANEL, _mm512_shuffle_f32x4(b[k], b[8 + k], 0x88));
+        _mm512_storeu_ps(to + (8 + k) * PANEL, _mm512_shuffle_f32x4(b[k], b[8 + k], 0xdd));
+    }
+}
+#else
+static inline void turn_square(const float *W, int64_t K, float *to) {
+    for (int n = 0; n < 16; n++)
+        for (int k = 0; k < 16; k++) to[k * PANEL + n] = W[n * K + k];
+}
+#endif
+
+/* `columns` rows of W [., K], of which `depth` numbers each, as a panel [depth, PANEL], padded with zeros. */
+static void turn_panel(const float *W, int64_t columns, int64_t depth, int64_t K, float *to) {
+    int64_t squares = PANEL % 16 == 0 && columns == PANEL ? depth / 16 * 16 : 0;
+    for (int64_t k = 0; k < squares; k += 16)
+        for (int64_t n = 0; n < PANEL; n += 16) turn_square(W + n * K + k, K, to + k * PANEL + n);
+    for (int64_t k = squares; k < depth; k++) {
+        for (int64_t n = 0; n < columns; n++) to[k * PANEL + n] = W[n * K + k];
+        for (int64_t n = columns; n < PANEL; n++) to[k * PANEL + n] = 0.0f;
+    }
 }
 
 /* y = x W^T + b (b may be 0). A thread turns a panel of W and takes many rows through it while they stay in the cache
@@ -142,14 +153,15 @@ void weft_linear(const float *x, const float *W, const float *bias, float *y, fl
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t t = 0; t < threads; t++)
         for (int64_t top = 0; top < M; top += at_once)
-            for (int64_t j = t * count / threads * PANEL; j < least((t + 1) * count / threads * PANEL, N); j += PANEL) {
-                int64_t bottom = least(top + at_once, M), columns = least(PANEL, N - j);
-                float *panel = scratch + t * PANEL * K;
-                turn_panel(W, j, columns, K, panel);
-                for (int64_t i = top; i < bottom; i += TALL)
-                    some((int)least(TALL, bottom - i), columns, (matrix){x + i * K, K, 1}, panel, PANEL, K,
-                         y + i * N + j, N, bias ? bias + j : 0, 0);
-            }
+            for (int64_t j = t * count / threads * PANEL; j < least((t + 1) * count / threads * PANEL, N); j += PANEL)
+                for (int64_t k = 0; k < K; k += DEEPEST) {
+                    int64_t bottom = least(top + at_once, M), columns = least(PANEL, N - j), depth = least(DEEPEST, K - k);
+                    float *panel = scratch + t * PANEL * K;
+                    turn_panel(W + j * K + k, columns, depth, K, panel);
+                    for (int64_t i = top; i < bottom; i += TALL)
+                        some((int)least(TALL, bottom - i), columns, (matrix){x + i * K + k, K, 1}, panel, PANEL, depth,
+                             y + i * N + j, N, bias ? bias + j : 0, k > 0);
+                }
 }
 
 /* dx = dy W. `scratch` holds the last columns of W: N PANEL numbers. */
@@ -161,15 +173,23 @@ void weft_linear_to_x(const float *dy, const float *W, float *dx, float *scratch
         memset(scratch + n * PANEL + rest, 0, 4 * (PANEL - rest));
     }
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t t = 0; t < threads; t++) {
-        panels own = {W, scratch, PANEL, K};
-        rows_times_panels((matrix){dy, N, 1}, own, N, 0, dx, share(M, t, threads), share(M, t + 1, threads), K);
-    }
+    for (int64_t t = 0; t < threads; t++)
+        for (int64_t top = share(M, t, threads); top < share(M, t + 1, threads); top += ROWS_AT_ONCE)
+            for (int64_t n = 0; n < N; n += DEEPEST)
+                for (int64_t j = 0; j < K; j += PANEL) {
+                    int64_t bottom = least(top + ROWS_AT_ONCE, share(M, t + 1, threads)), depth = least(DEEPEST, N - n);
+                    int whole = K - j >= PANEL;
+                    const float *panel = whole ? W + n * K + j : scratch + n * PANEL;
+                    for (int64_t i = top; i < bottom; i += TALL)
+                        some((int)least(TALL, bottom - i), least(PANEL, K - j), (matrix){dy + i * N + n, N, 1}, panel,
+                             whole ? K : PANEL, depth, dx + i * K + j, K, 0, n > 0);
+                }
 }
 
-/* dW = dy^T x and, if wanted, db = sum of dy over the rows. `scratch` holds the last columns of x: M PANEL numbers. */
+/* dW = dy^T x and, if wanted, db = sum of dy over the rows; with `add` they are added to what is there. `scratch` holds
+ * the last columns of x: M PANEL numbers. */
 void weft_linear_to_weights(const float *dy, const float *x, float *dW, float *db, float *scratch, int64_t M,
-                            int64_t N, int64_t K, int64_t threads) {
+                            int64_t N, int64_t K, int64_t threads, int64_t add) {
     int64_t rest = K % PANEL;
     for (int64_t m = 0; rest && m < M; m++) {
         memcpy(scratch + m * PANEL, x + m * K + K - rest, 4 * rest);
@@ -186,7 +206,7 @@ void weft_linear_to_weights(const float *dy, const float *x, float *dW, float *d
                     memcpy(slopes + m * TALL, dy + (top + m) * N + i, rows == TALL ? 4 * TALL : 4 * rows);
                 if (db) {
                     float sums[TALL] = {0};
-                    if (top) memcpy(sums, db + i, 4 * rows);
+                    if (add || top) memcpy(sums, db + i, 4 * rows);
                     for (int64_t m = 0; m < depth; m++)
                         for (int r = 0; r < TALL; r++) sums[r] = sums[r] + slopes[m * TALL + r];
                     memcpy(db + i, sums, 4 * rows);
@@ -195,7 +215,7 @@ void weft_linear_to_weights(const float *dy, const float *x, float *dW, float *d
                     int whole = K - j >= PANEL;
                     const float *from = whole ? x + top * K + j : scratch + top * PANEL;
                     some(rows, least(PANEL, K - j), (matrix){slopes, 1, TALL}, from, whole ? K : PANEL, depth,
-                         dW + i * K + j, K, 0, top > 0);
+                         dW + i * K + j, K, 0, add || top > 0);
                 }
             }
         }

@@ -10,36 +10,65 @@ from torch import Tensor
 from weft.parts.native.library import kernels, suits
 
 PANEL = 32  # columns of the widest tile in linear.h
-FEWEST_ROWS = 32  # below, reading W decides, not the products
+FEWEST_ROWS = 16  # below, reading W decides, not the products
 
 
-def suits_linear(x: Tensor, weight: Tensor, bias: Tensor | None, fewest: int = FEWEST_ROWS) -> bool:
+def suits_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, fewest: int = FEWEST_ROWS) -> bool:
     """Whether `linear` takes these: so many rows at least, not cast to another type on the way."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    if x.dim() < 2 or x.shape[-1] != weight.shape[1] or x.numel() < fewest * max(x.shape[-1], 1):
+    if x.dim() < 2 or x.shape[-1] != weight.shape[-1] or x.numel() < fewest * max(x.shape[-1], 1):
         return False
-    found = kernels() if suits(x, weight, *(() if bias is None else (bias,))) else None
+    return _is_fast() and suits(x, weight, *(() if bias is None else (bias,)))
+
+
+def suits_slopes(dy: Tensor, *others: Tensor) -> bool:
+    """Whether `linear_to_x` and `linear_to_weights` take these: matrices, dy of enough rows."""
+    return len(dy) >= FEWEST_ROWS and dy.numel() > 0 and _is_fast() and suits(dy, *others)
+
+
+def _is_fast() -> bool:
+    found = kernels()
     return found is not None and bool(found.weft_linear_is_fast())
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b for x [..., K], W [N, K] that `suits_linear`."""
     if not torch.is_grad_enabled():
-        return _forward(x, weight, bias)
+        return linear_into(x.new_empty(*x.shape[:-1], len(weight)), x, weight, bias)
     y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y
 
 
-def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    found, (N, K) = kernels(), weight.shape
+def linear_into(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same into y [..., N], without gradients."""
+    found, sizes = kernels(), _sizes(x, weight)
     assert found is not None
-    y, scratch = x.new_empty(*x.shape[:-1], N), x.new_empty(torch.get_num_threads() * PANEL * K)
-    found.weft_linear(
-        x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
-        scratch.data_ptr(), *_sizes(x, weight),
-    )  # fmt: skip
+    scratch = x.new_empty(torch.get_num_threads() * PANEL * weight.shape[1])
+    found.weft_linear(x.data_ptr(), weight.data_ptr(), _place(bias), y.data_ptr(), scratch.data_ptr(), *sizes)
     return y
+
+
+def linear_to_x(dx: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
+    """dx = dy W for dy [..., N] into dx [..., K]."""
+    found, (M, N, K, threads) = kernels(), _sizes(dx, weight)
+    assert found is not None
+    scratch = dy.new_empty(N * PANEL) if K % PANEL else dy
+    found.weft_linear_to_x(
+        dy.data_ptr(), weight.data_ptr(), dx.data_ptr(), scratch.data_ptr(), M, N, K, threads
+    )  # fmt: skip
+    return dx
+
+
+def linear_to_weights(dW: Tensor, dy: Tensor, x: Tensor, db: Tensor | None = None, add: bool = False) -> Tensor:
+    """dW = dy^T x and db = sum of dy over the rows, into dW [N, K] and db [N]; or added to what they hold."""
+    found, (M, N, K, threads) = kernels(), _sizes(x, dW)
+    assert found is not None
+    scratch = dy.new_empty(M * PANEL) if K % PANEL else dy
+    found.weft_linear_to_weights(
+        dy.data_ptr(), x.data_ptr(), dW.data_ptr(), _place(db), scratch.data_ptr(), M, N, K, threads, int(add)
+    )  # fmt: skip
+    return dW
 
 
 def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
@@ -48,11 +77,15 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
     return x.numel() // K, N, K, torch.get_num_threads()
 
 
+def _place(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _forward(x, weight, bias)
+        return linear_into(x.new_empty(*x.shape[:-1], len(weight)), x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
@@ -60,23 +93,12 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled() or type(dy) is not Tensor:  # a second derivative is wanted
             flat = dy.flatten(0, -2)
             return dy @ weight, flat.T @ x.flatten(0, -2), flat.sum(0) if wanted[2] else None
-        found, dy, sizes = kernels(), dy.contiguous(), _sizes(x, weight)
-        assert found is not None
-        M, N, K, _ = sizes
-        scratch = dy.new_empty(max(M, N) * PANEL) if K % PANEL else dy
-        dx = dW = db = None
-        if wanted[0]:
-            dx = torch.empty_like(x)
-            found.weft_linear_to_x(
-                dy.data_ptr(), weight.data_ptr(), dx.data_ptr(), scratch.data_ptr(), *sizes
-            )  # fmt: skip
+        dy = dy.contiguous()
+        dx = linear_to_x(torch.empty_like(x), dy, weight) if wanted[0] else None
+        dW = db = None
         if wanted[1]:
-            dW = torch.empty_like(weight)
-            db = dy.new_empty(N) if wanted[2] else None
-            found.weft_linear_to_weights(
-                dy.data_ptr(), x.data_ptr(), dW.data_ptr(), None if db is None else db.data_ptr(),
-                scratch.data_ptr(), *sizes,
-            )  # fmt: skip
+            db = dy.new_empty(len(weight)) if wanted[2] else None
+            dW = linear_to_weights(torch.empty_like(weight), dy, x, db)
         elif wanted[2]:
             db = dy.flatten(0, -2).sum(0)
         return dx, dW, db

@@ -1,0 +1,29 @@
+"""Products of a linear map y = x W^T and its gradients, into memory that is there: native where that is faster."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from weft.parts import native
+
+
+def multiply(x: Tensor, W: Tensor, out: Tensor) -> Tensor:
+    """out = x W^T for x [M, K], W [N, K]."""
+    if native.suits_linear(x, W) and native.suits(out):
+        return native.linear_into(out, x, W)
+    return torch.mm(x, W.T, out=out)
+
+
+def slope_of_input(dy: Tensor, W: Tensor, out: Tensor) -> Tensor:
+    """out = dy W for dy [M, N], W [N, K]: what the loss says to x."""
+    if native.suits_slopes(dy, W, out):
+        return native.linear_to_x(out, dy, W)
+    return torch.mm(dy, W, out=out)
+
+
+def slope_of_weights(dy: Tensor, x: Tensor, out: Tensor, add: bool = False) -> Tensor:
+    """out = dy^T x for dy [M, N], x [M, K], or out + dy^T x: what the loss says to W."""
+    if native.suits_slopes(dy, x, out):
+        return native.linear_to_weights(out, dy, x, add=add)
+    return torch.addmm(out, dy.T, x, beta=1 if add else 0, out=out)
