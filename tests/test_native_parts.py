@@ -249,6 +249,16 @@ def test_gradients_of_weights_are_added_to_what_is_there():
 
 
 @fast_linear
+def test_products_are_added_to_what_is_there():
+    x, weight, dy = draw(67, 53).float(), draw(37, 53, seed=5).float(), draw(67, 37, seed=11).float()
+    for there, found, exact in (
+        (draw(67, 37, seed=7).float(), lambda y: native.linear_into(y, x, weight, add=True), x @ weight.T),
+        (draw(67, 53, seed=7).float(), lambda y: native.linear_to_x(y, dy, weight, add=True), dy @ weight),
+    ):
+        torch.testing.assert_close(found(there.clone()), there + exact, rtol=0, atol=1e-5)
+
+
+@fast_linear
 def test_few_rows_other_types_and_autocast_stay_with_torch():
     x, weight = draw(67, 53).float(), draw(37, 53).float()
     assert native.suits_linear(x[:16], weight, None)

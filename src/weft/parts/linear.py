@@ -1,4 +1,4 @@
-"""Linear maps y = x W^T + b: torch's, with kernels of Weft's own where many rows are learned from on a CPU."""
+"""Linear maps y = x W^T + b: torch's, with kernels of Weft's own where there are many rows on a CPU."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from torch import Tensor, nn
 from weft.parts import native
 
 
+def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """y = x W^T + b for x [..., K], W [N, K]."""
+    return native.linear(x, W, b) if native.suits_linear(x, W, b) else F.linear(x, W, b)
+
+
 class Linear(nn.Linear):
     """y = x W^T + b for x [..., K], W [N, K]; weights and names are those of `nn.Linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., K] -> [..., N]."""
-        if native.suits_linear(x, self.weight, self.bias):
-            return native.linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class ResidualLinear(Linear):

@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from weft.foundation.errors import WeftError
 from weft.foundation.numerics import wide, widen
-from weft.parts import native
+from weft.parts.linear import linear
 from weft.parts.products import slope_of_input, slope_of_weights
 
 
@@ -103,8 +102,7 @@ def _add_chunk(
 
 def _log_p(hidden: Tensor, W: Tensor, b: Tensor | None, cap: float | None) -> tuple[Tensor, Tensor | None]:
     """log softmax(z) [n, C], and with a cap the slope 1 - (z / cap)^2 of z = cap tanh(u / cap)."""
-    b = None if b is None else b.to(W.dtype)
-    z = widen(native.linear(hidden, W, b) if native.suits_linear(hidden, W, b) else F.linear(hidden, W, b))
+    z = widen(linear(hidden, W, None if b is None else b.to(W.dtype)))
     if cap is None:
         return torch.log_softmax(z, -1), None
     z = z.div_(cap).tanh_()

@@ -15,7 +15,7 @@ from weft.foundation.errors import ShapeError
 from weft.foundation.numerics import widen
 from weft.parts.embeddings import TokenEmbedding
 from weft.parts.feedforward import activation
-from weft.parts.linear import Linear
+from weft.parts.linear import Linear, linear
 from weft.parts.norms import Norm
 from weft.parts.token_positions import TokenPositions, first_real, last_real
 
@@ -74,7 +74,7 @@ class TiedHead(nn.Module):
     def forward(self, hidden: Tensor, embedding: TokenEmbedding) -> Tensor:
         """[..., D] -> [..., C]."""
         hidden = hidden if self.scale == 1.0 else hidden * self.scale
-        return F.linear(hidden, embedding.weight, self.bias)
+        return linear(hidden, embedding.weight, self.bias)
 
 
 class CappedHead(nn.Module):

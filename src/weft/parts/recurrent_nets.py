@@ -13,10 +13,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import PackedSequence
+
+from weft.parts.linear import linear
+from weft.parts.products import multiply, slope_of_input, slope_of_weights
 
 
 class Way(NamedTuple):
@@ -53,6 +55,11 @@ def ways_of(x: Tensor | PackedSequence, count: int) -> list[Way]:
     return [Way(sizes, rank, last, False), Way(sizes, last, rank, True)][:count]
 
 
+def _d_U(d: Tensor, before: Tensor, U: Tensor) -> Tensor:
+    """The sum of d_t h_(t-1)^T over all tokens."""
+    return slope_of_weights(d, before, torch.empty_like(U))
+
+
 class _RNN(torch.autograd.Function):
     """h_t = tanh(mapped_t + U h_(t-1)); backward d_t = (1 - h_t^2) dh_t, dh_(t-1) += U^T d_t."""
 
@@ -63,7 +70,7 @@ class _RNN(torch.autograd.Function):
         last = states
         for (given, h, h_before), kept in zip(way.steps(mapped, states, before), way.kept(), strict=True):
             h_before[:kept] = last[:kept]
-            torch.addmm(given, h_before, U.T, out=h).tanh_()
+            multiply(h_before, U, h.copy_(given), add=True).tanh_()
             last = h
         ctx.save_for_backward(states, before, U)
         ctx.way = way
@@ -78,8 +85,8 @@ class _RNN(torch.autograd.Function):
         for t in reversed(range(len(steps))):
             torch.mul(*steps[t][:2], out=steps[t][2])
             if t:
-                steps[t - 1][0][: kept[t]].addmm_(steps[t][2][: kept[t]], U)
-        return d, d[ctx.way.begin] @ U, d.T @ before if ctx.needs_input_grad[2] else None, None
+                slope_of_input(steps[t][2][: kept[t]], U, steps[t - 1][0][: kept[t]], add=True)
+        return d, d[ctx.way.begin] @ U, _d_U(d, before, U) if ctx.needs_input_grad[2] else None, None
 
 
 class _GRU(torch.autograd.Function):
@@ -98,7 +105,7 @@ class _GRU(torch.autograd.Function):
         parts = (*mapped.tensor_split((2 * H,), -1), inner, n, states, before)
         for (given, given_n, a, n_t, h, h_before), kept in zip(way.steps(*parts), way.kept(), strict=True):
             h_before[:kept] = last[:kept]
-            torch.addmm(c, h_before, U.T, out=a)
+            multiply(h_before, U, a.copy_(c), add=True)
             a[:, : 2 * H].add_(given).sigmoid_()
             r, z, a_n = a.chunk(3, -1)
             torch.addcmul(given_n, r, a_n, out=n_t).tanh_()
@@ -125,7 +132,7 @@ class _GRU(torch.autograd.Function):
                 steps[t - 1][0][:k].addmm_(through[:k], U).addcmul_(dh_t[:k], z_t[:k])
         through, begin = d.view(N, 4 * H)[:, : 3 * H], ctx.way.begin
         d_start = torch.addmm(dh[begin] * z[begin], through[begin], U)
-        d_U = through.T @ before if ctx.needs_input_grad[2] else None
+        d_U = _d_U(through, before, U) if ctx.needs_input_grad[2] else None
         d_c = through.sum(0) if ctx.needs_input_grad[3] else None
         return torch.cat((d[:, :2], d[:, 3:]), 1).view(N, 3 * H), d_start, d_U, d_c, None
 
@@ -152,7 +159,7 @@ class _LSTM(torch.autograd.Function):
         parts = (mapped, gates, states, before, m_after, m_before, tanh)
         for (given, a, h, h_before, m, m_old, tanh_m), kept in zip(way.steps(*parts), way.kept(), strict=True):
             h_before[:kept], m_old[:kept] = last[:kept], last_m[:kept]
-            torch.addmm(given, h_before, U.T, out=a)
+            multiply(h_before, U, a.copy_(given), add=True)
             i, f, g, o = a.chunk(4, -1)
             a[:, : 2 * H].sigmoid_()
             g.tanh_()
@@ -182,10 +189,10 @@ class _LSTM(torch.autograd.Function):
             torch.mul(dm_t[:, None], factor, out=d_gates[:, :3])
             if t:
                 k, (dh_before, dm_before, *_) = kept[t], steps[t - 1]
-                dh_before[:k].addmm_(d_t[:k], U)
+                slope_of_input(d_t[:k], U, dh_before[:k], add=True)
                 dm_before[:k].addcmul_(dm_t[:k], f_t[:k])
         begin = ctx.way.begin
-        d_U = d.T @ before if ctx.needs_input_grad[3] else None
+        d_U = _d_U(d, before, U) if ctx.needs_input_grad[3] else None
         return d, d[begin] @ U, dm[begin] * f[begin], d_U, None
 
 
@@ -229,8 +236,8 @@ class _OwnSlopes(nn.RNNBase):
         side = "_reverse" if way.backward else ""
         W, U, b, c = (getattr(self, f"{name}_l0{side}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
         if self.mode == "GRU":
-            return (_GRU.apply(F.linear(x, W, b), *start, U, c, way),)  # type: ignore[no-untyped-call]
-        mapped = F.linear(x, W, b + c)
+            return (_GRU.apply(linear(x, W, b), *start, U, c, way),)  # type: ignore[no-untyped-call]
+        mapped = linear(x, W, b + c)
         if self.mode == "LSTM":
             states, memory = _LSTM.apply(mapped, *start, U, way)  # type: ignore[no-untyped-call]
             return states, memory

@@ -30,8 +30,8 @@ def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.weft_gelu_backward.argtypes = [pointer] * 3 + [number] * 2
     found.weft_layer_norm.argtypes = [pointer] * 3 + [ctypes.c_float] + [pointer] * 3 + [number] * 3
     found.weft_layer_norm_backward.argtypes = [pointer] * 7 + [number] * 4
-    found.weft_linear.argtypes = [pointer] * 5 + [number] * 4
-    found.weft_linear_to_x.argtypes = [pointer] * 4 + [number] * 4
+    found.weft_linear.argtypes = [pointer] * 5 + [number] * 5
+    found.weft_linear_to_x.argtypes = [pointer] * 4 + [number] * 5
     found.weft_linear_to_weights.argtypes = [pointer] * 5 + [number] * 5
     found.weft_attention.argtypes = [pointer] * 3 + [ctypes.c_float] + [pointer] * 3
     found.weft_attention_backward.argtypes = [pointer] * 5 + [ctypes.c_float] + [pointer] * 5

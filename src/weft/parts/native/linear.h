@@ -42,6 +42,7 @@ int64_t weft_linear_is_fast(void) { return LINEAR_IS_FAST; }
 #define ROWS_AT_ONCE 96  /* whose numbers stay in the core's second cache while all panels pass */
 #define DEPTH_AT_ONCE 256
 #define DEEPEST 1536
+#define AHEAD 128 /* numbers of a row of W */
 #define SHARED_NUMBERS (1 << 21) /* of x, in the cache that cores share */
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -109,7 +110,10 @@ static int64_t share(int64_t count, int64_t t, int64_t threads) {
 /* 16 rows of W, K apart, at 16 places of the depth: to[k][n] = W[n][k], rows of `to` PANEL apart. */
 static inline void turn_square(const float *W, int64_t K, float *to) {
     __m512 a[16], b[16];
-    for (int n = 0; n < 16; n++) a[n] = _mm512_loadu_ps(W + n * K);
+    for (int n = 0; n < 16; n++) {
+        __builtin_prefetch(W + n * K + AHEAD); /* more rows at once than the processor follows by itself */
+        a[n] = _mm512_loadu_ps(W + n * K);
+    }
     for (int n = 0; n < 16; n += 2) b[n] = _mm512_unpacklo_ps(a[n], a[n + 1]), b[n + 1] = _mm512_unpackhi_ps(a[n], a[n + 1]);
     for (int n = 0; n < 16; n += 4)
         for (int h = 0; h < 2; h++) {
@@ -145,10 +149,10 @@ static void turn_panel(const float *W, int64_t columns, int64_t depth, int64_t K
     }
 }
 
-/* y = x W^T + b (b may be 0). A thread turns a panel of W and takes many rows through it while they stay in the cache
+/* y = x W^T + b (b may be 0), or y + x W^T with `add`. A thread turns a panel of W and takes many rows through it while they stay in the cache
  * that cores share. `scratch` holds a panel for each thread: PANEL K numbers. */
 void weft_linear(const float *x, const float *W, const float *bias, float *y, float *scratch, int64_t M, int64_t N,
-                 int64_t K, int64_t threads) {
+                 int64_t K, int64_t threads, int64_t add) {
     int64_t count = (N + PANEL - 1) / PANEL, at_once = (SHARED_NUMBERS / K / TALL + 1) * TALL;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t t = 0; t < threads; t++)
@@ -160,13 +164,13 @@ void weft_linear(const float *x, const float *W, const float *bias, float *y, fl
                     turn_panel(W + j * K + k, columns, depth, K, panel);
                     for (int64_t i = top; i < bottom; i += TALL)
                         some((int)least(TALL, bottom - i), columns, (matrix){x + i * K + k, K, 1}, panel, PANEL, depth,
-                             y + i * N + j, N, bias ? bias + j : 0, k > 0);
+                             y + i * N + j, N, bias ? bias + j : 0, add || k > 0);
                 }
 }
 
-/* dx = dy W. `scratch` holds the last columns of W: N PANEL numbers. */
+/* dx = dy W, or dx + dy W with `add`. `scratch` holds the last columns of W: N PANEL numbers. */
 void weft_linear_to_x(const float *dy, const float *W, float *dx, float *scratch, int64_t M, int64_t N, int64_t K,
-                      int64_t threads) {
+                      int64_t threads, int64_t add) {
     int64_t rest = K % PANEL;
     for (int64_t n = 0; rest && n < N; n++) {
         memcpy(scratch + n * PANEL, W + n * K + K - rest, 4 * rest);
@@ -182,7 +186,7 @@ void weft_linear_to_x(const float *dy, const float *W, float *dx, float *scratch
                     const float *panel = whole ? W + n * K + j : scratch + n * PANEL;
                     for (int64_t i = top; i < bottom; i += TALL)
                         some((int)least(TALL, bottom - i), least(PANEL, K - j), (matrix){dy + i * N + n, N, 1}, panel,
-                             whole ? K : PANEL, depth, dx + i * K + j, K, 0, n > 0);
+                             whole ? K : PANEL, depth, dx + i * K + j, K, 0, add || n > 0);
                 }
 }
 

@@ -40,22 +40,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def linear_into(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same into y [..., N], without gradients."""
+def linear_into(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, add: bool = False) -> Tensor:
+    """The same into y [..., N], or x W^T added to what it holds; without gradients."""
     found, sizes = kernels(), _sizes(x, weight)
     assert found is not None
     scratch = x.new_empty(torch.get_num_threads() * PANEL * weight.shape[1])
-    found.weft_linear(x.data_ptr(), weight.data_ptr(), _place(bias), y.data_ptr(), scratch.data_ptr(), *sizes)
+    found.weft_linear(x.data_ptr(), weight.data_ptr(), _place(bias), y.data_ptr(), scratch.data_ptr(), *sizes, int(add))
     return y
 
 
-def linear_to_x(dx: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    """dx = dy W for dy [..., N] into dx [..., K]."""
+def linear_to_x(dx: Tensor, dy: Tensor, weight: Tensor, add: bool = False) -> Tensor:
+    """dx = dy W for dy [..., N] into dx [..., K]; or added to what it holds."""
     found, (M, N, K, threads) = kernels(), _sizes(dx, weight)
     assert found is not None
     scratch = dy.new_empty(N * PANEL) if K % PANEL else dy
     found.weft_linear_to_x(
-        dy.data_ptr(), weight.data_ptr(), dx.data_ptr(), scratch.data_ptr(), M, N, K, threads
+        dy.data_ptr(), weight.data_ptr(), dx.data_ptr(), scratch.data_ptr(), M, N, K, threads, int(add)
     )  # fmt: skip
     return dx
 
