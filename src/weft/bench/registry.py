@@ -21,6 +21,7 @@ CASES = {
     "experts": "mixtures of 4 to 64 experts against each other and a dense feed-forward",
     "engine": "continuous batching against static batches",
     "serve": "weft serve and other servers under load: time to the first token and between tokens, throughput",
+    "sameness": "do answers depend on traffic? texts and log-probabilities alone and in company, of servers",
     "parallel": "one and two processes, DDP and FSDP, against plain training",
     "watching": "a forward and a generation, watched and not",
     "growth": "time and memory against length, batch, width, layers, experts, vocabulary and data, with exponents",

@@ -11,6 +11,7 @@ from weft.parts.native.library import kernels, suits
 
 PANEL = 32  # columns of the widest tile in linear.h
 FEWEST_ROWS = 16  # below, reading W decides, not the products
+LEAST_WORK = 1 << 18  # multiplications below which waking another thread takes longer
 
 
 def suits_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, fewest: int = FEWEST_ROWS) -> bool:
@@ -74,7 +75,7 @@ def linear_to_weights(dW: Tensor, dy: Tensor, x: Tensor, db: Tensor | None = Non
 def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
     """(M, N, K, threads)."""
     N, K = weight.shape
-    return x.numel() // K, N, K, torch.get_num_threads()
+    return x.numel() // K, N, K, 1 if x.numel() * N < LEAST_WORK else torch.get_num_threads()
 
 
 def _place(tensor: Tensor | None) -> int | None:
