@@ -29,7 +29,7 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
 
 def test_a_kill_while_a_state_is_written(tmp_path):
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom weft.foundation import atomic_files\n"
+        "import os, sys\nfrom pathlib import Path\nfrom weft.foundation.files import atomic_files\n"
         "atomic_files.flush_to_disk = lambda path: os.kill(os.getpid(), 9)\n"
         "atomic_files.write_text(Path(sys.argv[1]) / 'training' / 'state-00000001.safetensors', 'x' * 1000)\n"
     )
