@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from largest_tensor import LargestTensor
 from weft.foundation.threads import number_of_threads
@@ -265,6 +266,13 @@ def test_few_rows_other_types_and_autocast_stay_with_torch():
     assert not native.suits_linear(x[:15], weight, None)
     assert not native.suits_linear(x.double(), weight.double(), None)
     assert not native.suits_linear(x.T, weight, None)
+    assert not native.suits_linear(x, weight, torch.ones(1)) and not native.suits_linear(x, weight[:0], None)
+    with forward_ad.dual_level():
+        assert not native.suits_linear(x, weight, None)
+    dy = draw(67, 37).float()
+    assert native.suits_slopes(dy, x, weight)
+    for wrong in ((dy[:66], x, weight), (dy, x[:, :52].contiguous(), weight), (dy, x, weight[:36])):
+        assert not native.suits_slopes(*wrong)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not native.suits_linear(x, weight, None)
 

@@ -189,14 +189,36 @@ def train_parts(drawn: random.Random) -> None:
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
             qkv,
         ))  # fmt: skip
-    for own, torchs, given in pairs:
-        slope, found = None, []
-        for call, kind in ((own, torch.float32), (torchs, torch.float64)):
-            inputs = [None if t is None else t.detach().to(kind).requires_grad_() for t in given]
-            y = call(*inputs)
-            slope = torch.randn_like(y) if slope is None else slope
-            found.append([y, *torch.autograd.grad(y, [t for t in inputs if t is not None], slope.to(kind))])
-        assert all(near(*both) for both in zip(*found, strict=True)), own
+    for pair in pairs:
+        expect_alike(*pair)
+
+
+def expect_alike(own: Callable[..., Any], torchs: Callable[..., Any], given: list[Any]) -> None:
+    """The same outputs and gradients, torch's in float64."""
+    slope, found = None, []
+    for call, kind in ((own, torch.float32), (torchs, torch.float64)):
+        inputs = [None if t is None else t.detach().to(kind).requires_grad_() for t in given]
+        y = call(*inputs)
+        slope = torch.randn_like(y) if slope is None else slope
+        found.append([y, *torch.autograd.grad(y, [t for t in inputs if t is not None], slope.to(kind))])
+    assert all(near(*both) for both in zip(*found, strict=True)), own
+
+
+def linear_maps(drawn: random.Random) -> None:
+    """Linear maps with their gradients, and what is added to outputs that are there, against torch's."""
+    from torch.nn import functional as F
+
+    from weft.parts import native
+
+    M, N, K = (drawn.choice((1, 2, 11, 12, 13, 31, 32, 33, 97, 100, 1601)) for _ in range(3))
+    x, weight, bias = torch.randn(M, K), torch.randn(N, K), drawn.choice((None, torch.randn(N)))
+    expect_alike(native.linear, F.linear, [x, weight, bias])
+    y, dx, dW, db = torch.randn(M, N), torch.randn(M, K), torch.randn(N, K), torch.randn(N)
+    exact = [t.double() for t in (x, weight, y, dx, dW, db)]
+    sums = (exact[2] + exact[0] @ exact[1].T, exact[3] + exact[2] @ exact[1], exact[4] + exact[2].T @ exact[0])
+    found = native.linear_to_x(dx, y, weight, add=True), native.linear_to_weights(dW, y, x, db, add=True)
+    assert near(db, exact[5] + exact[2].sum(0)) and near(native.linear_into(y, x, weight, add=True), sums[0])
+    assert near(found[0], sums[1]) and near(found[1], sums[2])
 
 
 def update(drawn: random.Random) -> None:
@@ -229,7 +251,7 @@ def overstep(_: random.Random) -> None:
     found.weft_gelu(x.data_ptr(), y.data_ptr(), 17, 1)
 
 
-CASES = (decode, decode, decode, decode_by_sources, multiply, summarize, train_parts, update)
+CASES = (decode, decode, decode, decode_by_sources, multiply, summarize, train_parts, linear_maps, update)
 
 
 def main(seconds: float, seed: int, *words: str) -> None:

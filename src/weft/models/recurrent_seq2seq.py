@@ -186,9 +186,9 @@ class RecurrentSeq2Seq(nn.Module):
         W_y, W_c = self.decoder.input_weight.split((y.shape[-1], memory.hidden.shape[-1]), dim=1)
         # W [y; c] = W_y y + W_c c: the first part is known for all steps. With many steps W_c is applied to all h_i
         # before, and not to each c_t = sum_i a_(t,i) h_i.
-        mapped = linear(y, W_y, self.decoder.input_bias).unbind(1)
+        mapped = linear(y, W_y.contiguous(), self.decoder.input_bias).unbind(1)
         before = 2 * len(mapped) >= memory.hidden.shape[1]
-        values = linear(memory.hidden, W_c) if before else memory.hidden
+        values = linear(memory.hidden, W_c.contiguous()) if before else memory.hidden
         state, states, alignment = start, [], []
         for t, given in enumerate(mapped):
             scores = self.score.compare(state[0][:, None, None], prepared)[:, 0]

@@ -10,14 +10,14 @@ from weft.parts import native
 
 def multiply(x: Tensor, W: Tensor, out: Tensor, add: bool = False) -> Tensor:
     """out = x W^T for x [M, K], W [N, K], or out + x W^T."""
-    if native.suits_linear(x, W) and native.suits(out):
+    if native.suits_linear(x, W) and native.suits(out) and out.shape == (len(x), len(W)):
         return native.linear_into(out, x, W, add=add)
     return torch.addmm(out, x, W.T, beta=1 if add else 0, out=out)
 
 
 def slope_of_input(dy: Tensor, W: Tensor, out: Tensor, add: bool = False) -> Tensor:
     """out = dy W for dy [M, N], W [N, K], or out + dy W: what the loss says to x."""
-    if native.suits_slopes(dy, W, out):
+    if native.suits_slopes(dy, out, W):
         return native.linear_to_x(out, dy, W, add)
     return torch.addmm(out, dy, W, beta=1 if add else 0, out=out)
 

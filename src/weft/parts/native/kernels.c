@@ -1,4 +1,4 @@
-/* Kernels of parts in float32 for training on CPUs: GELU, layer norm, attention and linear maps, forward and back.
+/* Kernels of parts in float32 on CPUs: GELU, layer norm, attention and linear maps, forward and back.
  *
  * The readable definitions are torch's operations in parts/feedforward.py and parts/norms.py; these take fewer passes
  * over memory. An element or a row is computed by the same operations wherever it stands and however many threads there

@@ -11,6 +11,7 @@ import functools
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from weft.foundation import native_code
 
@@ -54,6 +55,8 @@ def suits_in_strides(*tensors: Tensor) -> bool:
     if torch._C._get_tracing_state() is not None:
         return False
     if torch._C._len_torch_dispatch_stack():  # somebody counts torch's operations
+        return False
+    if forward_ad._current_level >= 0:  # derivatives go forward with the numbers
         return False
     for x in tensors:
         if type(x) not in (Tensor, nn.Parameter) or x.dtype != torch.float32 or x.device.type != "cpu":

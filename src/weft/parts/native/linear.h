@@ -2,8 +2,8 @@
  *
  * Products run over tiles of TALL rows x 2 vectors, which stay in registers while the depth is walked through. Every
  * number is one chain of fused multiply-adds, along the depth in order: its bits depend on its own row and column only,
- * not on the other rows, on its place among them, or on the threads. Gradients of W are added up over the rows in
- * order. Threads take whole rows of what is computed. */
+ * not on the other rows, on its place among them, or on the threads. (Portable code rounds products and sums each.)
+ * Gradients of W are added up over the rows in order. Threads take whole rows or whole panels of what is computed. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #define WIDE 16
@@ -149,23 +149,28 @@ static void turn_panel(const float *W, int64_t columns, int64_t depth, int64_t K
     }
 }
 
-/* y = x W^T + b (b may be 0), or y + x W^T with `add`. A thread turns a panel of W and takes many rows through it while they stay in the cache
- * that cores share. `scratch` holds a panel for each thread: PANEL K numbers. */
+/* y = x W^T + b (b may be 0), or y + x W^T with `add`. A thread turns a panel of W and takes many rows through it while
+ * they stay in the cache that cores share; threads share the panels, or the rows where there are few panels. `scratch`
+ * holds a panel for each thread: PANEL K numbers. */
 void weft_linear(const float *x, const float *W, const float *bias, float *y, float *scratch, int64_t M, int64_t N,
                  int64_t K, int64_t threads, int64_t add) {
     int64_t count = (N + PANEL - 1) / PANEL, at_once = (SHARED_NUMBERS / K / TALL + 1) * TALL;
+    int few = count < 2 * threads;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t t = 0; t < threads; t++)
-        for (int64_t top = 0; top < M; top += at_once)
-            for (int64_t j = t * count / threads * PANEL; j < least((t + 1) * count / threads * PANEL, N); j += PANEL)
+    for (int64_t t = 0; t < threads; t++) {
+        int64_t from = few ? share(M, t, threads) : 0, to = few ? share(M, t + 1, threads) : M;
+        int64_t left = few ? 0 : t * count / threads * PANEL, right = few ? N : least((t + 1) * count / threads * PANEL, N);
+        for (int64_t top = from; top < to; top += at_once)
+            for (int64_t j = left; j < right; j += PANEL)
                 for (int64_t k = 0; k < K; k += DEEPEST) {
-                    int64_t bottom = least(top + at_once, M), columns = least(PANEL, N - j), depth = least(DEEPEST, K - k);
+                    int64_t bottom = least(top + at_once, to), columns = least(PANEL, N - j), depth = least(DEEPEST, K - k);
                     float *panel = scratch + t * PANEL * K;
                     turn_panel(W + j * K + k, columns, depth, K, panel);
                     for (int64_t i = top; i < bottom; i += TALL)
                         some((int)least(TALL, bottom - i), columns, (matrix){x + i * K + k, K, 1}, panel, PANEL, depth,
                              y + i * N + j, N, bias ? bias + j : 0, add || k > 0);
                 }
+    }
 }
 
 /* dx = dy W, or dx + dy W with `add`. `scratch` holds the last columns of W: N PANEL numbers. */

@@ -18,14 +18,17 @@ def suits_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, fewest: 
     """Whether `linear` takes these: so many rows at least, not cast to another type on the way."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    if x.dim() < 2 or x.shape[-1] != weight.shape[-1] or x.numel() < fewest * max(x.shape[-1], 1):
+    if x.dim() < 2 or x.shape[-1] != weight.shape[-1] or x.numel() < fewest * x.shape[-1] or not weight.numel():
         return False
-    return _is_fast() and suits(x, weight, *(() if bias is None else (bias,)))
+    if bias is None:
+        return _is_fast() and suits(x, weight)
+    return bias.shape == weight.shape[:1] and _is_fast() and suits(x, weight, bias)
 
 
-def suits_slopes(dy: Tensor, *others: Tensor) -> bool:
-    """Whether `linear_to_x` and `linear_to_weights` take these: matrices, dy of enough rows."""
-    return len(dy) >= FEWEST_ROWS and dy.numel() > 0 and _is_fast() and suits(dy, *others)
+def suits_slopes(dy: Tensor, x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear_to_x` and `linear_to_weights` take dy [M, N], x or dx [M, K], W or dW [N, K]: enough rows."""
+    fits = (*dy.shape, weight.shape[1]) == (*x.shape[:1], *weight.shape) and x.shape[1] == weight.shape[1]
+    return fits and len(dy) >= FEWEST_ROWS and weight.numel() > 0 and _is_fast() and suits(dy, x, weight)
 
 
 def _is_fast() -> bool:

@@ -1,7 +1,7 @@
 """Packed prompts: pieces of many prompts are read in one pass, and each becomes, bit for bit, what it becomes alone.
 
-Products of matrices take the rows of all pieces one after the other, without padding, at least `LEAST_ROWS` of them: so
-a row's product has the same bits at any place beside any others, which `weft.inference.engine.probe` asks the machine.
+Products of matrices take the rows of all pieces one after the other, without padding. Native ones give a row the same
+bits in any company; those of BLAS take at least `LEAST_ROWS` rows, and `weft.inference.engine.probe` asks the machine.
 Attention takes each piece by itself; norms and activations are native, each row by itself.
 """
 
@@ -181,7 +181,7 @@ def _linear(stack: NativeStack, linear: nn.Module) -> RowFunction:
 
 
 def _is_native(linear: nn.Linear) -> bool:
-    """Whether `native.linear` multiplies by it, by which a row has the same bits in any company."""
+    """Whether `native.linear` multiplies by it, by which a row has the same bits in any company; decided once."""
     return native.suits_linear(linear.weight[:0], linear.weight, linear.bias, fewest=0)
 
 
