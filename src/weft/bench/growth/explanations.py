@@ -25,8 +25,11 @@ TIME = {
     "batch, training step": "a part of a step does not depend on the batch: about 2,400 operator calls (torch's "
     "profiler counts 2,430 events with 1 row and 2,480 with 64) and the update of all weights. It is most "
     "of a step of 1 row; from 16 rows on, p from the size before is about 1",
+    "length so far, one token decoded": "the 43 MB of weights are read at about 30 GB/s, keys and values, each head's "
+    "for itself, at 14 to 20: so a long text weighs more than its bytes",
     "width, training step": "as many operator calls at all widths (torch's profiler counts 2,467 events at 64), which "
     "cost more than the products of narrow matrices do; p from the size before rises towards 2 with the width",
+    "layers, training step": "embedding, output and loss are there once: about half of a step of 1 layer; then 3 ms a layer",
     "experts, forward": "the weights of all experts are read: 6 MB of 4 experts, which fit a processor's cache, 101 MB "
     "of 64; and each product has 64 rows on average instead of 1,024",
     "bytes of text, bpe": "merges are learned from an even sample of at most 50 million characters. That takes about "
@@ -35,6 +38,8 @@ TIME = {
 }
 
 MEMORY = {
+    "layers, training step": "the gradients of embedding and output, and the largest tensor of a layer, are there once: about "
+    "3.5 MB, then 2 MB a layer",
     "length, window of 256": "1,024 tokens take one mask of all 2^20 pairs, which is the limit for masks in memory; "
     "from 2,048 on blocks of 128 queries see only the keys in their windows, and p from the size before is 1",
     "bytes of text, bpe": "it grows until the sample for learning is full (50 million characters), and with it the "

@@ -86,6 +86,7 @@ void weft_gelu(const float *x, float *y, int64_t count, int64_t threads) {
     int64_t even = count / LANES * LANES;
 #pragma omp parallel for schedule(static) num_threads(threads) if (count >= LEAST)
     for (int64_t i = 0; i < even; i += LANES) store(y + i, gelu(load(x + i)));
+    if (even == count) return;
     lanes rest = gelu(load_some(x + even, count - even));
     memcpy(y + even, &rest, 4 * (count - even));
 }
@@ -94,6 +95,7 @@ void weft_gelu_backward(const float *x, const float *dy, float *dx, int64_t coun
     int64_t even = count / LANES * LANES;
 #pragma omp parallel for schedule(static) num_threads(threads) if (count >= LEAST)
     for (int64_t i = 0; i < even; i += LANES) store(dx + i, gelu_slope(load(x + i), load(dy + i)));
+    if (even == count) return;
     lanes rest = gelu_slope(load_some(x + even, count - even), load_some(dy + even, count - even));
     memcpy(dx + even, &rest, 4 * (count - even));
 }
