@@ -29,7 +29,8 @@ TIME = {
     "for itself, at 14 to 20: so a long text weighs more than its bytes",
     "width, training step": "as many operator calls at all widths (torch's profiler counts 2,467 events at 64), which "
     "cost more than the products of narrow matrices do; p from the size before rises towards 2 with the width",
-    "layers, training step": "embedding, output and loss are there once: about half of a step of 1 layer; then 3 ms a layer",
+    "layers, training step": "embedding, output and loss are there once, about half of a step of 1 layer; then 3 ms a "
+    "layer",
     "experts, forward": "the weights of all experts are read: 6 MB of 4 experts, which fit a processor's cache, 101 MB "
     "of 64; and each product has 64 rows on average instead of 1,024",
     "bytes of text, bpe": "merges are learned from an even sample of at most 50 million characters. That takes about "
@@ -38,8 +39,8 @@ TIME = {
 }
 
 MEMORY = {
-    "layers, training step": "the gradients of embedding and output, and the largest tensor of a layer, are there once: about "
-    "3.5 MB, then 2 MB a layer",
+    "layers, training step": "the gradients of embedding and output, and the largest tensor of a layer, are there once: "
+    "about 3.5 MB, then 2 MB a layer",
     "length, window of 256": "1,024 tokens take one mask of all 2^20 pairs, which is the limit for masks in memory; "
     "from 2,048 on blocks of 128 queries see only the keys in their windows, and p from the size before is 1",
     "bytes of text, bpe": "it grows until the sample for learning is full (50 million characters), and with it the "
