@@ -39,7 +39,7 @@ TIME = {
 }
 
 MEMORY = {
-    "layers, training step": "the gradients of embedding and output, and the largest tensor of a layer, are there once: "
+    "layers, training step": "the gradients of embedding and output, and a layer's largest tensor, are there once: "
     "about 3.5 MB, then 2 MB a layer",
     "length, window of 256": "1,024 tokens take one mask of all 2^20 pairs, which is the limit for masks in memory; "
     "from 2,048 on blocks of 128 queries see only the keys in their windows, and p from the size before is 1",
