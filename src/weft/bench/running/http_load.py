@@ -91,7 +91,7 @@ async def _ask(url: str, body: dict[str, Any], key: str | None) -> Answered:
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port or 80)
     try:
-        data = json.dumps({**body, "stream": True}).encode()
+        data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         lines = [f"POST {place.path.rstrip('/')}/v1/completions HTTP/1.1", f"host: {place.netloc}", "connection: close"]
         lines += ["content-type: application/json", f"content-length: {len(data)}"]
         lines += [] if key is None else [f"authorization: Bearer {key}"]
